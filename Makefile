@@ -1,0 +1,48 @@
+# The commands of this repository. Each does the set-up it needs on a fresh machine.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+COLLECTION := .collections/ansible_collections/gpufarm/core
+ENVIRONMENT := $(VENV)/.installed
+# The demo needs Ansible alone, which is there much sooner than everything that tests need.
+ANSIBLE := $(VENV)/.installed-ansible
+
+.PHONY: help setup demo demo-down test lint bench
+
+help:
+	@echo "make demo       a GPU farm of containers on this machine (root, Debian or Ubuntu)"
+	@echo "make demo-down  remove that farm"
+	@echo "make test       everything that must pass"
+	@echo "make lint       the linters alone"
+	@echo "make bench      timings"
+	@echo "make setup      the Python environment in .venv"
+
+setup: $(ENVIRONMENT) $(COLLECTION)
+
+$(ENVIRONMENT): pyproject.toml tests/setup.sh
+	@PYTHON="$(PYTHON)" sh tests/setup.sh $(VENV) test lint
+	@touch $@ $(ANSIBLE)
+
+$(ANSIBLE): pyproject.toml tests/setup.sh
+	@PYTHON="$(PYTHON)" sh tests/setup.sh $(VENV) run
+	@touch $@
+
+$(COLLECTION):
+	@mkdir -p $(@D)
+	@ln -sfn ../../.. $@
+
+demo: $(ANSIBLE) $(COLLECTION)
+	@$(BIN)/python -m tests.simulator.demo up
+
+demo-down: $(ANSIBLE)
+	@$(BIN)/python -m tests.simulator.demo down
+
+lint: setup
+	@sh tests/lint.sh $(BIN)
+
+test: setup
+	@sh tests/run.sh $(BIN)
+
+bench: setup
+	@$(BIN)/python tests/bench/nvidia_smi.py
+	@PYTHONPATH=.collections $(BIN)/python tests/unit/plugins/module_utils/nomad_helper.py --nodes 5000 --gpus 8 --cores 192

@@ -1,0 +1,26 @@
+#!/bin/sh
+# lint.sh BIN: every linter; each one's findings are errors.
+set -eu
+bin=$(cd "$1" && pwd)
+root=$(pwd)
+PATH="$bin:$PATH"
+export ANSIBLE_COLLECTIONS_PATH="$root/.collections"
+
+echo "lint: ruff"
+ruff check --quiet .
+ruff format --check --quiet .
+echo "lint: mypy"
+export MYPYPATH="$root/.collections:$root"
+mypy --cache-dir .cache/mypy -p tests.simulator -p tests.testinfra -p tests.scenarios
+mypy --cache-dir .cache/mypy -p ansible_collections.gpufarm.core.plugins
+echo "lint: yamllint"
+yamllint --strict .
+echo "lint: shellcheck"
+git ls-files -- '*.sh' tests/simulator/node/gpufarm-node-init tests/simulator/gpu/gpufarm-gpu-devices .ci/run |
+    xargs shellcheck --external-sources
+echo "lint: ansible-lint"
+(cd .collections/ansible_collections/gpufarm/core && ansible-lint --offline --profile production)
+echo "lint: antsibull-docs"
+(cd .collections/ansible_collections/gpufarm/core && antsibull-docs lint-collection-docs --plugin-docs --validate-collection-refs=self .)
+echo "lint: changelog"
+antsibull-changelog lint

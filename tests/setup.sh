@@ -1,0 +1,23 @@
+#!/bin/sh
+# setup.sh VENV GROUP...: a virtual environment with dependency groups of pyproject.toml.
+set -eu
+venv=$1
+shift
+python=${PYTHON:-python3}
+
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
+    echo "setup: $("$python" --version) is too old. Expected: Python 3.11 or newer." \
+        "Next step: make PYTHON=/path/to/python3 ..." >&2
+    exit 1
+}
+if ! "$python" -m venv --help >/dev/null 2>&1 || ! "$python" -c 'import ensurepip' 2>/dev/null; then
+    echo "setup: installing python3-venv" >&2
+    apt-get update -q >/dev/null && DEBIAN_FRONTEND=noninteractive apt-get install -qy python3-venv >/dev/null
+fi
+[ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
+groups=""
+for group; do groups="$groups --group $group"; done
+echo "setup: $("$venv/bin/python" --version), installing$groups into $venv"
+"$venv/bin/python" -m pip install --quiet --upgrade "pip>=25.1"
+# shellcheck disable=SC2086 # a list of options
+"$venv/bin/python" -m pip install --quiet $groups
