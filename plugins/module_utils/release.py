@@ -1,0 +1,480 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""Downloads that are verified before they are used.
+
+The functions that decide (names, checksum lists, what gpgv said, receipts) are pure; the few
+that touch the network or the disk do one thing each and raise C(ReleaseError).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import http.client
+import json
+import os
+import re
+import ssl
+import subprocess
+import tempfile
+import time
+import urllib.error
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ansible.module_utils.urls import ConnectionError as UrlsConnectionError
+from ansible.module_utils.urls import NoSSLError, open_url
+
+ARCHITECTURES = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
+SMALL_FILE_LIMIT = 4 * 1024 * 1024
+ARCHIVE_LIMIT = 2 * 1024 * 1024 * 1024
+RECEIPT_FORMAT = 1
+
+_CHUNK = 1024 * 1024
+_USER_AGENT = "gpufarm.core"
+_RETRIED_STATUS = (408, 425, 429, 500, 502, 503, 504)
+
+
+class ReleaseError(Exception):
+    """Something is not as it must be; the text says what was found, what was expected and what to do."""
+
+    def __init__(self, found: str, expected: str, next_step: str) -> None:
+        super().__init__(f"{found}. Expected: {expected}. Next step: {next_step}.")
+        self.found = found
+        self.expected = expected
+        self.next_step = next_step
+
+
+# --- names -----------------------------------------------------------------------------------
+
+
+def architecture_of(machine: str) -> str:
+    """The architecture in release file names for what C(platform.machine()) says."""
+    try:
+        return ARCHITECTURES[machine.lower()]
+    except KeyError:
+        raise ReleaseError(
+            found=f"this machine's architecture is '{machine}'",
+            expected="x86_64 (amd64) or aarch64 (arm64)",
+            next_step="set the option 'architecture' if the releases server has files for this machine",
+        ) from None
+
+
+@dataclasses.dataclass(frozen=True)
+class ReleaseFiles:
+    """Names and addresses of one release, laid out as on releases.hashicorp.com."""
+
+    archive: str
+    archive_url: str
+    sums_url: str
+    signature_url: str
+
+
+def release_files(base_url: str, product: str, version: str, architecture: str) -> ReleaseFiles:
+    folder = f"{base_url.rstrip('/')}/{product}/{version}"
+    archive = f"{product}_{version}_linux_{architecture}.zip"
+    sums = f"{folder}/{product}_{version}_SHA256SUMS"
+    return ReleaseFiles(archive=archive, archive_url=f"{folder}/{archive}", sums_url=sums, signature_url=f"{sums}.sig")
+
+
+# --- checksums -------------------------------------------------------------------------------
+
+
+def parse_sums(text: str) -> dict[str, str]:
+    """File name to SHA-256 of a list as sha256sum writes it."""
+    sums = {}
+    for line in text.splitlines():
+        match = re.match(r"^([0-9A-Fa-f]{64})[ \t]+\*?(\S+)$", line.strip())
+        if match:
+            sums[match.group(2)] = match.group(1).lower()
+    return sums
+
+
+def listed_sum(sums: dict[str, str], product: str, version: str, architecture: str, url: str) -> str:
+    """The checksum of this architecture's archive, or an error that says which ones there are."""
+    name = f"{product}_{version}_linux_{architecture}.zip"
+    if name in sums:
+        return sums[name]
+    prefix, suffix = f"{product}_{version}_linux_", ".zip"
+    there = sorted(
+        file[len(prefix) : -len(suffix)] for file in sums if file.startswith(prefix) and file.endswith(suffix)
+    )
+    raise ReleaseError(
+        found=f"{url} lists no {name}; it has these Linux architectures: {', '.join(there) or 'none'}",
+        expected=f"a checksum for linux_{architecture}",
+        next_step=f"choose a version of {product} that is released for {architecture}, or another architecture",
+    )
+
+
+def normalize_checksum(text: str) -> str:
+    """A pinned SHA-256, written plain or as C(sha256:...)."""
+    plain = text.strip().lower()
+    if plain.startswith("sha256:"):
+        plain = plain[len("sha256:") :]
+    if not re.match(r"^[0-9a-f]{64}$", plain):
+        raise ReleaseError(
+            found=f"the option 'checksum' is '{text}'",
+            expected="64 hexadecimal digits, plain or after 'sha256:'",
+            next_step="copy the line of this architecture from the SHA256SUMS file of the release",
+        )
+    return plain
+
+
+def file_sha256(path: str) -> str:
+    digest = hashlib.sha256()
+    with Path(path).open("rb") as file:
+        for chunk in iter(lambda: file.read(_CHUNK), b""):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+# --- network ---------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """How to reach a server."""
+
+    timeout: int = 60
+    retries: int = 3
+    ca_path: str | None = None
+    pause: Callable[[float], None] = time.sleep
+
+
+class _Interrupted(Exception):
+    """The connection ended before the whole file was there."""
+
+
+def _write(sink: BinaryIO, chunk: bytes, source: str) -> None:
+    try:
+        sink.write(chunk)
+    except OSError as error:
+        raise ReleaseError(
+            found=f"what came from {source} could not be written ({error.strerror or error})",
+            expected="room for the archive and the unpacked program",
+            next_step="free disk space, or point Ansible's remote_tmp to a larger file system",
+        ) from error
+
+
+def _attempt(url: str, network: Network, limit: int, sink: BinaryIO) -> str:
+    """One download into C(sink); returns the SHA-256 of what was written."""
+    digest = hashlib.sha256()
+    received = 0
+    with open_url(
+        url,
+        timeout=network.timeout,
+        ca_path=network.ca_path,
+        http_agent=_USER_AGENT,
+        decompress=False,
+        # A login for this host in somebody's netrc must not be sent along.
+        use_netrc=False,
+    ) as answer:
+        stated = answer.headers.get("Content-Length")
+        while True:
+            chunk = answer.read(_CHUNK)
+            if not chunk:
+                break
+            received += len(chunk)
+            if received > limit:
+                raise ReleaseError(
+                    found=f"{url} is larger than {limit} bytes",
+                    expected="a file of a release",
+                    next_step="check what the server delivers at this address",
+                )
+            digest.update(chunk)
+            _write(sink, chunk, url)
+    # http.client does not complain about a body that ends early when it is read in pieces.
+    if stated is not None and stated.isdigit() and received != int(stated):
+        raise _Interrupted(f"the connection ended after {received} of {stated} bytes")
+    return digest.hexdigest()
+
+
+def _not_found(url: str, status: int, reason: str) -> ReleaseError:
+    if status == 404:
+        return ReleaseError(
+            found=f"{url} does not exist (HTTP 404)",
+            expected="the file of this release",
+            next_step="check product/version, or base_url of your mirror",
+        )
+    return ReleaseError(
+        found=f"{url} answered HTTP {status} {reason}".rstrip(),
+        expected="HTTP 200",
+        next_step="check the address and this node's access to the server (proxy, login, mirror)",
+    )
+
+
+def download(url: str, sink: BinaryIO, network: Network, limit: int = ARCHIVE_LIMIT) -> str:
+    """Download C(url) into C(sink), trying again where that can help; returns its SHA-256."""
+    if not re.match(r"^https?://[^/\s]+", url):
+        raise ReleaseError(
+            found=f"the address is '{url}'",
+            expected="an address that starts with https:// or http://",
+            next_step="correct the option that holds the address",
+        )
+    attempts = 1 + max(0, network.retries)
+    trouble = ""
+    for attempt in range(attempts):
+        if attempt:
+            network.pause(min(30.0, float(2 ** (attempt - 1))))
+        sink.seek(0)
+        sink.truncate()
+        try:
+            return _attempt(url, network, limit, sink)
+        except urllib.error.HTTPError as error:
+            if error.code not in _RETRIED_STATUS:
+                raise _not_found(url, error.code, str(error.reason or "")) from error
+            trouble = f"HTTP {error.code} {error.reason or ''}".rstrip()
+        except NoSSLError as error:
+            raise _unreachable(url, str(error), 1) from error
+        except (OSError, UrlsConnectionError, http.client.HTTPException, _Interrupted) as error:
+            # OSError is the base of URLError, of SSLError and of every time-out, on every Python.
+            trouble = str(getattr(error, "reason", None) or error or type(error).__name__)
+            if _is_certificate_trouble(error, trouble):
+                raise ReleaseError(
+                    found=f"the certificate of {url} is not trusted ({trouble})",
+                    expected="a certificate that this node trusts",
+                    next_step="install the CA of the mirror on the node, or name it in the option 'ca_path'",
+                ) from error
+    raise _unreachable(url, trouble, attempts)
+
+
+def _unreachable(url: str, trouble: str, attempts: int) -> ReleaseError:
+    tried = "tried once" if attempts == 1 else f"tried {attempts} times"
+    return ReleaseError(
+        found=f"{url} could not be downloaded ({trouble}; {tried})",
+        expected="a complete answer of the server",
+        next_step="check name resolution, proxy and firewall of this node, or set the address of a mirror",
+    )
+
+
+def _is_certificate_trouble(error: BaseException, text: str) -> bool:
+    reason = getattr(error, "reason", None)
+    verify_errors = (ssl.SSLCertVerificationError, ssl.CertificateError)
+    if isinstance(error, verify_errors) or isinstance(reason, verify_errors):
+        return True
+    return "CERTIFICATE_VERIFY_FAILED" in text or "certificate verify failed" in text
+
+
+def download_small(url: str, network: Network, limit: int = SMALL_FILE_LIMIT) -> bytes:
+    """A small file (a key, a signature, a checksum list) as bytes."""
+    with tempfile.SpooledTemporaryFile(max_size=limit + _CHUNK) as sink:
+        download(url, sink, network, limit)  # type: ignore[arg-type]
+        sink.seek(0)
+        return bytes(sink.read())
+
+
+# --- signature -------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class GpgvVerdict:
+    """What gpgv's status lines say."""
+
+    primary_fingerprints: tuple[str, ...]
+    signing_fingerprints: tuple[str, ...]
+    bad: bool
+    revoked: bool
+    expired_key: bool
+    expired_signature: bool
+    missing_keys: tuple[str, ...]
+
+
+def parse_gpgv_status(text: str) -> GpgvVerdict:
+    """The lines of C(gpgv --status-fd), see doc/DETAILS in GnuPG."""
+    primary, signing, missing = [], [], []
+    seen = set()
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) < 2 or words[0] != "[GNUPG:]":
+            continue
+        seen.add(words[1])
+        if words[1] == "VALIDSIG" and len(words) >= 12:
+            signing.append(words[2].upper())
+            # A primary key that signs itself is named twice; very old gpgv named it once.
+            primary.append(words[-1].upper())
+        elif words[1] == "ERRSIG" and len(words) >= 3:
+            missing.append(words[8].upper() if len(words) >= 9 and len(words[8]) >= 40 else words[2].upper())
+    return GpgvVerdict(
+        primary_fingerprints=tuple(primary),
+        signing_fingerprints=tuple(signing),
+        bad="BADSIG" in seen,
+        revoked="REVKEYSIG" in seen,
+        expired_key="EXPKEYSIG" in seen,
+        expired_signature="EXPSIG" in seen,
+        missing_keys=tuple(missing),
+    )
+
+
+def judge_signature(verdict: GpgvVerdict, pinned: list[str], url: str, said: str = "") -> str:
+    """The pinned primary fingerprint that signed; an error for everything else."""
+    expected = f"a good signature by {' or '.join(pinned)}"
+    if verdict.bad:
+        raise ReleaseError(
+            found=f"{url} holds a BAD signature, the checksum list is not what was signed",
+            expected=expected,
+            next_step="do not use this mirror before you know who changed the file; compare with another source",
+        )
+    if verdict.revoked:
+        raise ReleaseError(
+            found=f"{url} was signed with a revoked key",
+            expected=expected,
+            next_step="look for the signer's notice on the revocation and for newly signed files",
+        )
+    if verdict.expired_signature:
+        raise ReleaseError(
+            found=f"the signature in {url} has expired",
+            expected=expected,
+            next_step="fetch the signature that the signer has renewed",
+        )
+    for primary in verdict.primary_fingerprints:
+        if primary in pinned:
+            return primary
+    if verdict.primary_fingerprints:
+        raise ReleaseError(
+            found=f"{url} was signed by {', '.join(verdict.primary_fingerprints)}",
+            expected=expected,
+            next_step="check the option 'key_fingerprints' against the fingerprint that the signer publishes",
+        )
+    if verdict.missing_keys:
+        raise ReleaseError(
+            found=f"{url} was signed by key {', '.join(verdict.missing_keys)}, which the key file does not hold",
+            expected=expected,
+            next_step="check key_url and key_fingerprints, or whether the mirror signs with another key",
+        )
+    raise ReleaseError(
+        found=f"{url} holds no signature that gpgv can read" + (f" ({said})" if said else ""),
+        expected=expected,
+        next_step="check what the server delivers at this address",
+    )
+
+
+def run_gpgv(gpgv: str, keyring: bytes, signature: bytes, data: bytes, folder: str) -> tuple[GpgvVerdict, str]:
+    """Let gpgv check a detached signature; returns its verdict and its last words."""
+    with tempfile.TemporaryDirectory(prefix="gpgv-", dir=folder) as name:
+        work = Path(name)
+        for file, content in (("keyring.gpg", keyring), ("data.sig", signature), ("data", data)):
+            (work / file).write_bytes(content)
+        command = [gpgv, "--homedir", name, "--status-fd", "1"]
+        command += ["--keyring", str(work / "keyring.gpg"), str(work / "data.sig"), str(work / "data")]
+        environment = {**os.environ, "LC_ALL": "C"}
+        try:
+            answer = subprocess.run(command, check=False, capture_output=True, timeout=60, env=environment)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise ReleaseError(
+                found=f"{gpgv} did not run ({error})",
+                expected="a gpgv that checks a signature within 60 seconds",
+                next_step="reinstall the package gpgv (Debian, Ubuntu) or gnupg2 (RHEL)",
+            ) from error
+    status = answer.stdout.decode("utf-8", "replace")
+    last = answer.stderr.decode("utf-8", "replace").strip().splitlines()
+    return parse_gpgv_status(status), last[-1] if last else ""
+
+
+# --- archive ---------------------------------------------------------------------------------
+
+
+def unpack_member(archive: str, member: str, target: BinaryIO, source: str, limit: int = ARCHIVE_LIMIT) -> str:
+    """Write one member of a zip to an open file and return its SHA-256; no name in the zip becomes a path."""
+    expected = f"a zip that holds the file '{member}'"
+    digest = hashlib.sha256()
+    try:
+        with zipfile.ZipFile(archive) as container:
+            try:
+                info = container.getinfo(member)
+            except KeyError:
+                names = ", ".join(sorted(container.namelist())[:10]) or "nothing"
+                raise ReleaseError(
+                    found=f"{source} does not hold '{member}', it holds: {names}",
+                    expected=expected,
+                    next_step="set the option 'binary' to the name of the program in the zip",
+                ) from None
+            if info.is_dir() or info.file_size > limit:
+                raise ReleaseError(
+                    found=f"'{member}' in {source} is a folder or larger than {limit} bytes",
+                    expected=expected,
+                    next_step="check what the server delivers at this address",
+                )
+            # zipfile never unpacks more than that size, and checks the CRC at the end.
+            with container.open(info) as stream:
+                for chunk in iter(lambda: stream.read(_CHUNK), b""):
+                    digest.update(chunk)
+                    _write(target, chunk, source)
+    except (zipfile.BadZipFile, RuntimeError, NotImplementedError, EOFError) as error:
+        raise ReleaseError(
+            found=f"{source} could not be unpacked ({error})",
+            expected=expected,
+            next_step="compare the file with the one that the publisher offers",
+        ) from error
+    return digest.hexdigest()
+
+
+# --- receipt ---------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Receipt:
+    """What was installed where, and what it was verified with; written after everything else."""
+
+    product: str
+    version: str
+    architecture: str
+    path: str
+    zip_sha256: str
+    binary_sha256: str
+    source: str
+    signed_by: str | None
+
+    def to_json(self) -> str:
+        return json.dumps({"format": RECEIPT_FORMAT, **dataclasses.asdict(self)}, indent=2, sort_keys=True) + "\n"
+
+
+def read_receipt(text: str) -> Receipt | None:
+    """A receipt; None for one that is damaged or of another format, which then counts as absent."""
+    try:
+        fields: Any = json.loads(text)
+    except ValueError:
+        return None
+    if not isinstance(fields, dict) or fields.pop("format", None) != RECEIPT_FORMAT:
+        return None
+    names = {field.name for field in dataclasses.fields(Receipt)}
+    if set(fields) != names:
+        return None
+    if not all(isinstance(value, str) or (key == "signed_by" and value is None) for key, value in fields.items()):
+        return None
+    return Receipt(**fields)
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """What the task asks for, as far as a receipt can answer it."""
+
+    product: str
+    version: str
+    architecture: str
+    path: str
+    checksum: str | None
+    signers: tuple[str, ...]
+
+
+def reasons_to_install(wanted: Wanted, receipt: Receipt | None, binary_sha256: str | None) -> list[str]:
+    """Why the program must be installed; an empty list means that it is there and was verified."""
+    if binary_sha256 is None:
+        return ["the program is not there"]
+    if receipt is None:
+        return ["there is no receipt of a verified installation"]
+    reasons = [
+        f"{name} is {getattr(receipt, name)}, not {getattr(wanted, name)}"
+        for name in ("product", "version", "architecture", "path")
+        if getattr(receipt, name) != getattr(wanted, name)
+    ]
+    if receipt.binary_sha256 != binary_sha256:
+        reasons.append("the program is not the one that was installed")
+    if wanted.checksum is not None and receipt.zip_sha256 != wanted.checksum:
+        reasons.append("the pinned checksum is not the one of the installed archive")
+    if wanted.signers and receipt.signed_by not in wanted.signers:
+        reasons.append("its signature was not verified with a key that is pinned now")
+    return reasons

@@ -1,0 +1,539 @@
+#!/usr/bin/python
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: hashicorp_release
+short_description: Keep a program of a verified HashiCorp release installed
+version_added: 1.0.0
+author:
+  - gpufarm contributors (@gpufarm)
+description:
+  - Brings about the state "version V of this product is installed in this folder, and the zip it came from was
+    verified".
+  - The list of checksums is verified with C(gpgv) against a key whose primary fingerprint is pinned, and the zip
+    against that list, before anything is unpacked. The program is replaced in one step. When anything fails, the old
+    program and its receipt stay as they were.
+  - A receipt in O(receipt_dir) records what was installed and what it was verified with. While the receipt and the
+    program's own checksum agree with the task, no network is used. A program that was deleted or modified afterwards is
+    installed again.
+  - Works with every server that is laid out like releases.hashicorp.com, so with a mirror of it.
+requirements:
+  - C(gpgv) on the node, unless O(verify_signature=false). Its package is C(gpgv) on Debian and Ubuntu and C(gnupg2)
+    on RHEL.
+attributes:
+  check_mode:
+    support: full
+    description: Tells what would change. It downloads nothing.
+  diff_mode:
+    support: full
+    description: Shows version and checksum before and after.
+  idempotent:
+    support: full
+    description: Running the module again changes nothing and uses no network.
+  platform:
+    platforms: posix
+    support: full
+    description: Linux only, because it installs the Linux files of a release.
+options:
+  product:
+    description:
+      - Name of the product on the releases server, such as V(nomad) or V(nomad-device-nvidia).
+    type: str
+    required: true
+  version:
+    description:
+      - Version of the release, without a leading V(v).
+    type: str
+    required: true
+  state:
+    description:
+      - The program is there.
+    type: str
+    choices: [present]
+    default: present
+  base_url:
+    description:
+      - Address of the releases server or of its mirror. The files are at C(base_url/product/version/).
+    type: str
+    default: https://releases.hashicorp.com
+  verify_signature:
+    description:
+      - Whether the list of checksums must carry a good signature by one of O(key_fingerprints).
+      - With V(false) and a O(checksum), only the zip is downloaded. With V(false) and no O(checksum) the zip is only
+        compared with the list on the same server, which protects against damage and not against an attacker.
+    type: bool
+    default: true
+  key_url:
+    description:
+      - Address of the file with the public key.
+    type: str
+    default: https://www.hashicorp.com/.well-known/pgp-key.txt
+  key_fingerprints:
+    description:
+      - Full fingerprints of the primary keys that may sign. Other keys in the file are ignored.
+      - The default is HashiCorp's release key, as HashiCorp states it on U(https://www.hashicorp.com/trust/security).
+    type: list
+    elements: str
+    default: [C874011F0AB405110D02105534365D9472D7468F]
+  checksum:
+    description:
+      - SHA-256 of the zip for this node's architecture, plain or after C(sha256:).
+      - When given, it must hold in addition to the signed list.
+    type: str
+  dest:
+    description:
+      - Folder in which the program is installed. It is created when it is missing.
+    type: path
+    required: true
+  binary:
+    description:
+      - Name of the program in the zip. The default is the value of O(product).
+    type: str
+  dest_name:
+    description:
+      - File name of the installed program. The default is the value of O(binary).
+    type: str
+  owner:
+    description:
+      - Name of the user that owns the program.
+    type: str
+  group:
+    description:
+      - Name of the group that owns the program.
+    type: str
+  mode:
+    description:
+      - Permissions of the program.
+    type: raw
+    default: "0755"
+  architecture:
+    description:
+      - Architecture in the name of the zip. The default is V(amd64) on x86_64 and V(arm64) on aarch64.
+    type: str
+  receipt_dir:
+    description:
+      - Folder of the receipts, one C(product.json) each.
+    type: path
+    default: /var/lib/gpufarm/releases
+  timeout:
+    description:
+      - Seconds to wait for the server each time; not a limit for the whole download.
+    type: int
+    default: 60
+  retries:
+    description:
+      - How often to try again after a failed or interrupted connection or an error of the server (HTTP 5xx), with
+        growing pauses. HTTP 404 is final.
+    type: int
+    default: 3
+  ca_path:
+    description:
+      - File with the CA certificates to trust for the downloads, where the node's own do not do.
+    type: path
+seealso:
+  - module: gpufarm.core.openpgp_key
+  - name: HashiCorp's notes on verifying its archives
+    description: The manual steps that this module takes.
+    link: https://developer.hashicorp.com/well-architected-framework/operational-excellence/verify-hashicorp-binary
+"""
+
+EXAMPLES = r"""
+- name: Nomad is installed
+  gpufarm.core.hashicorp_release:
+    product: nomad
+    version: 1.11.3
+    dest: /usr/local/bin
+  notify: Restart Nomad
+
+- name: The NVIDIA device plugin is installed
+  gpufarm.core.hashicorp_release:
+    product: nomad-device-nvidia
+    version: 1.1.0
+    dest: /opt/nomad/plugins
+
+- name: Nomad is installed from the company's mirror, which signs with its own key
+  gpufarm.core.hashicorp_release:
+    product: nomad
+    version: 1.11.3
+    base_url: https://mirror.example.com/hashicorp
+    key_url: https://mirror.example.com/keys/releases.asc
+    key_fingerprints: ["{{ mirror_key_fingerprint }}"]
+    dest: /usr/local/bin
+"""
+
+RETURN = r"""
+version:
+  description: Version that is installed now, or that would be in check mode.
+  type: str
+  returned: success
+  sample: 1.11.3
+previous_version:
+  description: Version that was installed before according to the receipt; null when there was no intact one.
+  type: str
+  returned: success
+  sample: 1.10.5
+path:
+  description: Path of the program.
+  type: str
+  returned: success
+  sample: /usr/local/bin/nomad
+architecture:
+  description: Architecture of the installed zip.
+  type: str
+  returned: success
+  sample: amd64
+binary_sha256:
+  description: SHA-256 of the program; null in check mode when it would change.
+  type: str
+  returned: success
+  sample: 0f2b1e0a6b1e57f7b0a1f0a9a4a4a9d0c0f4a8d5b5f5d0f1e9b1e7a3c2d1e0f9
+binary_changed:
+  description: >-
+    Whether the content of the program was replaced, which is when a service must be restarted. It is false when only
+    the receipt, the owner or the permissions changed.
+  type: bool
+  returned: success
+  sample: true
+zip_sha256:
+  description: SHA-256 of the zip; null in check mode when it is not known.
+  type: str
+  returned: success
+  sample: 9b1c0d7de1fa0c51f2a1b7e6b1a7d0d5cf2d6f4b8a1d2e3c4f5a6b7c8d9e0f1a
+signature:
+  description: Primary fingerprint of the key that signed the list of checksums; null when it was not verified.
+  type: str
+  returned: success
+  sample: C874011F0AB405110D02105534365D9472D7468F
+source:
+  description: Address of the zip.
+  type: str
+  returned: success
+  sample: https://releases.hashicorp.com/nomad/1.11.3/nomad_1.11.3_linux_amd64.zip
+reasons:
+  description: Why the program was, or would be, installed; empty when it was there.
+  type: list
+  elements: str
+  returned: success
+  sample: [version is 1.10.5, not 1.11.3]
+"""
+
+import dataclasses
+import os
+import platform
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpufarm.core.plugins.module_utils import openpgp, release
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The task's options, checked and completed."""
+
+    wanted: release.Wanted
+    files: release.ReleaseFiles
+    binary: str
+    receipt_path: Path
+
+
+def check_name(option: str, value: str, pattern: str, expected: str) -> None:
+    if not re.match(pattern, value):
+        raise release.ReleaseError(
+            found=f"the option '{option}' is '{value}'",
+            expected=expected,
+            next_step=f"correct the option '{option}'",
+        )
+
+
+def make_plan(params: dict[str, Any]) -> Plan:
+    product, version = params["product"], params["version"]
+    check_name("product", product, r"^[a-z0-9][a-z0-9-]*$", "a product name such as nomad or nomad-device-nvidia")
+    check_name("version", version, r"^[0-9][0-9A-Za-z.+~-]*$", "a version such as 1.11.3, without a leading v")
+    binary = params["binary"] or product
+    dest_name = params["dest_name"] or binary
+    for option, value in (("binary", binary), ("dest_name", dest_name)):
+        check_name(option, value, r"^(?!\.{1,2}$)[^/\0]+$", "a file name without a folder")
+    architecture = params["architecture"] or release.architecture_of(platform.machine())
+    check_name("architecture", architecture, r"^[a-z0-9_]+$", "an architecture such as amd64 or arm64")
+    signers: list[str] = []
+    if params["verify_signature"]:
+        try:
+            signers = [openpgp.normalize_fingerprint(value) for value in params["key_fingerprints"]]
+        except openpgp.OpenPGPError as error:
+            raise release.ReleaseError(
+                found=f"in the option 'key_fingerprints', {error}",
+                expected="full fingerprints as 'gpg --show-keys' prints them",
+                next_step="copy the whole fingerprint, a short key ID does not identify a key",
+            ) from error
+        if not signers:
+            raise release.ReleaseError(
+                found="the option 'key_fingerprints' is empty",
+                expected="at least one full fingerprint while 'verify_signature' is true",
+                next_step="pin the fingerprint that the signer publishes",
+            )
+    return Plan(
+        wanted=release.Wanted(
+            product=product,
+            version=version,
+            architecture=architecture,
+            path=str(Path(params["dest"]) / dest_name),
+            checksum=release.normalize_checksum(params["checksum"]) if params["checksum"] else None,
+            signers=tuple(signers),
+        ),
+        files=release.release_files(params["base_url"], product, version, architecture),
+        binary=binary,
+        receipt_path=Path(params["receipt_dir"]) / f"{product}.json",
+    )
+
+
+def read_state(plan: Plan) -> tuple[release.Receipt | None, str | None]:
+    """The receipt, and the checksum of the program; None for what is not there."""
+    try:
+        receipt = release.read_receipt(plan.receipt_path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, UnicodeDecodeError):
+        receipt = None
+    path = Path(plan.wanted.path)
+    if path.is_dir():
+        raise release.ReleaseError(
+            found=f"{path} is a folder",
+            expected="the program, or nothing, at this path",
+            next_step="remove the folder, or choose another 'dest' or 'dest_name'",
+        )
+    return receipt, release.file_sha256(str(path)) if path.is_file() else None
+
+
+def verified_sum(module: AnsibleModule, plan: Plan, network: release.Network) -> tuple[str, str | None]:
+    """The checksum that the zip must have, and the fingerprint that vouches for it."""
+    params, wanted = module.params, plan.wanted
+    if not wanted.signers and wanted.checksum:
+        return wanted.checksum, None
+    gpgv = find_gpgv(module) if wanted.signers else ""
+    signed_by = None
+    keyring = fetch_keyring(plan, params["key_url"], network) if wanted.signers else b""
+    sums = release.download_small(plan.files.sums_url, network)
+    if wanted.signers:
+        signature = release.download_small(plan.files.signature_url, network)
+        verdict, said = release.run_gpgv(gpgv, keyring, signature, sums, module.tmpdir)
+        signed_by = release.judge_signature(verdict, list(wanted.signers), plan.files.signature_url, said)
+        if verdict.expired_key:
+            module.warn(f"The key {signed_by} that signed {plan.files.sums_url} has expired; its signature is good.")
+    elif not wanted.checksum:
+        module.warn(
+            f"{plan.files.archive_url} is compared with a list of checksums that nothing vouches for; "
+            "set verify_signature=true or pin a checksum."
+        )
+    listed = release.listed_sum(
+        release.parse_sums(sums.decode("utf-8", "replace")),
+        wanted.product,
+        wanted.version,
+        wanted.architecture,
+        plan.files.sums_url,
+    )
+    if wanted.checksum and listed != wanted.checksum:
+        raise release.ReleaseError(
+            found=f"{plan.files.sums_url} states sha256 {listed} for {plan.files.archive}",
+            expected=f"the pinned checksum {wanted.checksum}",
+            next_step="check whether the option 'checksum' is that of this version and architecture",
+        )
+    return listed, signed_by
+
+
+def find_gpgv(module: AnsibleModule) -> str:
+    path = module.get_bin_path("gpgv")
+    if path is None:
+        raise release.ReleaseError(
+            found="the program gpgv is not installed",
+            expected="gpgv, which verifies the signature of the release",
+            next_step="install the package gpgv (Debian, Ubuntu) or gnupg2 (RHEL)",
+        )
+    return str(path)
+
+
+def fetch_keyring(plan: Plan, url: str, network: release.Network) -> bytes:
+    """The pinned keys of the key file as a binary keyring."""
+    data = release.download_small(url, network)
+    expected = f"the public key {' or '.join(plan.wanted.signers)}"
+    try:
+        keys = openpgp.read_keys(data)
+    except openpgp.OpenPGPError as error:
+        raise release.ReleaseError(
+            found=f"{url} is not an OpenPGP public key: {error}",
+            expected=expected,
+            next_step="check key_url; a login page or an error page of a proxy is a common cause",
+        ) from error
+    trusted = [key for key in keys if key.fingerprint in plan.wanted.signers]
+    if not trusted:
+        raise release.ReleaseError(
+            found=f"{url} holds the key {openpgp.describe(keys)}",
+            expected=expected,
+            next_step="compare with the fingerprint that the signer publishes, and pin it only if it is theirs",
+        )
+    return openpgp.join_keys(trusted)
+
+
+def install(module: AnsibleModule, plan: Plan, before: str | None) -> release.Receipt:
+    """Download, verify, unpack and replace; the receipt comes last and stands for all of it."""
+    params, wanted, files = module.params, plan.wanted, plan.files
+    network = release.Network(timeout=params["timeout"], retries=params["retries"], ca_path=params["ca_path"])
+    expected_sum, signed_by = verified_sum(module, plan, network)
+    target = Path(wanted.path)
+    with tempfile.TemporaryDirectory(dir=module.tmpdir) as work:
+        archive = Path(work) / "release.zip"
+        with archive.open("w+b") as sink:
+            zip_sum = release.download(files.archive_url, sink, network)
+        if zip_sum != expected_sum:
+            raise release.ReleaseError(
+                found=f"{files.archive_url} has sha256 {zip_sum}",
+                expected=f"sha256 {expected_sum}, as {'signed' if signed_by else 'listed or pinned'}",
+                next_step="download again; if it stays so, the file on this server is damaged or was replaced",
+            )
+        target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        # Next to its place, because only within one file system a rename replaces in one step.
+        handle, staged = tempfile.mkstemp(prefix=".gpufarm-", dir=target.parent)
+        try:
+            with os.fdopen(handle, "wb") as sink:
+                binary_sum = release.unpack_member(str(archive), plan.binary, sink, files.archive_url)
+                sink.flush()
+                os.fsync(sink.fileno())
+            if binary_sum != before:
+                # An owner that does not exist must fail while the old program is still in place.
+                set_attributes(module, staged)
+                module.atomic_move(staged, str(target))
+        finally:
+            if Path(staged).exists():
+                Path(staged).unlink()
+    return release.Receipt(
+        product=wanted.product,
+        version=wanted.version,
+        architecture=wanted.architecture,
+        path=wanted.path,
+        zip_sha256=zip_sum,
+        binary_sha256=binary_sum,
+        source=files.archive_url,
+        signed_by=signed_by,
+    )
+
+
+def set_attributes(module: AnsibleModule, path: str, changed: bool = False) -> bool:
+    wanted = {name: module.params[name] for name in ("owner", "group", "mode")}
+    arguments = module.load_file_common_arguments(wanted, path=path)
+    return bool(module.set_fs_attributes_if_different(arguments, changed))
+
+
+def write_receipt(module: AnsibleModule, plan: Plan, receipt: release.Receipt) -> None:
+    plan.receipt_path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    handle, staged = tempfile.mkstemp(prefix=".gpufarm-", dir=plan.receipt_path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(receipt.to_json())
+            file.flush()
+            os.fsync(file.fileno())
+        module.atomic_move(staged, str(plan.receipt_path), keep_dest_attrs=False)
+        plan.receipt_path.chmod(0o644)
+    finally:
+        if Path(staged).exists():
+            Path(staged).unlink()
+
+
+def apply(module: AnsibleModule) -> dict[str, Any]:
+    plan = make_plan(module.params)
+    wanted = plan.wanted
+    receipt, before = read_state(plan)
+    reasons = release.reasons_to_install(wanted, receipt, before)
+    intact = receipt is not None and receipt.binary_sha256 == before and receipt.path == wanted.path
+    previous = receipt.version if receipt is not None and intact else None
+
+    after = before
+    current = receipt
+    if reasons and module.check_mode:
+        current, after = None, None
+    elif reasons:
+        current = install(module, plan, before)
+        after = current.binary_sha256
+    changed = bool(reasons)
+    if before is not None or not module.check_mode:
+        changed = set_attributes(module, wanted.path, changed)
+    if reasons and current is not None:
+        # After everything else: a run that is cut off anywhere before leaves no claim behind.
+        write_receipt(module, plan, current)
+
+    result: dict[str, Any] = {
+        "changed": changed,
+        "version": wanted.version,
+        "previous_version": previous,
+        "path": wanted.path,
+        "architecture": wanted.architecture,
+        "binary_sha256": after,
+        "binary_changed": bool(reasons) if after is None else after != before,
+        "zip_sha256": current.zip_sha256 if current else wanted.checksum,
+        "signature": current.signed_by if current else None,
+        "source": current.source if current else plan.files.archive_url,
+        "reasons": reasons,
+    }
+    if module._diff:
+        result["diff"] = {
+            "before_header": wanted.path,
+            "after_header": wanted.path,
+            "before": describe(wanted.product, previous, before),
+            "after": describe(wanted.product, wanted.version, after),
+        }
+    return result
+
+
+def describe(product: str, version: str | None, checksum: str | None) -> str:
+    lines = f"{product} {version}\n" if version else ""
+    return lines + (f"sha256 {checksum}\n" if checksum else "")
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "product": {"type": "str", "required": True},
+            "version": {"type": "str", "required": True},
+            "state": {"type": "str", "choices": ["present"], "default": "present"},
+            "base_url": {"type": "str", "default": "https://releases.hashicorp.com"},
+            "verify_signature": {"type": "bool", "default": True},
+            "key_url": {"type": "str", "default": "https://www.hashicorp.com/.well-known/pgp-key.txt", "no_log": False},
+            "key_fingerprints": {
+                "type": "list",
+                "elements": "str",
+                "default": ["C874011F0AB405110D02105534365D9472D7468F"],
+                "no_log": False,
+            },
+            "checksum": {"type": "str"},
+            "dest": {"type": "path", "required": True},
+            "binary": {"type": "str"},
+            "dest_name": {"type": "str"},
+            "owner": {"type": "str"},
+            "group": {"type": "str"},
+            "mode": {"type": "raw", "default": "0755"},
+            "architecture": {"type": "str"},
+            "receipt_dir": {"type": "path", "default": "/var/lib/gpufarm/releases"},
+            "timeout": {"type": "int", "default": 60},
+            "retries": {"type": "int", "default": 3},
+            "ca_path": {"type": "path"},
+        },
+        supports_check_mode=True,
+    )
+    try:
+        result = apply(module)
+    except release.ReleaseError as error:
+        module.fail_json(msg=f"{platform.node()}: {error}")
+    except OSError as error:
+        module.fail_json(
+            msg=f"{platform.node()}: {module.params['product']} could not be installed in {module.params['dest']} "
+            f"({error}). Expected: folders that this task may write to, with room for the program. "
+            "Next step: check 'dest', 'receipt_dir' and the free space, and use 'become'."
+        )
+    module.exit_json(**result)
+
+
+if __name__ == "__main__":
+    main()
