@@ -1,0 +1,513 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.gpufarm.core.plugins.module_utils import nomad
+from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import nomad_helper as helper
+
+UUIDS = (
+    "GPU-4404041a-04cf-1ccf-9e70-f139a9b1e23c",
+    "GPU-92b7cca4-1b2f-4d5e-8f3a-0e7a6b9e1c22",
+    "GPU-b0e4ad6d-7fd2-4c11-9a64-31d1f0c8be33",
+    "GPU-c1a5e9f0-2b6d-4e77-b1d8-7c90a2e4f544",
+)
+
+
+@pytest.fixture
+def agent() -> Iterator[helper.Agent]:
+    running = helper.Agent()
+    yield running
+    running.close()
+
+
+def farm(nodes: int, gpus: int = 2) -> list[dict[str, Any]]:
+    return [helper.make_node(number, gpus) for number in range(nodes)]
+
+
+def judged(expected: list[nomad.Expected], nodes: list[dict[str, Any]], **options: bool) -> list[nomad.NodeVerdict]:
+    return nomad.compare(expected, [nomad.actual_node(node) for node in nodes], **options)
+
+
+def codes(verdicts: list[nomad.NodeVerdict]) -> list[str]:
+    return [problem.code for verdict in verdicts for problem in verdict.problems]
+
+
+def wish(number: int = 0, gpus: int = 2, **more: Any) -> nomad.Expected:
+    uuids = tuple(helper.uuid_of(number, gpu) for gpu in range(gpus))
+    return nomad.Expected(**{"node": f"node{number:05d}", "uuids": uuids, **more})
+
+
+# --- one node --------------------------------------------------------------------------------
+
+
+def test_gpus_of_a_recorded_node() -> None:
+    """Nomad 1.11.3 with the ancestor of HashiCorp's plugin over an NVML double."""
+    gpus = nomad.gpus_of_node(helper.recorded("nodes-1.11.3")[0])
+    assert [gpu["uuid"] for gpu in gpus] == list(UUIDS)
+    assert gpus[0] == {
+        "uuid": UUIDS[0],
+        "model": "NVIDIA H100 80GB HBM3",
+        "vendor": "nvidia",
+        "type": "gpu",
+        "device_id": "nvidia/gpu/NVIDIA H100 80GB HBM3",
+        "memory_mib": 81559,
+        "driver_version": "580.159.04",
+        "mig": False,
+        "mig_profile": None,
+        "healthy": True,
+        "health_description": None,
+        "pci_bus_id": "00000000:1A:00.0",
+        "numa_node": None,
+    }
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        {},
+        {"NodeResources": None},
+        {"NodeResources": {"Devices": None}},
+        {"NodeResources": {"Devices": []}},
+        {"NodeResources": {"Devices": [None]}},
+        {"NodeResources": {"Devices": [{"Type": "fpga", "Instances": [{"ID": "x"}]}]}},
+        {"NodeResources": {"Devices": [{"Type": "gpu", "Instances": None, "Attributes": None}]}},
+    ],
+)
+def test_a_node_without_gpus(node: dict[str, Any]) -> None:
+    assert nomad.gpus_of_node(node) == []
+
+
+def test_a_gpu_of_which_nothing_is_known() -> None:
+    node = {"NodeResources": {"Devices": [{"Type": "gpu", "Instances": [{"ID": "GPU-1", "Locality": None}]}]}}
+    gpu = nomad.gpus_of_node(node)[0]
+    unknown = ("memory_mib", "driver_version", "health_description", "pci_bus_id", "numa_node", "mig_profile")
+    assert [gpu[name] for name in unknown] == [None] * len(unknown)
+    assert gpu["healthy"] is False
+
+
+@pytest.mark.parametrize(
+    ("attribute", "mebibytes"),
+    [
+        ({"Int": 81559, "Unit": "MiB"}, 81559),
+        ({"Int": 80, "Unit": "GiB"}, 81920),
+        ({"Float": 1.5, "Unit": "GiB"}, 1536),
+        ({"Int": 17179869184, "Unit": "B"}, 16384),
+        ({"Int": 16, "Unit": "GB"}, 15258),
+        ({"Int": 15360, "Unit": ""}, 15360),
+        ({"Int": 0, "Unit": "MiB"}, 0),
+        ({"String": "81559 MiB"}, None),
+        ({"Bool": True}, None),
+        ({"Int": 5, "Unit": "MHz"}, None),
+        ({"Int": None, "Unit": "MiB"}, None),
+        (None, None),
+    ],
+)
+def test_memory_in_every_unit(attribute: Any, mebibytes: int | None) -> None:
+    assert nomad.mebibytes(attribute) == mebibytes
+
+
+def test_numa_node_by_pci_address() -> None:
+    node = helper.make_node(0, 2)
+    node["NodeResources"]["Processors"]["Topology"]["BusAssociativity"] = {"0000:01:00.0": 0, "0000:02:00.0": 1}
+    assert [gpu["numa_node"] for gpu in nomad.gpus_of_node(node)] == [0, 1]
+
+
+def test_mig_devices() -> None:
+    node = helper.make_node(0, 1)
+    group = node["NodeResources"]["Devices"][0]
+    group["Name"] = "NVIDIA A100-SXM4-80GB MIG 1g.10gb"
+    group["Instances"][0]["ID"] = "MIG-11111111-2222-3333-4444-555555555555"
+    gpu = nomad.gpus_of_node(node)[0]
+    assert gpu["mig"] is True and gpu["mig_profile"] == "1g.10gb"
+
+
+def test_which_allocation_holds_which_gpu() -> None:
+    allocations = helper.recorded("allocations-1.11.3")
+    held = nomad.devices_in_use(allocations)
+    assert {uuid for _node, uuid in held} == {UUIDS[2], UUIDS[3]}
+    key = (allocations[0]["NodeID"], UUIDS[2])
+    assert held[key]["job_id"] == "training" and held[key]["task"] == "t" and held[key]["id"] == allocations[0]["ID"]
+    ended = [{**allocations[0], "ClientStatus": "complete"}]
+    assert nomad.devices_in_use(ended) == {}
+
+
+# --- the list, element by element ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 7, 100, 1 << 20])
+def test_items_of_a_list_in_pieces(size: int) -> None:
+    items = [{"a": 'ü]}[{\\"', "n": number, "deep": {"l": [1, [2]]}} for number in range(20)]
+    data = json.dumps(items, ensure_ascii=False, indent=1).encode()
+    pieces = [data[start : start + size] for start in range(0, len(data), size)]
+    assert list(nomad.json_items(pieces)) == items
+
+
+def test_cores_are_skipped_and_nothing_else() -> None:
+    node = helper.make_node(1, 2, cores=64)
+    node["Name"] = 'a "Cores":[1] b'
+    item = next(nomad.json_items([json.dumps([node], separators=(",", ":")).encode()]))
+    assert item["NodeResources"]["Processors"]["Topology"]["Cores"] is None
+    item["NodeResources"]["Processors"]["Topology"]["Cores"] = node["NodeResources"]["Processors"]["Topology"]["Cores"]
+    assert item == node
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[{"Cores":[1,2]}]',
+        '[{"Cores":[[{"a":1}]]}]',
+        '[{"Cores":["]"]}]',
+        '[{"a":"\\"Cores\\":[{}]"}]',
+        '[{"Cores":[{"a":"x]"}]}]',
+    ],
+)
+def test_other_lists_of_that_name_stay(text: str) -> None:
+    assert list(nomad.json_items([text.encode()])) == json.loads(text)
+
+
+@pytest.mark.parametrize("text", ["[]", " [ ] \n", "null", "null\n"])
+def test_an_empty_list(text: str) -> None:
+    assert list(nomad.json_items([text.encode()])) == []
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[", '[{"a": 1}', '[{"a": 1},', '[{"a": 1} {"b": 2}]', "[1]", "{}", "<html>", '["a"]']
+)
+def test_what_is_no_complete_list(text: str) -> None:
+    with pytest.raises(ValueError):
+        list(nomad.json_items([text.encode()]))
+
+
+# --- comparing -------------------------------------------------------------------------------
+
+
+def test_a_good_farm() -> None:
+    wanted = [
+        wish(n, model_counts={helper.MODEL: 2}, memory_mib_min=80000, driver_version=helper.DRIVER) for n in (0, 1)
+    ]
+    verdicts = judged(wanted, farm(2))
+    assert [verdict.verdict for verdict in verdicts] == ["ok", "ok"]
+    assert [(verdict.gpus_expected, verdict.gpus_found) for verdict in verdicts] == [(2, 2), (2, 2)]
+
+
+def change(node: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {**node, **fields}
+
+
+def without_last_gpu(node: dict[str, Any]) -> dict[str, Any]:
+    changed = copy.deepcopy(node)
+    changed["NodeResources"]["Devices"][0]["Instances"].pop()
+    return changed
+
+
+def sick(node: dict[str, Any]) -> dict[str, Any]:
+    changed = copy.deepcopy(node)
+    changed["NodeResources"]["Devices"][0]["Instances"][0].update(Healthy=False, HealthDescription="off the bus")
+    return changed
+
+
+NODE = helper.make_node(0, 2)
+PLAIN = nomad.Expected(node="node00000")
+PROBLEMS: list[tuple[str, nomad.Expected, list[dict[str, Any]], dict[str, bool], str]] = [
+    ("node_missing", wish(3), [NODE], {}, "no such node"),
+    ("node_duplicate", PLAIN, [NODE, change(helper.make_node(1, 2), Name="node00000")], {}, "2 of them ("),
+    ("node_down", PLAIN, [change(NODE, Status="down")], {}, "status down"),
+    ("node_down", PLAIN, [change(NODE, Status="disconnected")], {}, "status disconnected"),
+    ("node_ineligible", PLAIN, [change(NODE, SchedulingEligibility="ineligible")], {"require_eligible": True}, "ineli"),
+    ("node_ineligible", PLAIN, [change(NODE, Drain=True)], {"require_eligible": True}, "being drained"),
+    ("node_unexpected", PLAIN, [NODE, helper.make_node(1, 3)], {"allow_extra_nodes": False}, "a node with 3 GPUs"),
+    ("no_devices", PLAIN, [helper.make_node(0, 0)], {}, "no GPU device at all"),
+    ("no_devices", wish(0), [helper.make_node(0, 0)], {}, "2 GPUs"),
+    ("gpu_missing", wish(0), [without_last_gpu(NODE)], {}, helper.uuid_of(0, 1)),
+    ("gpu_unexpected", wish(0, 1), [NODE], {}, helper.uuid_of(0, 1)),
+    ("count_mismatch", nomad.Expected("node00000", count=4), [NODE], {}, "found 2 GPUs. Expected: 4 GPUs"),
+    ("count_mismatch", nomad.Expected("node00000", count=0), [NODE], {}, "found 2 GPUs. Expected: 0 GPUs"),
+    ("model_mismatch", nomad.Expected("node00000", models=("Tesla T4",)), [NODE], {}, "Tesla T4"),
+    ("model_mismatch", nomad.Expected("node00000", model_counts={helper.MODEL: 3}), [NODE], {}, "2 x NVIDIA H100"),
+    ("memory_too_small", nomad.Expected("node00000", memory_mib_min=81560), [helper.make_node(0, 1)], {}, "81559 MiB"),
+    ("driver_version_stale", nomad.Expected("node00000", driver_version="590.1"), [NODE], {}, "driver 580.159.04 in"),
+    ("mig_mismatch", nomad.Expected("node00000", mig=True), [NODE], {}, "only MIG devices"),
+    ("mig_mismatch", nomad.Expected("node00000", mig_profiles={"1g.10gb": 7}), [NODE], {}, "7 x 1g.10gb"),
+    ("gpu_unhealthy", PLAIN, [sick(NODE)], {}, "off the bus"),
+]
+
+
+@pytest.mark.parametrize(("code", "expected", "nodes", "options", "words"), PROBLEMS)
+def test_each_problem(
+    code: str, expected: nomad.Expected, nodes: list[dict[str, Any]], options: dict[str, bool], words: str
+) -> None:
+    verdicts = judged([expected], nodes, **options)
+    assert codes(verdicts) == [code]
+    problem = next(problem for verdict in verdicts for problem in verdict.problems)
+    assert words in problem.message
+    assert re.match(r"^Node node0000\d: found .+\. Expected: .+\. Next step: .+\.$", problem.message)
+    assert problem.node in ("node00000", "node00001", "node00003")
+
+
+def test_every_code_is_tested_and_documented() -> None:
+    assert {row[0] for row in PROBLEMS} | {"duplicate_uuid"} == set(nomad.CODES)
+    text = (Path(nomad.__file__).parents[1] / "modules" / "nomad_gpu_verify.py").read_text(encoding="utf-8")
+    notes = text[text.index("The codes of problems are") :].split('"\n', 1)[0]
+    assert [code for code in re.findall(r"C\((\w+)\)", notes) if code in nomad.CODES] == list(
+        sorted(nomad.CODES, key=notes.index)
+    )
+
+
+def test_one_uuid_on_two_nodes() -> None:
+    clone = change(helper.make_node(0, 2), ID="other", Name="clone")
+    verdicts = judged([wish(0)], [NODE, clone])
+    assert codes(verdicts) == ["duplicate_uuid"] * 4
+    assert [verdict.name for verdict in verdicts] == ["node00000", "clone"]
+    assert "also on clone (other)" in verdicts[0].problems[0].message
+    assert codes(judged([wish(0)], [NODE, change(clone, Status="down")])) == []
+
+
+def test_a_former_self_that_is_down_does_not_count() -> None:
+    former = change(helper.make_node(0, 2), ID="former", Status="down", CreateIndex=99)
+    for nodes in ([NODE, former], [former, NODE]):
+        verdicts = judged([wish(0)], nodes, allow_extra_nodes=False)
+        assert codes(verdicts) == [] and verdicts[0].id == NODE["ID"]
+
+
+def test_extra_nodes_are_named_and_allowed() -> None:
+    nodes = [*farm(3), helper.make_node(7, 0)]
+    assert codes(judged([wish(0)], nodes)) == []
+    actual = [nomad.actual_node(node) for node in nodes]
+    assert nomad.extra_gpu_nodes([wish(0)], actual) == ["node00001", "node00002"]
+
+
+def test_a_node_by_its_id() -> None:
+    assert codes(judged([nomad.Expected(NODE["ID"])], [NODE], allow_extra_nodes=False)) == []
+
+
+def test_uuids_are_compared_without_case() -> None:
+    assert codes(judged([wish(0, uuids=tuple(helper.uuid_of(0, gpu).upper() for gpu in (1, 0)))], [NODE])) == []
+
+
+def test_the_table_shows_failed_nodes_first() -> None:
+    verdicts = judged([wish(0), wish(1, 4), wish(5)], farm(2))
+    assert nomad.table(verdicts).splitlines() == [
+        "NODE       STATUS  EXPECTED  FOUND  VERDICT  PROBLEMS",
+        "node00001  ready   4         2      failed   gpu_missing (2x)",
+        "node00005  -       2         0      failed   node_missing",
+        "node00000  ready   2         2      ok       -",
+    ]
+    assert nomad.table(verdicts, 1).splitlines()[-1] == "... and 2 more nodes"
+
+
+def test_comparing_is_linear() -> None:
+    def seconds(size: int) -> float:
+        template = nomad.actual_node(helper.make_node(0, 8))
+        actual = [
+            dataclasses.replace(
+                template,
+                id=str(number),
+                name=f"node{number:05d}",
+                gpus=[{**gpu, "uuid": helper.uuid_of(number, index)} for index, gpu in enumerate(template.gpus)],
+            )
+            for number in range(size)
+        ]
+        wanted = [wish(number, 8, driver_version=helper.DRIVER) for number in range(size)]
+        started = time.process_time()
+        assert codes(nomad.compare(wanted, actual)) == []
+        return time.process_time() - started
+
+    seconds(100)
+    small, large = seconds(500), seconds(5000)
+    assert large < 25 * max(small, 0.005)
+
+
+# --- the client ------------------------------------------------------------------------------
+
+
+def ask(agent: helper.Agent, **settings: Any) -> list[dict[str, Any]]:
+    client = nomad.Client(nomad.Connection(**{"address": agent.url, **settings}))
+    return list(client.items("/v1/nodes", {"resources": "true"}).items)
+
+
+def test_what_is_sent(agent: helper.Agent) -> None:
+    agent.nodes = farm(1)
+    assert ask(agent, token="secret", namespace="n s", region="eu") == agent.nodes
+    path, query, headers = agent.requests[0]
+    assert path == "/v1/nodes"
+    assert query == {"resources": "true", "namespace": "n s", "region": "eu"}
+    assert headers["X-Nomad-Token"] == "secret"
+    assert "X-Nomad-Token" not in (ask(agent) and agent.requests[1][2])
+
+
+@pytest.mark.parametrize(("asked", "answered", "following"), [(0, 7, 7), (7, 9, 9), (7, 7, 7), (9, 3, 0), (5, 0, 0)])
+def test_the_index_to_wait_from(asked: int, answered: int, following: int) -> None:
+    assert nomad.next_index(asked, answered) == following
+
+
+def test_a_blocking_query_waits_for_the_change(agent: helper.Agent) -> None:
+    client = nomad.Client(nomad.Connection(address=agent.url))
+    first = client.items("/v1/nodes", {})
+    list(first.items)
+    assert first.index == 10 and "index" not in agent.requests[0][1]
+    again = client.items("/v1/nodes", {}, index=first.index, wait=0.2)
+    list(again.items)
+    assert agent.requests[1][1] == {"index": "10", "wait": "188ms"}
+    assert again.index == 10
+
+
+def refuse(status: int, body: bytes = b"", **headers: str) -> Any:
+    def answer(request: Any) -> bool:
+        request.reply(status, body, headers)
+        return True
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "words", "transient"),
+    [
+        (403, b"Permission denied", "was refused (HTTP 403: Permission denied)", False),
+        (500, b"No cluster leader", "answered HTTP 500: No cluster leader", True),
+        (502, b"", "answered HTTP 502.", True),
+        (404, b"not here", "answered HTTP 404: not here", False),
+        (307, b"", "redirects to http://evil.example/", False),
+        (200, b"<html>login</html>", "did not answer with a complete list", True),
+        (200, b'[{"ID": "1"', "did not answer with a complete list", True),
+    ],
+)
+def test_what_nomad_refuses(agent: helper.Agent, status: int, body: bytes, words: str, transient: bool) -> None:
+    agent.answer = refuse(status, body, Location="http://evil.example/")
+    with pytest.raises(nomad.NomadError) as caught:
+        ask(agent, token="very-secret")
+    assert words in str(caught.value) and agent.url in str(caught.value)
+    assert " Expected: " in str(caught.value) and " Next step: " in str(caught.value)
+    assert caught.value.transient is transient
+    assert len(agent.requests) == 1
+
+
+def test_the_token_is_in_no_text(agent: helper.Agent) -> None:
+    agent.answer = refuse(403, b"ACL token very-secret not found")
+    connection = nomad.Connection(address=agent.url, token="very-secret")
+    with pytest.raises(nomad.NomadError) as caught:
+        nomad.Client(connection).items("/v1/nodes", {})
+    assert "very-secret" not in str(caught.value) and "ACL token ********" in str(caught.value)
+    assert "very-secret" not in repr(connection)
+
+
+def test_nobody_listens() -> None:
+    stopped = helper.Agent()
+    stopped.close()
+    with pytest.raises(nomad.NomadError, match="cannot be reached") as caught:
+        ask(stopped)
+    assert caught.value.transient
+
+
+@pytest.mark.parametrize("address", ["", "127.0.0.1:4646", "unix:///run/nomad.sock", "https://"])
+def test_addresses_that_are_none(address: str) -> None:
+    with pytest.raises(nomad.NomadError, match="the address of Nomad is"):
+        nomad.Client(nomad.Connection(address=address))
+
+
+def test_proxies_do_not_break_this_machine(agent: helper.Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    assert ask(agent) == []
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [("127.0.0.1", True), ("127.8.8.8", True), ("localhost", True), ("::1", True), ("10.0.0.1", False), ("a.b", False)],
+)
+def test_loopback(host: str, loopback: bool) -> None:
+    assert nomad.is_loopback(host) is loopback
+
+
+def test_filter_of_names() -> None:
+    assert nomad.name_filter(["a", "b-1"]) == 'Name == "a" or Name == "b-1"'
+    for name in ('a" or true', "a\\", "a`", ""):
+        with pytest.raises(nomad.NomadError, match="name of a node"):
+            nomad.name_filter([name])
+
+
+# --- waiting ---------------------------------------------------------------------------------
+
+
+class Clock:
+    """Time that only passes when somebody waits."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.asked: list[tuple[int, float]] = []
+
+    def __call__(self) -> float:
+        return self.now
+
+    def pause(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_waiting_ends_with_the_first_good_answer() -> None:
+    clock = Clock()
+    answers = iter([(5, "bad"), (6, "bad"), (9, "good"), (10, "never")])
+
+    def fetch(index: int, wait: float) -> tuple[int, str]:
+        clock.asked.append((index, wait))
+        return next(answers)
+
+    assert nomad.wait_until(fetch, "good".__eq__, 100, clock, clock.pause) == "good"
+    assert [index for index, _wait in clock.asked] == [0, 5, 6]
+    assert all(wait <= nomad.LONGEST_WAIT for _index, wait in clock.asked)
+
+
+def test_waiting_ends_with_the_time_and_the_last_answer() -> None:
+    clock = Clock()
+
+    def fetch(index: int, wait: float) -> tuple[int, str]:
+        clock.asked.append((index, wait))
+        clock.now += wait
+        return index + 1, f"bad {index}"
+
+    assert nomad.wait_until(fetch, "good".__eq__, 130, clock, clock.pause) == "bad 2"
+    assert 130 <= clock.now <= 131
+
+
+def test_no_time_is_one_look() -> None:
+    clock = Clock()
+    calls: list[float] = []
+    answer = nomad.wait_until(lambda _index, wait: (1, calls.append(wait)), bool, 0, clock, clock.pause)
+    assert answer is None and calls == [0]
+
+
+def test_a_server_without_leader_is_asked_again() -> None:
+    clock = Clock()
+    answers: Iterator[Any] = iter([nomad.NomadError("a", "b", "c", transient=True), "good"])
+
+    def fetch(_index: int, _wait: float) -> tuple[int, str]:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return 1, answer
+
+    assert nomad.wait_until(fetch, "good".__eq__, 10, clock, clock.pause) == "good"
+
+
+@pytest.mark.parametrize(("transient", "timeout"), [(False, 10), (True, 0), (True, 3)])
+def test_errors_that_end_the_waiting(transient: bool, timeout: int) -> None:
+    clock = Clock()
+
+    def fetch(_index: int, _wait: float) -> tuple[int, str]:
+        raise nomad.NomadError("found", "expected", "next", transient)
+
+    with pytest.raises(nomad.NomadError):
+        nomad.wait_until(fetch, bool, timeout, clock, clock.pause)
+    assert clock.now <= timeout + 0.5

@@ -1,0 +1,618 @@
+# Copyright (c) gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which calls are made, and what becomes of their answers; then real processes that hang, crash and linger."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.gpufarm.core.plugins.module_utils import nvidia_smi
+from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi import Command, collect, resolve_subsets
+
+CORPUS = Path(__file__).parent / "nvidia_smi_corpus"
+BINARY = "/usr/bin/nvidia-smi"
+QUERY = (
+    "--query-gpu=index,name,uuid,pci.bus_id,driver_version,memory.total,memory.used,serial,persistence_mode,"
+    "compute_mode,mig.mode.current,mig.mode.pending,compute_cap",
+    "--format=csv,noheader,nounits",
+)
+FULL = ("-q", "-x")
+VERSION = ("--version",)
+LIST = ("-L",)
+NVLINK = ("nvlink", "-s")
+DEFAULT = resolve_subsets(nvidia_smi.DEFAULT_SUBSETS)
+ALL = resolve_subsets(["all"])
+LOST = "Unable to determine the device handle for GPU 0000:0B:00.0: GPU is lost.  Reboot the system to recover this GPU"
+
+
+def recorded(name: str) -> str:
+    return (CORPUS / name).read_text(encoding="utf-8")
+
+
+H100 = recorded("580.159.04-h100-queried.xml")
+H100_ROW = recorded("580.159.04-h100-queried.csv")
+H100_UUID = "GPU-c380f658-bd4a-b014-68f9-4074e00168ab"
+A100_MIG = recorded("510.47.03-a100-40gb-mig.xml")
+A100_UUID = re.search("<uuid>(.*)</uuid>", A100_MIG)[1]  # type: ignore[index]
+
+
+def row(index: int, bus: str, mig: str = "Disabled") -> str:
+    """The recorded line as another GPU of the same host would give it."""
+    uuid = f"GPU-{index:08d}"
+    line = H100_ROW.replace(H100_UUID, uuid).replace("00000000:00:06.0", f"00000000:{bus}:00.0")
+    return line.replace("0, NVIDIA", f"{index}, NVIDIA", 1).replace("Disabled, Disabled", f"{mig}, {mig}")
+
+
+class Recorder:
+    """Stands in for run_commands: answers by arguments and remembers every call, batch by batch."""
+
+    def __init__(self, answers: dict[tuple[str, ...], Any]) -> None:
+        self.answers = answers
+        self.batches: list[list[tuple[str, ...]]] = []
+        self.timeouts: list[float] = []
+
+    def __call__(self, argvs: Sequence[Sequence[str]], timeout: float) -> list[Command]:
+        self.batches.append([tuple(argv) for argv in argvs])
+        self.timeouts.append(timeout)
+        commands = []
+        for argv in argvs:
+            assert argv[0] == BINARY
+            answer = self.answers.get(tuple(argv[1:]), (255, "ERROR: Option is not recognized."))
+            if not isinstance(answer, Command):
+                answer = Command((), *answer)
+            commands.append(Command(tuple(argv), *list(vars(answer).values())[1:]))
+        return commands
+
+    @property
+    def calls(self) -> list[list[tuple[str, ...]]]:
+        return [[argv[1:] for argv in batch] for batch in self.batches]
+
+
+@pytest.fixture(autouse=True)
+def _found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvidia_smi, "find_nvidia_smi", lambda *_: BINARY)
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def kernel_gpu(root: Path, minor: int, bus: str, device: bool = True, excluded: str = "No") -> None:
+    text = recorded("580.159.04-h100-queried.information.txt").replace(H100_UUID, f"GPU-{minor:08d}")
+    text = text.replace("Device Minor: 	 0", f"Device Minor: 	 {minor}").replace(
+        "Excluded:	 No", f"Excluded:	 {excluded}"
+    )
+    write(root / f"proc/driver/nvidia/gpus/0000:{bus}:00.0/information", text)
+    if device:
+        write(root / f"dev/nvidia{minor}", "")
+
+
+# Which calls are made
+
+
+def test_default_is_one_listing_call_with_the_version_beside_it(tmp_path: Path) -> None:
+    run = Recorder({QUERY: (0, H100_ROW), VERSION: (0, recorded("580.159.04-h100-queried.version.txt"))})
+    facts = collect(DEFAULT, run=run, root=str(tmp_path))
+    assert run.calls == [[QUERY, VERSION]]
+    assert (facts["available"], facts["reason"], facts["message"]) == (True, None, None)
+    assert (facts["driver_version"], facts["cuda_version"], facts["platform"]) == ("580.159.04", "13.0", "linux")
+    (gpu,) = facts["gpus"]
+    assert (gpu["name"], gpu["memory_total_mib"], gpu["mig_devices"]) == ("NVIDIA H100 80GB HBM3", 81559, [])
+    assert gpu["power_draw_w"] is None
+
+
+def test_all_is_the_full_query_with_the_links_beside_it(tmp_path: Path) -> None:
+    run = Recorder({FULL: (0, H100), NVLINK: (0, "")})
+    facts = collect(ALL, run=run, root=str(tmp_path))
+    assert run.calls == [[FULL, NVLINK]]
+    (gpu,) = facts["gpus"]
+    assert (gpu["power_draw_w"], gpu["nvlinks"], facts["cuda_version"]) == (70.53, [], "13.0")
+
+
+@pytest.mark.parametrize("subset", sorted(set(nvidia_smi.SUBSETS) - {"min", "mig", "topology", "nvlink"}))
+def test_each_other_subset_is_the_full_query_alone(tmp_path: Path, subset: str) -> None:
+    run = Recorder({FULL: (0, H100)})
+    facts = collect(resolve_subsets(["!min", subset]), run=run, root=str(tmp_path))
+    assert run.calls == [[FULL]]
+    gpu = facts["gpus"][0]
+    assert gpu["memory_total_mib"] is None
+    assert gpu["uuid"] == H100_UUID
+    known = [key for key in nvidia_smi.SUBSETS[subset] if gpu[key] not in (None, [])]
+    assert known or subset in ("fabric", "processes")
+
+
+def test_nvlink_alone_needs_no_full_query(tmp_path: Path) -> None:
+    links = recorded("590.48.01-h200.nvlink.txt")
+    uuid = re.search(r"UUID: (.*)\)", links)[1]  # type: ignore[index]
+    run = Recorder({QUERY: (0, H100_ROW.replace(H100_UUID, uuid)), NVLINK: (0, links)})
+    facts = collect(resolve_subsets(["nvlink"]), run=run, root=str(tmp_path))
+    assert run.calls == [[QUERY, VERSION, NVLINK]]
+    assert len(facts["gpus"][0]["nvlinks"]) == 18
+
+
+@pytest.mark.parametrize("answer", [(255, "ERROR"), (0, f"GPU 0: X (UUID: {H100_UUID})\n Link 0: dam"), (None, "")])
+def test_links_that_cannot_be_had_are_null_and_no_failure(tmp_path: Path, answer: tuple[int | None, str]) -> None:
+    run = Recorder({FULL: (0, H100), NVLINK: answer})
+    facts = collect(ALL, run=run, root=str(tmp_path))
+    assert (facts["available"], facts["gpus"][0]["nvlinks"]) == (True, None)
+
+
+def test_driver_without_version_option_leaves_cuda_version_null(tmp_path: Path) -> None:
+    run = Recorder({QUERY: (0, H100_ROW)})
+    facts = collect(DEFAULT, run=run, root=str(tmp_path))
+    assert (facts["available"], facts["driver_version"], facts["cuda_version"]) == (True, "580.159.04", None)
+
+
+def test_fields_that_an_old_driver_refuses_are_left_out_one_by_one(tmp_path: Path) -> None:
+    without_one = (QUERY[0].replace(",compute_cap", ""), QUERY[1])
+    without_both = (without_one[0].replace(",mig.mode.pending", ""), QUERY[1])
+    refusal = recorded("580.159.04-unknown-field.failure.txt").split("exit code")[0]
+    run = Recorder(
+        {
+            QUERY: (2, refusal.replace("foo.bar", "compute_cap")),
+            without_one: (2, refusal.replace("foo.bar", "mig.mode.pending")),
+            without_both: (0, H100_ROW.replace(", Disabled, 9.0", "")),
+        }
+    )
+    facts = collect(DEFAULT, run=run, root=str(tmp_path))
+    assert run.calls == [[QUERY, VERSION], [without_one], [without_both]]
+    gpu = facts["gpus"][0]
+    assert (gpu["mig_mode"], gpu["mig_mode_pending"], gpu["architecture"]) == ("Disabled", None, None)
+    assert gpu["memory_total_mib"] == 81559
+
+
+@pytest.mark.parametrize("field", ["uuid", "no.such"])
+def test_a_refused_field_that_cannot_be_left_out_ends_it(tmp_path: Path, field: str) -> None:
+    run = Recorder({QUERY: (2, f'Field "{field}" is not a valid field to query.\n')})
+    facts = collect(DEFAULT, run=run, root=str(tmp_path))
+    assert run.calls == [[QUERY, VERSION]]
+    assert (facts["available"], facts["reason"]) == (False, "unsupported")
+
+
+# MIG
+
+
+def mig_list(uuid: str) -> str:
+    lines = recorded("590.48.01-h100-mig.list.txt").splitlines()
+    return "\n".join([re.sub("GPU-[0-9-]+", uuid, lines[0]), *lines[1:3]]) + "\n"
+
+
+def test_mig_known_to_the_kernel_is_listed_beside_the_main_call(tmp_path: Path) -> None:
+    write(tmp_path / "proc/driver/nvidia/capabilities/gpu0/mig/gi1/access", "")
+    run = Recorder({QUERY: (0, row(0, "00", "Enabled")), LIST: (0, mig_list("GPU-00000000"))})
+    facts = collect(DEFAULT, run=run, root=str(tmp_path))
+    assert run.calls == [[QUERY, VERSION, LIST]]
+    profiles = [device["profile"] for device in facts["gpus"][0]["mig_devices"]]
+    assert profiles == ["3g.40gb", "2g.20gb"]
+
+
+def test_mig_that_only_nvidia_smi_knows_is_listed_afterwards(tmp_path: Path) -> None:
+    run = Recorder({FULL: (0, A100_MIG), LIST: (0, mig_list(A100_UUID)), NVLINK: (0, "")})
+    facts = collect(ALL, run=run, root=str(tmp_path))
+    assert run.calls == [[FULL, NVLINK], [LIST]]
+    device = facts["gpus"][0]["mig_devices"][1]
+    assert (device["profile"], device["gpu_instance_id"], device["memory_total_mib"]) == ("2g.20gb", 2, 19968)
+    assert device["uuid"] == "MIG-00000001-0000-0000-0000-000000000001"
+
+
+def test_mig_list_that_fails_leaves_what_the_xml_has(tmp_path: Path) -> None:
+    run = Recorder({FULL: (0, A100_MIG), LIST: (0, "GPU 0: dam")})
+    facts = collect(ALL, run=run, root=str(tmp_path))
+    device = facts["gpus"][0]["mig_devices"][0]
+    assert (device["uuid"], device["gpu_instance_id"]) == (None, 1)
+
+
+def test_mig_is_not_listed_when_not_asked_for(tmp_path: Path) -> None:
+    write(tmp_path / "proc/driver/nvidia/capabilities/gpu0/mig/gi1/access", "")
+    run = Recorder({QUERY: (0, row(0, "00", "Enabled"))})
+    facts = collect(resolve_subsets(["min"]), run=run, root=str(tmp_path))
+    assert run.calls == [[QUERY, VERSION]]
+    assert facts["gpus"][0]["mig_devices"] is None
+
+
+# What the kernel adds
+
+
+def test_minor_number_numa_node_and_cpus_come_from_the_kernel(tmp_path: Path) -> None:
+    kernel_gpu(tmp_path, 3, "0a")
+    device = tmp_path / "sys/bus/pci/devices/0000:0a:00.0"
+    write(device / "numa_node", "1\n")
+    write(device / "local_cpulist", "32-63\n")
+    facts = collect(DEFAULT, run=Recorder({QUERY: (0, row(0, "0A"))}), root=str(tmp_path))
+    gpu = facts["gpus"][0]
+    assert (gpu["minor_number"], gpu["numa_node"], gpu["cpu_affinity"]) == (3, 1, "32-63")
+
+
+@pytest.mark.parametrize(("online", "node"), [("0\n", 0), ("0-1\n", None)])
+def test_a_device_without_node_is_on_the_only_one(tmp_path: Path, online: str, node: int | None) -> None:
+    write(tmp_path / "sys/bus/pci/devices/0000:00:06.0/numa_node", "-1\n")
+    write(tmp_path / "sys/devices/system/node/online", online)
+    facts = collect(DEFAULT, run=Recorder({QUERY: (0, H100_ROW)}), root=str(tmp_path))
+    assert facts["gpus"][0]["numa_node"] == node
+
+
+def test_topology_is_null_when_not_asked_for(tmp_path: Path) -> None:
+    write(tmp_path / "sys/bus/pci/devices/0000:00:06.0/numa_node", "1\n")
+    facts = collect(resolve_subsets(["min"]), run=Recorder({QUERY: (0, H100_ROW)}), root=str(tmp_path))
+    assert facts["gpus"][0]["numa_node"] is None
+
+
+@pytest.mark.parametrize(
+    ("files", "platform"),
+    [
+        ({}, "linux"),
+        ({"proc/sys/kernel/osrelease": "6.1.0-18-amd64"}, "linux"),
+        ({"proc/sys/kernel/osrelease": "5.15.167.4-microsoft-standard-WSL2"}, "wsl"),
+        ({"proc/sys/kernel/osrelease": "6.6.1-mine", "dev/dxg": "", "usr/lib/wsl/lib/nvidia-smi": ""}, "wsl"),
+        ({"proc/sys/kernel/osrelease": "6.6.1-mine", "dev/dxg": ""}, "linux"),
+    ],
+)
+def test_platform(tmp_path: Path, files: dict[str, str], platform: str) -> None:
+    for name, text in files.items():
+        write(tmp_path / name, text)
+    assert collect(DEFAULT, run=Recorder({}), root=str(tmp_path))["platform"] == platform
+
+
+# Failures
+
+
+@pytest.mark.parametrize("subsets", [DEFAULT, ALL])
+@pytest.mark.parametrize(
+    ("code", "words", "reason"),
+    [
+        (9, "535.261.03-driver-not-loaded", "driver_not_loaded"),
+        (12, "550.163.01-library-not-found", "library_not_found"),
+        (6, "580.159.04-no-devices", "no_devices"),
+        (18, "Failed to initialize NVML: Driver/library version mismatch", "library_mismatch"),
+        (255, "Failed to initialize NVML: GPU access blocked by the operating system", "access_blocked"),
+        (255, "Failed to initialize NVML: Unknown Error", "unknown_error"),
+        (4, "Failed to initialize NVML: Insufficient Permissions", "permission_denied"),
+        (0, "No devices were found", "no_devices"),
+        (0, "", "no_devices"),
+        (0, "Something quite different", "invalid_output"),
+        (-11, "", "crashed"),
+    ],
+)
+def test_failures_are_facts(tmp_path: Path, subsets: frozenset[str], code: int, words: str, reason: str) -> None:
+    if words[:1].isdigit():
+        words = recorded(f"{words}.failure.txt").rsplit("exit code", 1)[0]
+    run = Recorder({QUERY: (code, words), FULL: (code, words)})
+    facts = collect(subsets, run=run, root=str(tmp_path))
+    assert (facts["available"], facts["reason"], facts["gpus"]) == (False, reason, [])
+    assert facts["message"].startswith(f"{BINARY} -")
+    assert facts["message"].endswith(nvidia_smi.NEXT_STEPS[reason])
+    assert " ".join(words.split()).rstrip(".") in facts["message"]
+    assert len(run.calls) == 1
+
+
+def test_mismatch_names_the_loaded_module(tmp_path: Path) -> None:
+    write(tmp_path / "sys/module/nvidia/version", "535.129.03\n")
+    run = Recorder({QUERY: (18, "Failed to initialize NVML: Driver/library version mismatch\n")})
+    assert "The loaded kernel module is 535.129.03." in collect(DEFAULT, run=run, root=str(tmp_path))["message"]
+
+
+def test_timeout_is_a_fact_and_nothing_is_tried_after_it(tmp_path: Path) -> None:
+    kernel_gpu(tmp_path, 0, "00")
+    run = Recorder({FULL: Command((), None, LOST, timed_out=True, limit=5.0)})
+    facts = collect(ALL, timeout=5, run=run, root=str(tmp_path))
+    assert (facts["available"], facts["reason"]) == (False, "timeout")
+    assert "gave no answer within 5 s and was killed" in facts["message"]
+    assert len(run.calls) == 1
+    assert run.timeouts[0] <= 5
+
+
+@pytest.mark.parametrize(("error", "reason"), [("Permission denied", "permission_denied"), ("No", "unknown_error")])
+def test_a_program_that_cannot_be_started_is_a_fact(tmp_path: Path, error: str, reason: str) -> None:
+    run = Recorder({QUERY: Command((), None, error=error)})
+    facts = collect(DEFAULT, run=run, root=str(tmp_path))
+    assert facts["reason"] == reason
+    assert f"could not be started: {error}" in facts["message"]
+
+
+def test_no_program_is_a_fact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvidia_smi, "find_nvidia_smi", lambda *_: None)
+    facts = collect(DEFAULT, run=Recorder({}), root=str(tmp_path))
+    assert (facts["available"], facts["reason"]) == (False, "not_installed")
+    assert "in PATH and in /usr/lib/wsl/lib" in facts["message"]
+
+
+@pytest.mark.parametrize("position", [20, 500, len(H100) - 30])
+def test_truncated_output_is_a_fact(tmp_path: Path, position: int) -> None:
+    facts = collect(ALL, run=Recorder({FULL: (0, H100[:position])}), root=str(tmp_path))
+    assert (facts["available"], facts["reason"], facts["gpus"]) == (False, "invalid_output", [])
+
+
+def test_a_warning_after_the_answer_is_no_failure(tmp_path: Path) -> None:
+    warning = "WARNING: infoROM is corrupted at gpu 0000:00:06.0\n"
+    run = Recorder({FULL: (14, H100 + warning), QUERY: (14, H100_ROW + warning)})
+    assert collect(ALL, run=run, root=str(tmp_path))["available"]
+    assert collect(DEFAULT, run=run, root=str(tmp_path))["available"]
+
+
+# A GPU that is lost
+
+
+@pytest.mark.parametrize("words", [LOST, "Unable to determine the device handle for GPU0000:0B:00.0: Unknown Error"])
+@pytest.mark.parametrize("code", [15, 255, 0])
+def test_a_lost_gpu_that_fails_the_call_for_all_leaves_the_others(tmp_path: Path, words: str, code: int) -> None:
+    for minor, bus in enumerate(("0a", "0b", "0c")):
+        kernel_gpu(tmp_path, minor, bus)
+    alone = {bus: (*QUERY, "-i", f"0000:{bus}:00.0") for bus in ("0a", "0b", "0c")}
+    run = Recorder(
+        {
+            QUERY: (code, words + "\n"),
+            alone["0a"]: (0, row(0, "0A")),
+            alone["0b"]: (15, words + "\n"),
+            alone["0c"]: (0, row(2, "0C")),
+        }
+    )
+    facts = collect(DEFAULT, run=run, root=str(tmp_path))
+    assert run.calls == [[QUERY, VERSION], [alone["0a"], alone["0b"], alone["0c"]]]
+    assert (facts["available"], facts["reason"], facts["driver_version"]) == (True, "gpu_lost", "580.159.04")
+    assert facts["message"].startswith("GPU 00000000:0B:00.0: ")
+    assert facts["message"].endswith(nvidia_smi.NEXT_STEPS["gpu_lost"])
+    assert [gpu["index"] for gpu in facts["gpus"]] == [0, 1, 2]
+    assert [gpu["status"] for gpu in facts["gpus"]] == ["ok", "lost", "ok"]
+    lost = facts["gpus"][1]
+    assert (lost["uuid"], lost["minor_number"], lost["memory_total_mib"]) == ("GPU-00000001", 1, None)
+    assert "unable to determine the device handle" in lost["status_message"].lower()
+    assert lost.keys() == nvidia_smi.empty_gpu().keys()
+
+
+def test_a_lost_gpu_that_breaks_the_xml_off_leaves_the_others(tmp_path: Path) -> None:
+    kernel_gpu(tmp_path, 0, "00")
+    kernel_gpu(tmp_path, 1, "0b")
+    alone = {bus: (*FULL, "-i", f"0000:{bus}:00.0") for bus in ("00", "0b")}
+    broken = H100[: H100.index("<product_brand>")] + LOST + "\n"
+    second = H100.replace("00000000:00:06.0", "00000000:00:00.0")
+    run = Recorder({FULL: (255, broken), alone["00"]: (0, second), alone["0b"]: (15, LOST)})
+    facts = collect(resolve_subsets(["power"]), run=run, root=str(tmp_path))
+    assert run.calls == [[FULL], [alone["00"], alone["0b"]]]
+    assert [(gpu["index"], gpu["status"], gpu["power_draw_w"]) for gpu in facts["gpus"]] == [
+        (0, "ok", 70.53),
+        (1, "lost", None),
+    ]
+    assert (facts["reason"], facts["cuda_version"]) == ("gpu_lost", "13.0")
+
+
+def test_without_the_kernels_list_the_others_come_from_the_listing(tmp_path: Path) -> None:
+    listing = f"{LOST}\nGPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-00000001)\n"
+    alone = (*QUERY, "-i", "GPU-00000001")
+    run = Recorder({QUERY: (15, LOST), LIST: (15, listing), alone: (0, row(1, "0C"))})
+    facts = collect(DEFAULT, run=run, root=str(tmp_path))
+    assert run.calls == [[QUERY, VERSION], [LIST], [alone]]
+    assert [(gpu["index"], gpu["pci_bus_id"], gpu["status"]) for gpu in facts["gpus"]] == [
+        (0, "00000000:0B:00.0", "lost"),
+        (1, "00000000:0C:00.0", "ok"),
+    ]
+
+
+def test_gpus_behind_a_lost_one_keep_their_index(tmp_path: Path) -> None:
+    """Asked alone, each GPU is the first of its document."""
+    for minor, bus in enumerate(("0a", "0b")):
+        kernel_gpu(tmp_path, minor, bus)
+    alone = {bus: (*FULL, "-i", f"0000:{bus}:00.0") for bus in ("0a", "0b")}
+    second = H100.replace("00000000:00:06.0", "00000000:0B:00.0")
+    run = Recorder({FULL: (15, LOST), alone["0a"]: (15, LOST), alone["0b"]: (0, second)})
+    facts = collect(resolve_subsets(["power"]), run=run, root=str(tmp_path))
+    assert [(gpu["index"], gpu["status"]) for gpu in facts["gpus"]] == [(0, "lost"), (1, "ok")]
+
+
+def test_a_listed_gpu_that_fails_alone_keeps_its_uuid(tmp_path: Path) -> None:
+    listing = "".join(f"GPU {number}: NVIDIA H100 (UUID: GPU-0000000{number})\n" for number in (0, 1))
+    alone = {number: (*QUERY, "-i", f"GPU-0000000{number}") for number in (0, 1)}
+    run = Recorder({QUERY: (16, ""), LIST: (0, listing), alone[0]: (16, ""), alone[1]: (0, row(1, "0C"))})
+    facts = collect(DEFAULT, run=run, root=str(tmp_path))
+    found = {gpu["uuid"]: gpu["status"] for gpu in facts["gpus"]}
+    assert found == {"GPU-00000000": "reset_required", "GPU-00000001": "ok"}
+    assert (facts["available"], facts["reason"]) == (True, "reset_required")
+    assert "GPU GPU-00000000: " in facts["message"]
+
+
+def test_only_gpus_of_this_place_are_asked_alone(tmp_path: Path) -> None:
+    kernel_gpu(tmp_path, 0, "0a")
+    kernel_gpu(tmp_path, 1, "0b", device=False)
+    alone = (*QUERY, "-i", "0000:0a:00.0")
+    run = Recorder({QUERY: (15, ""), alone: (0, row(0, "0A"))})
+    facts = collect(DEFAULT, run=run, root=str(tmp_path))
+    assert run.calls == [[QUERY, VERSION], [alone]]
+    assert [gpu["status"] for gpu in facts["gpus"]] == ["ok"]
+
+
+def test_a_gpu_that_may_not_be_read_is_not_called_lost(tmp_path: Path) -> None:
+    words = "Unable to determine the device handle for GPU 0000:0B:00.0: Insufficient Permissions"
+    kernel_gpu(tmp_path, 0, "0a")
+    kernel_gpu(tmp_path, 1, "0b")
+    alone = {bus: (*QUERY, "-i", f"0000:{bus}:00.0") for bus in ("0a", "0b")}
+    run = Recorder({QUERY: (4, words), alone["0a"]: (0, row(0, "0A")), alone["0b"]: (4, words)})
+    facts = collect(DEFAULT, run=run, root=str(tmp_path))
+    assert [gpu["status"] for gpu in facts["gpus"]] == ["ok", "unreadable"]
+    assert (facts["available"], facts["reason"]) == (True, "permission_denied")
+    assert "Insufficient Permissions" in facts["message"]
+
+
+def test_a_gpu_that_hangs_alone_is_unreadable(tmp_path: Path) -> None:
+    kernel_gpu(tmp_path, 0, "0a")
+    alone = (*QUERY, "-i", "0000:0a:00.0")
+    run = Recorder({QUERY: (16, ""), alone: Command((), None, timed_out=True, limit=1.0)})
+    facts = collect(DEFAULT, run=run, root=str(tmp_path))
+    assert (facts["gpus"][0]["status"], facts["available"], facts["reason"]) == ("unreadable", False, "reset_required")
+
+
+def test_when_every_gpu_is_lost_none_is_available(tmp_path: Path) -> None:
+    kernel_gpu(tmp_path, 0, "0b")
+    alone = (*QUERY, "-i", "0000:0b:00.0")
+    facts = collect(DEFAULT, run=Recorder({QUERY: (15, LOST), alone: (15, LOST)}), root=str(tmp_path))
+    assert (facts["available"], facts["reason"], len(facts["gpus"])) == (False, "gpu_lost", 1)
+
+
+def test_when_nothing_can_be_listed_the_failure_stays(tmp_path: Path) -> None:
+    run = Recorder({QUERY: (15, LOST), LIST: (15, LOST)})
+    facts = collect(DEFAULT, run=run, root=str(tmp_path))
+    assert (facts["available"], facts["reason"], facts["gpus"]) == (False, "gpu_lost", [])
+
+
+@pytest.mark.parametrize("subsets", [DEFAULT, ALL])
+def test_a_lost_gpu_with_an_element_of_its_own_is_named(tmp_path: Path, subsets: frozenset[str]) -> None:
+    lost = re.sub(r"<(gpu_temp|total|product_name)>[^<]*<", r"<\1>GPU is lost<", H100)
+    gpus = H100[H100.index("<gpu ") : H100.index("</nvidia_smi_log>")]
+    both = lost.replace("</nvidia_smi_log>", gpus.replace("00:06.0", "00:07.0") + "</nvidia_smi_log>")
+    first = row(0, "00").replace("81559, 0", "[GPU is lost], [GPU is lost]")
+    run = Recorder({FULL: (0, both), QUERY: (0, first + row(1, "01"))})
+    facts = collect(subsets, run=run, root=str(tmp_path))
+    assert (facts["available"], facts["reason"]) == (True, "gpu_lost")
+    assert [gpu["status"] for gpu in facts["gpus"]] == ["lost", "ok"]
+    assert facts["gpus"][0]["pci_bus_id"] in facts["message"]
+    assert facts["gpus"][0]["memory_total_mib"] is None
+
+
+def test_a_gpu_that_must_be_reset_is_named(tmp_path: Path) -> None:
+    run = Recorder({QUERY: (0, H100_ROW.replace("81559, 0", "[GPU requires reset], [GPU requires reset]"))})
+    facts = collect(DEFAULT, run=run, root=str(tmp_path))
+    assert (facts["available"], facts["reason"]) == (False, "reset_required")
+    assert facts["message"].endswith(nvidia_smi.NEXT_STEPS["reset_required"])
+
+
+def test_a_gpu_that_nvidia_smi_does_not_list_any_more_is_named(tmp_path: Path) -> None:
+    kernel_gpu(tmp_path, 0, "0a")
+    kernel_gpu(tmp_path, 1, "0b")
+    facts = collect(DEFAULT, run=Recorder({QUERY: (0, row(0, "0A"))}), root=str(tmp_path))
+    assert (facts["available"], facts["reason"]) == (True, "gpu_lost")
+    assert [(gpu["index"], gpu["uuid"], gpu["status"]) for gpu in facts["gpus"]] == [
+        (0, "GPU-00000000", "ok"),
+        (None, "GPU-00000001", "lost"),
+    ]
+    assert "0000:0b:00.0, but nvidia-smi does not list it" in facts["message"]
+
+
+@pytest.mark.parametrize("hidden", [{"device": False}, {"excluded": "Yes"}])
+def test_a_gpu_that_is_kept_from_this_place_is_not_missing(tmp_path: Path, hidden: dict[str, Any]) -> None:
+    kernel_gpu(tmp_path, 0, "0a")
+    kernel_gpu(tmp_path, 1, "0b", **hidden)
+    facts = collect(DEFAULT, run=Recorder({QUERY: (0, row(0, "0A"))}), root=str(tmp_path))
+    assert (facts["reason"], len(facts["gpus"])) == (None, 1)
+
+
+def test_an_empty_log_is_no_devices(tmp_path: Path) -> None:
+    run = Recorder(
+        {FULL: (0, "<?xml version='1.0'?><nvidia_smi_log><attached_gpus>0</attached_gpus></nvidia_smi_log>")}
+    )
+    facts = collect(ALL, run=run, root=str(tmp_path))
+    assert (facts["available"], facts["reason"]) == (False, "no_devices")
+
+
+# Real processes
+
+
+def script(path: Path, body: str) -> str:
+    path.write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
+    path.chmod(0o755)
+    return str(path)
+
+
+def alive(pid: int) -> bool:
+    state = Path(f"/proc/{pid}/stat")
+    return state.exists() and state.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+def assert_ends(pid: int) -> None:
+    for _ in range(50):
+        if not alive(pid):
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"{pid} still runs")
+
+
+def test_output_code_and_environment_of_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    monkeypatch.setenv("GPUFARM_TEST", "kept")
+    program = script(
+        tmp_path / "smi", 'echo "$LC_ALL $GPUFARM_TEST $*"; echo err >&2; read line || echo no-input; exit 7'
+    )
+    (command,) = nvidia_smi.run_commands([[program, "-q", "-x"]], 10)
+    assert (command.returncode, command.stdout, command.stderr) == (7, "C kept -q -x\nno-input\n", "err\n")
+    assert command.argv == (program, "-q", "-x")
+    assert not command.timed_out
+
+
+def test_processes_run_at_the_same_time_and_keep_their_order(tmp_path: Path) -> None:
+    program = script(tmp_path / "smi", 'sleep "$1"; echo "$1"')
+    started = time.monotonic()
+    commands = nvidia_smi.run_commands([[program, "0.5"], [program, "0.4"], [program, "0.3"]], 10)
+    assert time.monotonic() - started < 1.1
+    assert [command.stdout.strip() for command in commands] == ["0.5", "0.4", "0.3"]
+
+
+def test_a_process_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
+    program = script(tmp_path / "smi", f"echo partly; sleep 60 & echo $! > {tmp_path}/child; wait")
+    started = time.monotonic()
+    (command,) = nvidia_smi.run_commands([[program]], 0.5)
+    assert time.monotonic() - started < 5
+    assert (command.timed_out, command.returncode, command.stdout) == (True, None, "partly\n")
+    assert_ends(int((tmp_path / "child").read_text()))
+
+
+def test_a_child_that_keeps_the_pipe_open_does_not_make_it_a_timeout(tmp_path: Path) -> None:
+    program = script(tmp_path / "smi", f"sleep 60 & echo $! > {tmp_path}/child; echo whole; exit 0")
+    started = time.monotonic()
+    (command,) = nvidia_smi.run_commands([[program]], 0.5)
+    assert time.monotonic() - started < 5
+    assert (command.timed_out, command.returncode, command.stdout) == (False, 0, "whole\n")
+    assert_ends(int((tmp_path / "child").read_text()))
+
+
+def test_a_process_that_ignores_signals_is_killed(tmp_path: Path) -> None:
+    program = script(tmp_path / "smi", "trap '' TERM INT HUP; while :; do sleep 0.05; done")
+    (command,) = nvidia_smi.run_commands([[program]], 0.3)
+    assert command.timed_out
+
+
+def test_a_crash_shows_its_signal(tmp_path: Path) -> None:
+    (command,) = nvidia_smi.run_commands([[script(tmp_path / "smi", "kill -SEGV $$")]], 5)
+    assert command.returncode == -11
+
+
+def test_what_is_no_program_is_an_error_and_not_an_exception(tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.write_bytes(b"\x7fELF nothing")
+    broken.chmod(0o755)
+    commands = nvidia_smi.run_commands([[str(tmp_path / "none")], [str(broken)]], 5)
+    assert [command.returncode for command in commands] == [None, None]
+    assert all(command.error and not command.timed_out for command in commands)
+
+
+def test_endless_output_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvidia_smi, "MAX_OUTPUT_BYTES", 200_000)
+    started = time.monotonic()
+    (command,) = nvidia_smi.run_commands([[script(tmp_path / "smi", "yes")]], 20)
+    assert time.monotonic() - started < 10
+    assert len(command.stdout) < 1_000_000
+    assert command.returncode == -9
+
+
+def test_large_output_arrives_whole(tmp_path: Path) -> None:
+    program = script(
+        tmp_path / "smi", "i=0; while [ $i -lt 20000 ]; do echo 0123456789012345678901234567890; i=$((i+1)); done"
+    )
+    (command,) = nvidia_smi.run_commands([[program]], 30)
+    assert len(command.stdout) == 20000 * 32
+
+
+def test_bytes_that_are_no_text_are_replaced(tmp_path: Path) -> None:
+    (command,) = nvidia_smi.run_commands([[script(tmp_path / "smi", "printf 'a\\377b'")]], 5)
+    assert command.stdout == "a\ufffdb"
+
+
+def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
+    program = script(tmp_path / "smi", "sleep 60")
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  # a count, not paths
+    nvidia_smi.run_commands([[program], [str(tmp_path / "none")]], 0.1)
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208  # a count, not paths

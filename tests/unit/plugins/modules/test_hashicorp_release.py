@@ -1,0 +1,415 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ansible_collections.gpufarm.core.plugins.module_utils import release
+from ansible_collections.gpufarm.core.plugins.modules import hashicorp_release
+from ansible_collections.gpufarm.core.tests.unit.plugins.modules import release_helper as helper
+
+pytestmark = pytest.mark.skipif(not helper.HAS_GPG, reason=helper.GPG_MISSING)
+
+HOST = platform.node()
+
+
+@pytest.fixture(scope="module")
+def gpg() -> Iterator[helper.Gpg]:
+    ring = helper.Gpg()
+    yield ring
+    ring.close()
+
+
+@pytest.fixture(scope="module")
+def signer(gpg: helper.Gpg) -> str:
+    return gpg.new_key("signer", subkey=True)
+
+
+@pytest.fixture(scope="module")
+def stranger(gpg: helper.Gpg) -> str:
+    return gpg.new_key("stranger")
+
+
+@pytest.fixture
+def server() -> Iterator[helper.Server]:
+    running = helper.Server()
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def releases(server: helper.Server, gpg: helper.Gpg, signer: str) -> helper.Releases:
+    return helper.Releases(server, gpg, signer)
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(release.Network, "pause", staticmethod(lambda _seconds: None))
+
+
+class Node:
+    """The module on a node of its own."""
+
+    def __init__(self, folder: Path, server: helper.Server, signer: str, capsys: pytest.CaptureFixture[str]) -> None:
+        self.dest = folder / "bin"
+        self.receipts = folder / "receipts"
+        self.remote_tmp = folder / "remote_tmp"
+        self.remote_tmp.mkdir()
+        self.binary = self.dest / "nomad"
+        self.receipt = self.receipts / "nomad.json"
+        self._capsys = capsys
+        self._arguments = {
+            "product": "nomad",
+            "version": "1.2.3",
+            "base_url": server.url,
+            "key_url": f"{server.url}/key.txt",
+            "key_fingerprints": [signer],
+            "dest": str(self.dest),
+            "receipt_dir": str(self.receipts),
+            "architecture": "amd64",
+        }
+
+    def run(self, check: bool = False, diff: bool = False, **arguments: Any) -> helper.Outcome:
+        settings = {"check_mode": check, "diff": diff, "remote_tmp": str(self.remote_tmp)}
+        return helper.run_module(hashicorp_release.main, self._capsys, {**self._arguments, **arguments}, **settings)
+
+    def files(self) -> dict[str, bytes]:
+        """Every file of the node, but for what a module leaves in Ansible's own folder until its process ends."""
+        roots = [self.dest, self.receipts, self.remote_tmp]
+        return {str(path): path.read_bytes() for root in roots for path in root.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def node(tmp_path: Path, server: helper.Server, signer: str, capsys: pytest.CaptureFixture[str]) -> Node:
+    return Node(tmp_path, server, signer, capsys)
+
+
+def assert_error(result: helper.Outcome, *parts: str) -> None:
+    assert result.get("failed"), result
+    for part in (f"{HOST}: ", "Expected: ", "Next step: ", *parts):
+        assert part in result["msg"]
+
+
+def test_installs_what_was_verified(node: Node, releases: helper.Releases, signer: str) -> None:
+    path = releases.publish("nomad", "1.2.3", b"program ", ("amd64", "arm64"))
+    result = node.run(diff=True)
+    assert result["changed"] and result["binary_changed"]
+    assert node.binary.read_bytes() == b"program amd64"
+    assert stat.S_IMODE(node.binary.stat().st_mode) == 0o755
+    assert result["version"] == "1.2.3" and result["previous_version"] is None
+    assert result["signature"] == signer
+    assert result["path"] == str(node.binary)
+    assert result["binary_sha256"] == hashlib.sha256(b"program amd64").hexdigest()
+    assert result["diff"]["before"] == "" and result["diff"]["after"].startswith("nomad 1.2.3\n")
+    receipt = json.loads(node.receipt.read_text())
+    assert receipt["source"] == releases.server.url + path
+    assert receipt["zip_sha256"] == hashlib.sha256(releases.server.files[path]).hexdigest()
+    assert receipt["signed_by"] == signer
+    assert set(node.files()) == {str(node.binary), str(node.receipt)}
+
+
+def test_second_run_uses_no_network(node: Node, releases: helper.Releases) -> None:
+    releases.publish("nomad", "1.2.3", b"program ")
+    node.run()
+    asked = len(releases.server.requests)
+    result = node.run()
+    assert not result["changed"] and not result["binary_changed"] and result["reasons"] == []
+    assert result["previous_version"] == "1.2.3"
+    assert len(releases.server.requests) == asked
+
+
+def test_check_mode_tells_and_touches_nothing(node: Node, releases: helper.Releases) -> None:
+    releases.publish("nomad", "1.2.3", b"program ")
+    result = node.run(check=True)
+    assert result["changed"] and result["binary_sha256"] is None
+    assert node.files() == {} and not node.dest.exists() and not node.receipts.exists()
+    assert releases.server.requests == []
+    node.run()
+    assert not node.run(check=True)["changed"]
+
+
+def test_upgrade_and_downgrade(node: Node, releases: helper.Releases) -> None:
+    releases.publish("nomad", "1.2.3", b"old ")
+    releases.publish("nomad", "1.3.0", b"new ")
+    node.run()
+    result = node.run(version="1.3.0", diff=True)
+    assert result["changed"] and result["previous_version"] == "1.2.3"
+    assert result["reasons"] == ["version is 1.2.3, not 1.3.0"]
+    assert node.binary.read_bytes() == b"new amd64"
+    assert result["diff"]["before"].startswith("nomad 1.2.3\nsha256 ")
+    assert node.run()["previous_version"] == "1.3.0"
+    assert node.binary.read_bytes() == b"old amd64"
+
+
+@pytest.mark.parametrize("damage", ["delete", "modify"])
+def test_a_program_that_is_not_the_installed_one_is_replaced(
+    node: Node, releases: helper.Releases, damage: str
+) -> None:
+    releases.publish("nomad", "1.2.3", b"program ")
+    node.run()
+    if damage == "delete":
+        node.binary.unlink()
+    else:
+        node.binary.write_bytes(b"something else")
+    result = node.run()
+    assert result["changed"] and result["binary_changed"] and result["previous_version"] is None
+    assert node.binary.read_bytes() == b"program amd64"
+
+
+def test_lost_receipt_is_renewed_without_touching_the_program(node: Node, releases: helper.Releases) -> None:
+    releases.publish("nomad", "1.2.3", b"program ")
+    node.run()
+    inode = node.binary.stat().st_ino
+    node.receipt.write_text("{")
+    result = node.run()
+    assert result["changed"] and not result["binary_changed"]
+    assert node.binary.stat().st_ino == inode
+    assert not node.run()["changed"]
+
+
+def test_corrupted_zip(node: Node, releases: helper.Releases) -> None:
+    releases.publish("nomad", "1.2.3", b"old ")
+    path = releases.publish("nomad", "1.3.0", b"new ")
+    node.run()
+    before = node.files()
+    good = hashlib.sha256(releases.server.files[path]).hexdigest()
+    releases.server.files[path] = helper.make_zip({"nomad": b"evil"})
+    bad = hashlib.sha256(releases.server.files[path]).hexdigest()
+    result = node.run(version="1.3.0")
+    assert_error(result, f"{releases.server.url}{path} has sha256 {bad}", f"Expected: sha256 {good}, as signed.")
+    assert node.files() == before
+
+
+def test_changed_sums(node: Node, releases: helper.Releases) -> None:
+    releases.publish("nomad", "1.2.3", b"program ")
+    path = "/nomad/1.2.3/nomad_1.2.3_SHA256SUMS"
+    releases.server.files[path] += b"# changed\n"
+    result = node.run()
+    assert_error(result, f"{releases.server.url}{path}.sig holds a BAD signature", "a good signature by")
+    assert node.files() == {}
+
+
+def test_signature_by_another_key_of_the_key_file(
+    node: Node, releases: helper.Releases, gpg: helper.Gpg, signer: str, stranger: str
+) -> None:
+    releases.publish("nomad", "1.2.3", b"program ")
+    releases.list_sums("nomad", "1.2.3", releases.server.files["/nomad/1.2.3/nomad_1.2.3_SHA256SUMS"], stranger)
+    releases.server.files["/key.txt"] = gpg.export(signer, stranger)
+    result = node.run()
+    assert_error(result, f"was signed by key {stranger}", "which the key file does not hold", signer)
+    assert node.files() == {}
+
+
+def test_key_file_without_the_pinned_key(
+    node: Node, releases: helper.Releases, gpg: helper.Gpg, signer: str, stranger: str
+) -> None:
+    releases.publish("nomad", "1.2.3", b"program ")
+    releases.server.files["/key.txt"] = gpg.export(stranger)
+    result = node.run()
+    assert_error(result, "/key.txt holds the key", stranger, f"Expected: the public key {signer}")
+    assert releases.server.requests == ["/key.txt"]
+
+
+def test_missing_architecture_lists_those_there_are(node: Node, releases: helper.Releases) -> None:
+    releases.publish("nomad", "1.2.3", b"program ", ("amd64", "s390x"))
+    result = node.run(architecture="arm64")
+    assert_error(result, "lists no nomad_1.2.3_linux_arm64.zip", "amd64, s390x", "a checksum for linux_arm64")
+
+
+def test_not_found_is_final(node: Node, releases: helper.Releases) -> None:
+    releases.publish("nomad", "1.2.3", b"program ")
+    result = node.run(version="9.9.9")
+    url = f"{releases.server.url}/nomad/9.9.9/nomad_9.9.9_SHA256SUMS"
+    assert_error(result, f"{url} does not exist (HTTP 404)", "check product/version, or base_url of your mirror")
+    assert len(releases.server.requests) == 2
+
+
+def interrupt(server: helper.Server, path: str, times: int) -> None:
+    def cut_off(request: Any, content: bytes) -> None:
+        whole = server.requests.count(path) > times
+        request.send_response(200)
+        request.send_header("Content-Length", str(len(content)))
+        request.end_headers()
+        request.wfile.write(content if whole else content[:50])
+        request.close_connection = True
+
+    server.hooks[path] = cut_off
+
+
+def test_interrupted_download_is_tried_again(node: Node, releases: helper.Releases) -> None:
+    path = releases.publish("nomad", "1.2.3", b"program ")
+    interrupt(releases.server, path, 2)
+    assert node.run(retries=2)["changed"]
+    assert releases.server.requests.count(path) == 3
+
+
+def test_interrupted_download_leaves_everything_as_it_was(node: Node, releases: helper.Releases) -> None:
+    releases.publish("nomad", "1.2.3", b"old ")
+    path = releases.publish("nomad", "1.3.0", b"new ")
+    node.run()
+    before = node.files()
+    interrupt(releases.server, path, 99)
+    result = node.run(version="1.3.0", retries=1)
+    assert_error(result, f"{releases.server.url}{path} could not be downloaded", "50 of", "tried 2 times")
+    assert node.files() == before
+
+
+def test_damaged_zip_that_is_signed_leaves_everything_as_it_was(node: Node, releases: helper.Releases) -> None:
+    releases.publish("nomad", "1.2.3", b"old ")
+    path = releases.publish("nomad", "1.3.0", b"new ")
+    node.run()
+    before = node.files()
+    broken = helper.make_zip({"consul": b"another program"})
+    releases.server.files[path] = broken
+    sums = f"{hashlib.sha256(broken).hexdigest()}  nomad_1.3.0_linux_amd64.zip\n"
+    releases.list_sums("nomad", "1.3.0", sums.encode())
+    assert_error(node.run(version="1.3.0"), "does not hold 'nomad', it holds: consul", "the option 'binary'")
+    assert node.files() == before
+
+
+def test_unknown_owner_leaves_everything_as_it_was(node: Node, releases: helper.Releases) -> None:
+    releases.publish("nomad", "1.2.3", b"old ")
+    releases.publish("nomad", "1.3.0", b"new ")
+    node.run()
+    before = node.files()
+    assert node.run(version="1.3.0", owner="no-such-user-here").get("failed")
+    assert node.files() == before
+
+
+def test_signature_without_the_right_key_in_the_pins(node: Node, releases: helper.Releases, stranger: str) -> None:
+    releases.publish("nomad", "1.2.3", b"program ")
+    releases.list_sums("nomad", "1.2.3", releases.server.files["/nomad/1.2.3/nomad_1.2.3_SHA256SUMS"], stranger)
+    assert_error(node.run(), f"signed by key {stranger}", "key_url and key_fingerprints")
+
+
+def test_signature_that_is_none(node: Node, releases: helper.Releases) -> None:
+    releases.publish("nomad", "1.2.3", b"program ")
+    releases.server.files["/nomad/1.2.3/nomad_1.2.3_SHA256SUMS.sig"] = b"<html>"
+    assert_error(node.run(), "SHA256SUMS.sig holds no signature that gpgv can read")
+
+
+def test_a_key_that_is_no_longer_pinned_means_verifying_again(
+    node: Node, releases: helper.Releases, gpg: helper.Gpg, signer: str, stranger: str
+) -> None:
+    releases.publish("nomad", "1.2.3", b"program ")
+    node.run()
+    releases.list_sums("nomad", "1.2.3", releases.server.files["/nomad/1.2.3/nomad_1.2.3_SHA256SUMS"], stranger)
+    releases.server.files["/key.txt"] = gpg.export(stranger)
+    result = node.run(key_fingerprints=[stranger])
+    assert result["changed"] and not result["binary_changed"] and result["signature"] == stranger
+    assert not node.run(key_fingerprints=[signer, stranger])["changed"]
+
+
+def test_missing_gpgv(node: Node, releases: helper.Releases, monkeypatch: pytest.MonkeyPatch) -> None:
+    releases.publish("nomad", "1.2.3", b"program ")
+    monkeypatch.setattr(hashicorp_release.AnsibleModule, "get_bin_path", lambda *_a, **_k: None)
+    assert_error(node.run(), "gpgv is not installed", "package gpgv (Debian, Ubuntu) or gnupg2 (RHEL)")
+    assert releases.server.requests == []
+
+
+def test_pinned_checksum(node: Node, releases: helper.Releases) -> None:
+    path = releases.publish("nomad", "1.2.3", b"program ")
+    good = hashlib.sha256(releases.server.files[path]).hexdigest()
+    assert_error(node.run(checksum="0" * 64), f"states sha256 {good}", "the pinned checksum 000")
+    assert_error(node.run(checksum="short"), "the option 'checksum' is 'short'")
+    assert node.run(checksum=f"sha256:{good}")["changed"]
+    assert not node.run(checksum=good)["changed"]
+    assert_error(node.run(checksum="0" * 64), "the pinned checksum 000")
+
+
+def test_pinned_checksum_alone_needs_nothing_but_the_zip(node: Node, releases: helper.Releases) -> None:
+    path = releases.publish("nomad", "1.2.3", b"program ")
+    good = hashlib.sha256(releases.server.files[path]).hexdigest()
+    result = node.run(checksum=good, verify_signature=False)
+    assert result["changed"] and result["signature"] is None
+    assert releases.server.requests == [path]
+    # Later verification is a reason to do it all again.
+    assert node.run()["changed"] and node.run()["changed"] is False
+
+
+def test_no_signature_and_no_checksum_is_a_warning(
+    node: Node, releases: helper.Releases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warnings: list[str] = []
+    monkeypatch.setattr(hashicorp_release.AnsibleModule, "warn", lambda _self, text: warnings.append(text))
+    releases.publish("nomad", "1.2.3", b"program ")
+    assert node.run(verify_signature=False)["changed"]
+    assert len(warnings) == 1 and "nothing vouches for" in warnings[0]
+
+
+def test_other_names(node: Node, releases: helper.Releases) -> None:
+    releases.publish("nomad", "1.2.3", b"program ")
+    result = node.run(binary="LICENSE.txt", dest_name="nomad-licence", mode="0640")
+    target = node.dest / "nomad-licence"
+    assert result["path"] == str(target) and target.read_bytes() == b"licence"
+    assert stat.S_IMODE(target.stat().st_mode) == 0o640
+    target.chmod(0o600)
+    again = node.run(binary="LICENSE.txt", dest_name="nomad-licence", mode="0640")
+    assert again["changed"] and not again["binary_changed"] and again["reasons"] == []
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("version", "v1.2.3"),
+        ("version", "../1"),
+        ("product", "no/mad"),
+        ("binary", "../nomad"),
+        ("dest_name", ".."),
+        ("architecture", "../x"),
+        ("key_fingerprints", ["34365D9472D7468F"]),
+        ("key_fingerprints", []),
+    ],
+)
+def test_options_that_cannot_be(node: Node, server: helper.Server, option: str, value: Any) -> None:
+    assert_error(node.run(**{option: value}), f"'{option}'")
+    assert server.requests == []
+
+
+def test_a_folder_in_the_place_of_the_program(node: Node) -> None:
+    node.binary.mkdir(parents=True)
+    assert_error(node.run(), f"{node.binary} is a folder")
+    assert_error(node.run(check=True), f"{node.binary} is a folder")
+
+
+def test_architecture_of_this_machine(node: Node, releases: helper.Releases, monkeypatch: pytest.MonkeyPatch) -> None:
+    releases.publish("nomad", "1.2.3", b"program ", ("amd64", "arm64"))
+    monkeypatch.setattr(hashicorp_release.platform, "machine", lambda: "aarch64")
+    assert node.run(architecture=None)["architecture"] == "arm64"
+    assert node.binary.read_bytes() == b"program arm64"
+    monkeypatch.setattr(hashicorp_release.platform, "machine", lambda: "riscv64")
+    assert_error(node.run(architecture=None), "'riscv64'", "the option 'architecture'")
+
+
+def test_expired_signing_key_is_a_warning(
+    node: Node, releases: helper.Releases, gpg: helper.Gpg, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warnings: list[str] = []
+    monkeypatch.setattr(hashicorp_release.AnsibleModule, "warn", lambda _self, text: warnings.append(text))
+    releases.publish("nomad", "1.2.3", b"program ")
+    old = gpg.new_key("oldsigner", expire="20200301T000000", faked_time="20200101T000000!")
+    sums = "/nomad/1.2.3/nomad_1.2.3_SHA256SUMS"
+    releases.server.files[f"{sums}.sig"] = gpg.sign(releases.server.files[sums], old, faked_time="20200201T000000!")
+    releases.server.files["/key.txt"] = gpg.export(old)
+    assert node.run(key_fingerprints=[old])["signature"] == old
+    assert [text for text in warnings if "has expired" in text and old in text]
+
+
+def test_returned_keys_are_the_documented_ones(node: Node, releases: helper.Releases) -> None:
+    releases.publish("nomad", "1.2.3", b"program ")
+    documented = set(yaml.safe_load(hashicorp_release.RETURN))
+    # Ansible itself describes the file that a result names.
+    common = {"changed", "invocation", "mode", "owner", "group", "state", "uid", "gid", "size", "secontext"}
+    for check in (True, False, False):
+        assert set(node.run(check=check)) - common == documented
+    assert yaml.safe_load(hashicorp_release.DOCUMENTATION)["module"] == "hashicorp_release"

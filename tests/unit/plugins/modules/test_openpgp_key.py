@@ -1,0 +1,207 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+import platform
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ansible_collections.gpufarm.core.plugins.module_utils import openpgp, release
+from ansible_collections.gpufarm.core.plugins.modules import openpgp_key
+from ansible_collections.gpufarm.core.tests.unit.plugins.modules import release_helper as helper
+
+pytestmark = pytest.mark.skipif(not helper.HAS_GPG, reason=helper.GPG_MISSING)
+
+
+@pytest.fixture(scope="module")
+def gpg() -> Iterator[helper.Gpg]:
+    ring = helper.Gpg()
+    yield ring
+    ring.close()
+
+
+@pytest.fixture(scope="module")
+def first(gpg: helper.Gpg) -> str:
+    return gpg.new_key("first", subkey=True)
+
+
+@pytest.fixture(scope="module")
+def second(gpg: helper.Gpg) -> str:
+    return gpg.new_key("second")
+
+
+@pytest.fixture
+def server(gpg: helper.Gpg, first: str) -> Iterator[helper.Server]:
+    running = helper.Server()
+    running.files["/key"] = gpg.export(first)
+    yield running
+    running.close()
+
+
+class Node:
+    def __init__(self, folder: Path, server: helper.Server, first: str, capsys: pytest.CaptureFixture[str]) -> None:
+        self.dest = folder / "keyrings" / "key.gpg"
+        self.armored = folder / "keyrings" / "key.asc"
+        self._tmp = folder / "tmp"
+        self._tmp.mkdir()
+        self._capsys = capsys
+        self._arguments = {"url": f"{server.url}/key", "fingerprints": [first], "dest": str(self.dest), "retries": 0}
+
+    def run(self, check: bool = False, diff: bool = False, **arguments: Any) -> helper.Outcome:
+        given = {name: value for name, value in {**self._arguments, **arguments}.items() if value is not None}
+        settings = {"check_mode": check, "diff": diff, "remote_tmp": str(self._tmp)}
+        return helper.run_module(openpgp_key.main, self._capsys, given, **settings)
+
+
+@pytest.fixture
+def node(tmp_path: Path, server: helper.Server, first: str, capsys: pytest.CaptureFixture[str]) -> Node:
+    return Node(tmp_path, server, first, capsys)
+
+
+def assert_error(result: helper.Outcome, *parts: str) -> None:
+    assert result.get("failed"), result
+    for part in (f"{platform.node()}: ", "Expected: ", "Next step: ", *parts):
+        assert part in result["msg"]
+
+
+def test_writes_a_binary_keyring(node: Node, gpg: helper.Gpg, first: str) -> None:
+    result = node.run(diff=True)
+    assert result["changed"] and result["downloaded"] and result["fingerprints"] == [first]
+    assert node.dest.read_bytes() == gpg.export(first, armored=False)
+    assert stat.S_IMODE(node.dest.stat().st_mode) == 0o644
+    assert result["diff"] == {"before": "", "after": f"{node.dest}\n{first}\n"}
+    assert result["keys"] == [
+        {"fingerprint": first, "user_ids": ["first <first@example.com>"], "expires": None, "revoked": False}
+    ]
+
+
+def test_writes_an_armored_keyring_that_gpg_reads(node: Node, gpg: helper.Gpg, first: str) -> None:
+    node.run(dest=str(node.armored))
+    assert node.armored.read_bytes().startswith(b"-----BEGIN PGP PUBLIC KEY BLOCK-----\n\n")
+    assert first in gpg.run("--show-keys", str(node.armored)).decode()
+    assert not node.run(dest=str(node.armored))["changed"]
+
+
+def test_second_run_uses_no_network(node: Node, server: helper.Server) -> None:
+    node.run()
+    result = node.run()
+    assert not result["changed"] and not result["downloaded"]
+    assert len(server.requests) == 1
+    assert node.run(force=True)["downloaded"] and not node.run(force=True)["changed"]
+    assert len(server.requests) == 3
+
+
+def test_wrong_form_and_wrong_mode_are_put_right_without_network(
+    node: Node, server: helper.Server, gpg: helper.Gpg, first: str
+) -> None:
+    node.run()
+    node.dest.write_bytes(gpg.export(first))
+    assert node.run()["changed"]
+    assert node.dest.read_bytes() == gpg.export(first, armored=False)
+    node.dest.chmod(0o600)
+    assert node.run(check=True)["changed"] and node.run()["changed"] and not node.run()["changed"]
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", b"\x99\x01"])
+def test_a_damaged_keyring_is_replaced(node: Node, gpg: helper.Gpg, first: str, content: bytes) -> None:
+    node.run()
+    node.dest.write_bytes(content)
+    assert node.run()["changed"]
+    assert node.dest.read_bytes() == gpg.export(first, armored=False)
+
+
+def test_another_key_is_refused(node: Node, server: helper.Server, gpg: helper.Gpg, first: str, second: str) -> None:
+    node.run()
+    before = node.dest.read_bytes()
+    server.files["/key"] = gpg.export(second)
+    result = node.run(force=True)
+    assert_error(result, f"{server.url}/key holds the key {second} (second", f"Expected: only {first}.")
+    assert node.dest.read_bytes() == before
+
+
+def test_one_strange_key_among_the_pinned_is_refused(
+    node: Node, server: helper.Server, gpg: helper.Gpg, first: str, second: str
+) -> None:
+    server.files["/key"] = gpg.export(first, second)
+    assert_error(node.run(), second)
+    assert not node.dest.exists() and not node.dest.parent.exists()
+    assert node.run(fingerprints=[first, second])["fingerprints"] == sorted([first, second])
+
+
+def test_rotation_fetches_the_new_key(
+    node: Node, server: helper.Server, gpg: helper.Gpg, first: str, second: str
+) -> None:
+    node.run()
+    server.files["/key"] = gpg.export(first, second)
+    both = [first, second]
+    assert node.run(check=True, fingerprints=both)["changed"]
+    result = node.run(fingerprints=both, diff=True)
+    assert result["changed"] and len(result["fingerprints"]) == 2
+    assert result["diff"]["before"] == f"{node.dest}\n{first}\n"
+    # The old key is no longer pinned: what is there must not stay.
+    server.files["/key"] = gpg.export(second)
+    assert node.run(fingerprints=[second])["fingerprints"] == [second]
+
+
+def test_check_mode_uses_no_network_where_it_need_not(node: Node, server: helper.Server, first: str) -> None:
+    result = node.run(check=True, diff=True)
+    assert result["changed"] and result["fingerprints"] == [first] and result["keys"] == []
+    assert server.requests == [] and not node.dest.parent.exists()
+
+
+def test_a_file_of_the_node(node: Node, gpg: helper.Gpg, server: helper.Server, first: str, tmp_path: Path) -> None:
+    source = tmp_path / "key.asc"
+    assert_error(node.run(url=None, src=str(source)), f"{source} cannot be read")
+    source.write_bytes(gpg.export(first))
+    result = node.run(url=None, src=str(source))
+    assert result["changed"] and not result["downloaded"] and server.requests == []
+
+
+def test_fingerprint_as_the_publisher_prints_it(node: Node, first: str) -> None:
+    spaced = " ".join(first[start : start + 4] for start in range(0, 40, 4)).lower()
+    assert node.run(fingerprints=[spaced])["fingerprints"] == [first]
+
+
+def test_errors_name_what_to_do(node: Node, server: helper.Server, first: str) -> None:
+    assert_error(node.run(fingerprints=[first[-16:]]), "not a full OpenPGP fingerprint", "short key ID")
+    assert_error(node.run(fingerprints=[]), "'fingerprints' is empty")
+    server.files["/key"] = b"<html>Please log in</html>"
+    assert_error(node.run(), "is not an OpenPGP public key", "Please log in", "login page")
+    del server.files["/key"]
+    assert_error(node.run(), f"{server.url}/key does not exist (HTTP 404)")
+    node.dest.mkdir(parents=True)
+    assert_error(node.run(), f"{node.dest} cannot be read")
+
+
+def test_expired_and_revoked_keys_are_a_warning(
+    node: Node, server: helper.Server, gpg: helper.Gpg, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warnings: list[str] = []
+    monkeypatch.setattr(openpgp_key.AnsibleModule, "warn", lambda _self, text: warnings.append(text))
+    old = gpg.new_key("old", expire="20200301T000000", faked_time="20200101T000000!")
+    server.files["/key"] = gpg.export(old)
+    assert node.run(fingerprints=[old])["changed"]
+    assert len(warnings) == 1 and f"{old} (old <old@example.com>)" in warnings[0]
+    assert "expired on 2020-03-0" in warnings[0] and "force=true" in warnings[0]
+
+
+def test_documentation_and_arguments_agree() -> None:
+    documentation = yaml.safe_load(openpgp_key.DOCUMENTATION)
+    assert documentation["module"] == "openpgp_key"
+    assert yaml.safe_load(openpgp_key.EXAMPLES) and yaml.safe_load(openpgp_key.RETURN)
+
+
+def test_a_downloaded_keyring_serves_gpgv(node: Node, gpg: helper.Gpg, first: str, tmp_path: Path) -> None:
+    node.run()
+    signature = gpg.sign(b"data", first)
+    path = helper.shutil.which("gpgv")
+    assert path
+    verdict, _said = release.run_gpgv(path, node.dest.read_bytes(), signature, b"data", str(tmp_path))
+    assert verdict.primary_fingerprints == (openpgp.normalize_fingerprint(first),)

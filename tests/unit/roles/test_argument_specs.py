@@ -1,0 +1,69 @@
+"""Every default of every role equals its specification: by name, value, type and elements."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[3]
+ROLES = sorted(path.parent.parent.name for path in (ROOT / "roles").glob("*/meta/argument_specs.yml"))
+TYPES = {"str": str, "path": str, "int": int, "float": float, "bool": bool, "list": list, "dict": dict, "raw": object}
+
+
+def load(path: Path) -> Any:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def options(role: str) -> dict[str, Any]:
+    found: dict[str, Any] = load(ROOT / "roles" / role / "meta/argument_specs.yml")["argument_specs"]["main"]["options"]
+    return found
+
+
+def defaults(role: str) -> dict[str, Any]:
+    found: dict[str, Any] = load(ROOT / "roles" / role / "defaults/main.yml")
+    return found
+
+
+def test_every_public_role_has_a_specification() -> None:
+    public = {path.name for path in (ROOT / "roles").iterdir() if path.is_dir() and not path.name.startswith("_")}
+    assert set(ROLES) == public
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_same_variables_in_the_same_order(role: str) -> None:
+    assert list(defaults(role)) == [name for name, spec in options(role).items() if not spec.get("required")]
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_same_values_and_types(role: str) -> None:
+    for name, value in defaults(role).items():
+        spec = options(role)[name]
+        assert spec["default"] == value, name
+        assert type(spec["default"]) is type(value), name
+        assert isinstance(value, TYPES[spec["type"]]), name
+        assert isinstance(value, bool) == (spec["type"] == "bool"), name
+        if spec["type"] == "list":
+            assert "elements" in spec, name
+            assert all(isinstance(item, TYPES[spec["elements"]]) for item in value), name
+        if "choices" in spec:
+            assert value in spec["choices"], name
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_variables_carry_the_roles_name(role: str) -> None:
+    assert all(name.startswith(f"{role}_") for name in options(role))
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_every_variable_is_used(role: str) -> None:
+    text = "".join(
+        path.read_text(encoding="utf-8")
+        for path in (ROOT / "roles").rglob("*")
+        if path.is_file() and path.name not in ("argument_specs.yml", "README.md") and path.parent.name != "defaults"
+    )
+    unused = [name for name in options(role) if not re.search(rf"\b{name}\b", text)]
+    assert unused == []

@@ -1,0 +1,88 @@
+"""What the demo says of a farm, and how nodes are started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.simulator import demo, docker, farm
+from tests.simulator.farm import ansible
+
+OUTPUT = """\
+TASK [gpufarm.core.nomad : Have the verified Nomad release] ********************
+[ERROR]: Task failed: Module failed: t4: the checksum is another one.
+Origin: /x/roles/nomad/tasks/install.yml:22:3
+
+fatal: [t4]: FAILED! =>
+    changed: false
+    msg: 't4: the checksum is another one.'
+
+PLAY RECAP *********************************************************************
+server                     : ok=36   changed=1    unreachable=0    failed=0    skipped=2    rescued=0    ignored=0
+t4                         : ok=14   changed=0    unreachable=0    failed=1    skipped=0    rescued=0    ignored=0
+""".splitlines()
+
+
+def test_recap_holds_every_hosts_counts() -> None:
+    recap = ansible.recap(OUTPUT)
+    assert recap["server"]["changed"] == 1
+    assert recap["t4"] == {
+        "ok": 14, "changed": 0, "unreachable": 0, "failed": 1, "skipped": 0, "rescued": 0, "ignored": 0,
+    }  # fmt: skip
+
+
+def test_reason_is_what_failed_and_nothing_else() -> None:
+    reason = ansible.reason(OUTPUT)
+    assert "t4: the checksum is another one." in reason
+    assert "fatal: [t4]" in reason
+    assert "PLAY RECAP" not in reason
+    assert "TASK" not in reason
+
+
+def test_reason_of_an_unknown_failure_is_the_end_of_the_output() -> None:
+    assert ansible.reason(["one", "two"]) == "one\ntwo"
+
+
+def test_table_sets_nomads_gpus_beside_those_of_nvidia_smi() -> None:
+    entry = {"platform": "linux", "driver_version": "570.1", "models": ["Tesla T4"], "gpus": 4}
+    report = {
+        "expected": [{"node": "t4", **entry}, {"node": "gone", **entry}],
+        "nodes": [{"name": "t4", "gpus_found": 3, "verdict": "failed"}],
+    }
+    header, first, second = demo.table(report).splitlines()
+    assert header.split() == ["NODE", "PLATFORM", "DRIVER", "MODEL", "NVIDIA-SMI", "NOMAD", "VERDICT"]
+    assert first.split() == ["t4", "linux", "570.1", "Tesla", "T4", "4", "3", "failed"]
+    assert second.split()[-2:] == ["0", "failed"]
+    assert first.index("failed") == header.index("VERDICT")
+
+
+def test_inventory_names_nodes_with_profiles_that_exist() -> None:
+    nodes = farm.nodes()
+    assert nodes["server"]["profile"] is None
+    assert farm.gpu_nodes() == ["t4", "h100", "wsl"]
+    for name in farm.gpu_nodes():
+        assert (farm.ROOT / f"tests/simulator/gpu/profiles/{nodes[name]['profile']}.yml").is_file()
+
+
+@pytest.fixture(params=["1", "2"])
+def cgroup(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setattr(docker, "cgroup_version", lambda: request.param)
+    docker.node_options.cache_clear()
+    yield request.param
+    docker.node_options.cache_clear()
+
+
+def test_flags_fit_the_cgroup_version(cgroup: str) -> None:
+    flags = docker.node_flags()
+    assert "--privileged" not in flags
+    assert f"--cgroupns={'host' if cgroup == '1' else 'private'}" in flags
+    assert ("--volume=/sys/fs/cgroup:/sys/fs/cgroup:rw" in flags) is (cgroup == "1")
+    assert "--volume=/var/lib/docker" in flags
+
+
+def test_flags_and_molecules_options_agree(cgroup: str) -> None:
+    options = docker.node_options()
+    flags = docker.node_flags()
+    for flag, name in (("--cap-add", "capabilities"), ("--security-opt", "security_opts"), ("--volume", "volumes")):
+        assert [part.split("=", 1)[1] for part in flags if part.startswith(f"{flag}=")] == options[name], cgroup
