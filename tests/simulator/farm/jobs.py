@@ -1,0 +1,171 @@
+"""Runs the example jobs on a farm of containers and compares what they saw with what Nomad assigned."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from tests.simulator.cache import ROOT, key_of
+from tests.simulator.docker import docker, docker_binary, exists
+from tests.simulator.node.build import base
+
+UUID = re.compile(r"(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+WORK = "/srv/farm"
+
+
+class JobError(RuntimeError):
+    """A job did not do what it should; the message says what was expected and found."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a job on GPUs saw."""
+
+    node: str
+    assigned: list[str]
+    """UUIDs that Nomad assigned, from the allocation."""
+    listed: list[str]
+    """UUIDs that ``nvidia-smi -L`` listed inside the container."""
+    output: str
+
+    def describe(self) -> list[str]:
+        """Return what was assigned and seen, a line each."""
+        told = [line for line in self.output.splitlines() if line.startswith("GPU ")]
+        return [f"on {self.node} Nomad assigned {', '.join(self.assigned)}; the container lists", *told]
+
+
+def job_image() -> str:
+    """Return the name of a small image with a C library and busybox, made from the node's own packages."""
+    parent = base("bookworm")
+    recipe = (
+        "set -e; apt-get update -q >/dev/null; apt-get install -qy --no-install-recommends busybox-static >/dev/null; "
+        "mkdir -p /image/bin /image/lib64 /image/tmp /image/etc /image/proc /image/sys /image/dev /image/root; "
+        "L=lib/$(uname -m)-linux-gnu; mkdir -p /image/$L; "
+        "cp -a /$L/libc.so.6 /$L/libm.so.6 /$L/libdl.so.2 /$L/libpthread.so.0 /$L/librt.so.1 /image/$L/; "
+        "cp -L /lib64/ld-linux-* /image/lib64/; cp /bin/busybox /image/bin/; "
+        "for a in $(/bin/busybox --list); do [ $a = busybox ] || ln -s busybox /image/bin/$a; done"
+    )
+    image = f"gpufarm-job:{key_of([parent, recipe])}"
+    if not exists("image", image):
+        container = docker("run", "--detach", "--network", "host", parent, "sh", "-c", recipe).strip()
+        try:
+            if docker("wait", container).strip() != "0":
+                raise JobError(f"the job image was not made: {docker('logs', container)[-500:]}")
+            export = subprocess.Popen([docker_binary(), "cp", f"{container}:/image/.", "-"], stdout=subprocess.PIPE)
+            subprocess.run(
+                [docker_binary(), "import", "--change", "ENV PATH=/usr/bin:/bin", "-", image],
+                stdin=export.stdout, check=True, capture_output=True,
+            )  # fmt: skip
+            export.wait()
+        finally:
+            docker("rm", "--force", container)
+    return image
+
+
+def load_image(farm: str, node: str) -> None:
+    """Put the job image into the node's own Docker; a versioned tag that is there is never pulled."""
+    image = job_image()
+    inside = [docker_binary(), "exec", "-i", f"{farm}-{node}", "docker"]
+    if subprocess.run([*inside, "image", "inspect", image], capture_output=True, check=False).returncode == 0:
+        return
+    save = subprocess.Popen([docker_binary(), "save", image], stdout=subprocess.PIPE)
+    result = subprocess.run([*inside, "load"], stdin=save.stdout, capture_output=True, check=False)
+    save.wait()
+    if result.returncode:
+        raise JobError(f"{node}: docker load failed: {result.stderr.decode().strip()}")
+
+
+def nomad(farm: str, *args: str, workdir: str = "/") -> str:
+    """Run the nomad client on the farm's server and return what it printed."""
+    command = [docker_binary(), "exec", "--workdir", workdir, f"{farm}-server", "nomad", *args]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise JobError(
+            f"nomad {' '.join(args)} failed ({result.returncode}): {(result.stderr or result.stdout).strip()}"
+        )
+    return result.stdout
+
+
+def api(farm: str, path: str) -> Any:
+    """Return what Nomad's API answers for a path."""
+    return json.loads(nomad(farm, "operator", "api", path))
+
+
+def run(farm: str, job: str, variables: dict[str, Any], timeout: float = 240) -> dict[str, Any]:
+    """Run examples/jobs/<job>.nomad.hcl to its end and return its allocation."""
+    server = f"{farm}-server"
+    docker("exec", server, "mkdir", "-p", f"{WORK}/examples")
+    docker("cp", str(ROOT / "examples/jobs"), f"{server}:{WORK}/examples/")
+    subprocess.run(
+        [docker_binary(), "exec", server, "nomad", "job", "stop", "-purge", job], capture_output=True, check=False
+    )
+    arguments: list[str] = []
+    for name, value in variables.items():
+        arguments += ["-var", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]
+    nomad(farm, "job", "run", "-detach", *arguments, f"examples/jobs/{job}.nomad.hcl", workdir=WORK)
+    deadline = time.monotonic() + timeout
+    allocation: dict[str, Any] = {}
+    while time.monotonic() < deadline:
+        found = api(farm, f"/v1/job/{job}/allocations")
+        if found:
+            allocation = max(found, key=lambda item: item["CreateIndex"])
+            if allocation["ClientStatus"] in ("complete", "failed", "lost"):
+                break
+        time.sleep(1)
+    if not allocation:
+        evaluations = api(farm, f"/v1/job/{job}/evaluations")
+        failures = [evaluation.get("FailedTGAllocs") for evaluation in evaluations if evaluation.get("FailedTGAllocs")]
+        raise JobError(f"{job}: no allocation within {timeout:.0f} s. Nomad says: {json.dumps(failures)[:800]}")
+    if allocation["ClientStatus"] != "complete":
+        raise JobError(f"{job}: {allocation['ClientStatus']} on {allocation['NodeName']}. {_events(allocation)}"
+                       f" Next step: nomad alloc status {allocation['ID']}")  # fmt: skip
+    detail: dict[str, Any] = api(farm, f"/v1/allocation/{allocation['ID']}")
+    return detail
+
+
+def _events(allocation: dict[str, Any]) -> str:
+    told = []
+    for task, state in (allocation.get("TaskStates") or {}).items():
+        told += [f"{task}: {event['DisplayMessage']}" for event in state["Events"][-4:] if event["DisplayMessage"]]
+    return "; ".join(told)
+
+
+def assigned(allocation: dict[str, Any], task: str) -> list[str]:
+    """Return the UUIDs of the devices that an allocation's task was given."""
+    devices = allocation["AllocatedResources"]["Tasks"][task].get("Devices") or []
+    return [uuid for device in devices for uuid in device["DeviceIDs"]]
+
+
+def run_gpu_docker(farm: str, node: str, count: int) -> Seen:
+    """Run the job gpu-docker and require that it listed exactly the GPUs that Nomad assigned."""
+    allocation = run(farm, "gpu-docker", {"image": job_image(), "count": count, "node": node})
+    output = nomad(farm, "alloc", "logs", allocation["ID"], "nvidia-smi")
+    given = assigned(allocation, "nvidia-smi")
+    listed = [match for line in output.splitlines() if line.startswith("GPU ") for match in UUID.findall(line)]
+    # WSL cannot separate GPUs: a container there sees all of the machine's.
+    if sorted(given) != sorted(listed) or len(given) != count:
+        raise JobError(
+            f"gpu-docker on {allocation['NodeName']}: the container listed {listed}. "
+            f"Expected: the {count} GPU(s) that Nomad assigned, {given}.\n{output}"
+        )
+    return Seen(allocation["NodeName"], given, listed, output)
+
+
+def run_gpu_python(farm: str) -> dict[str, Any]:
+    """Run the job gpu-python and require that its result came home and names the GPU that Nomad assigned."""
+    allocation = run(
+        farm,
+        "gpu-python",
+        {"image": job_image(), "program": "examples/jobs/gpu-python/describe.py", "packages": ["nvidia-ml-py"]},
+    )
+    node = allocation["NodeName"]
+    path = f"/srv/results/{allocation['ID']}/result.json"
+    result: dict[str, Any] = json.loads(docker("exec", f"{farm}-{node}", "cat", path))
+    given = assigned(allocation, "program")
+    if [result["uuid"]] != given:
+        raise JobError(f"gpu-python on {node}: the program saw {result['uuid']}. Expected: {given}, as Nomad assigned.")
+    return {"node": node, **result}

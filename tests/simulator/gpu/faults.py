@@ -1,0 +1,352 @@
+"""Faults of simulated GPUs, from the controller's side.
+
+Each fault is a pure function that changes a profile (a mapping as `load` gives it) and returns nothing; `apply` reads a
+profile, changes it and writes it back. The command does that in a node container, in place, so that processes and
+containers that run already meet the fault:
+
+    python -m tests.simulator.gpu.faults gpufarm-t4 lose-gpu 2
+    python -m tests.simulator.gpu.faults gpufarm-t4 recover-gpu 2
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import yaml
+
+Profile = dict[str, Any]
+Change = Callable[[Profile], None]
+
+PROFILE_PATH = "/etc/gpufarm-simulator/gpu.yml"
+DEVICES_COMMAND = "/usr/local/lib/gpufarm-simulator/gpufarm-gpu-devices"
+
+# Copies that could not be hard links are rewritten too; a reader takes a file as whole by its end marker.
+WRITE_COMMAND = f"""\
+cat > {PROFILE_PATH}
+for copy in /lib/firmware/nvidia/*/gsp_ga10x.bin /usr/lib/wsl/drivers/*/nvcubins.bin; do
+    if [ -e "$copy" ] && ! [ "$copy" -ef {PROFILE_PATH} ]; then cat {PROFILE_PATH} > "$copy"; fi
+done
+"""
+
+
+def load(text: str) -> Profile:
+    """Read a profile. Every scalar stays a string: `No` is what nvidia-smi prints, not a boolean."""
+    profile = yaml.load(text, Loader=yaml.BaseLoader)  # noqa: S506  (BaseLoader makes nothing but strings)
+    if not isinstance(profile, dict):
+        raise ValueError("a GPU profile is a YAML mapping")
+    return profile
+
+
+def dump(profile: Profile) -> str:
+    """Write a profile, with the end marker by which readers tell a whole file."""
+    return yaml.safe_dump(profile, sort_keys=False, explicit_start=True, explicit_end=True, width=10000)
+
+
+def apply(read: Callable[[], str], write: Callable[[str], None], change: Change) -> Profile:
+    """Change the profile that `read` returns and hand the result to `write`."""
+    profile = load(read())
+    change(profile)
+    write(dump(profile))
+    return profile
+
+
+def find_gpu(profile: Profile, which: int | str) -> Profile:
+    """Return the entry of one GPU, by its position in the profile or by its UUID."""
+    entries: list[Profile] = profile["gpus"]
+    if isinstance(which, str) and not which.isdigit():
+        for entry in entries:
+            if entry["uuid"] == which:
+                return entry
+        raise LookupError(f"the profile has no GPU {which}; it has {', '.join(entry['uuid'] for entry in entries)}")
+    index = int(which)
+    if index >= len(entries):
+        raise LookupError(f"the profile has no GPU {index}; it has {len(entries)}")
+    return entries[index]
+
+
+def value(profile: Profile, which: int | str, key: str) -> str | None:
+    """Return what the profile says of a GPU at a dotted key: its own word, or else its model's."""
+    sources: list[Any] = [find_gpu(profile, which)]
+    model = sources[0].get("model")
+    while model:
+        sources.append(profile["models"][model])
+        model = sources[-1].get("like")
+    for source in sources:
+        found: Any = source
+        for part in key.split("."):
+            found = found.get(part) if isinstance(found, dict) else None
+        if isinstance(found, str):
+            return found
+    return None
+
+
+def set_value(profile: Profile, which: int | str, key: str, text: str) -> None:
+    """Set one value of a GPU, at the dotted path that it has in `nvidia-smi -q -x`."""
+    section = find_gpu(profile, which)
+    *parents, last = key.split(".")
+    for parent in parents:
+        section = section.setdefault(parent, {})
+    section[last] = text
+
+
+# -- one GPU ----------------------------------------------------------------------------------------------------------
+
+
+def lose_gpu(profile: Profile, which: int | str) -> None:
+    """Let a GPU fall off the bus (Xid 79): NVML_ERROR_GPU_IS_LOST."""
+    find_gpu(profile, which)["state"] = "lost"
+
+
+def break_gpu(profile: Profile, which: int | str) -> None:
+    """Let every call to a GPU end in NVML_ERROR_UNKNOWN, as newer drivers report a GPU that fell off the bus."""
+    find_gpu(profile, which)["state"] = "unknown"
+
+
+def hang_gpu(profile: Profile, which: int | str, seconds: float = 3600.0) -> None:
+    """Let every call to a GPU wait until the fault is taken back, or fail after so many seconds."""
+    gpu = find_gpu(profile, which)
+    gpu["state"] = "hang"
+    gpu["hang_seconds"] = f"{seconds:g}"
+
+
+def recover_gpu(profile: Profile, which: int | str) -> None:
+    """Take back `lose_gpu`, `break_gpu` and `hang_gpu`."""
+    gpu = find_gpu(profile, which)
+    gpu.pop("state", None)
+    gpu.pop("hang_seconds", None)
+
+
+def ecc_errors(profile: Profile, which: int | str, count: int = 1, *, corrected: bool = False) -> None:
+    """Add errors of the device memory to the volatile and to the aggregate counter."""
+    for scope in ("volatile", "aggregate"):
+        key = f"ecc_errors.{scope}.dram_{'correctable' if corrected else 'uncorrectable'}"
+        before = value(profile, which, key)
+        if before is None:
+            raise LookupError(f"GPU {which} of the profile counts no ECC errors ({key})")
+        set_value(profile, which, key, str(int(before) + count))
+    if not corrected:
+        set_value(profile, which, "gpu_recovery_action", "Drain and Reset")
+
+
+def remap_rows(profile: Profile, which: int | str, count: int = 1, *, failed: bool = False) -> None:
+    """Leave a row remapping pending until the GPU is reset, or failed for good."""
+    set_value(profile, which, "remapped_rows.remapped_row_unc", str(count))
+    set_value(profile, which, f"remapped_rows.remapped_row_{'failure' if failed else 'pending'}", "Yes")
+    set_value(profile, which, "gpu_recovery_action", "Reset")
+
+
+def set_mig(profile: Profile, which: int | str, devices: Sequence[str] | None, *, pending: bool = False) -> None:
+    """Switch MIG on with these devices (names of `mig_profiles`, in order), or off with None.
+
+    With `pending` only the mode after the next reset changes.
+    """
+    gpu = find_gpu(profile, which)
+    current = value(profile, which, "mig_mode.current_mig")
+    if current in (None, "N/A"):
+        raise LookupError(f"GPU {which} of the profile has no MIG")
+    wanted = "Disabled" if devices is None else "Enabled"
+    if pending:
+        gpu["mig_mode"] = {"current_mig": current, "pending_mig": wanted}
+        return
+    gpu["mig_mode"] = {"current_mig": wanted}
+    gpu["mig_devices"] = []
+    known = _mig_profiles(profile, gpu)
+    start = 0
+    for number, name in enumerate(devices or ()):
+        entry = next((entry for entry in known if entry["name"] == name), None)
+        if entry is None:
+            raise LookupError(f"no MIG profile {name}; known are {', '.join(one['name'] for one in known)}")
+        gpu["mig_devices"].append(
+            {
+                "profile": name,
+                "gpu_instance_id": str(7 + number),
+                "compute_instance_id": "0",
+                "placement": str(start),
+                "uuid": f"MIG-{uuid.uuid5(uuid.NAMESPACE_OID, '/'.join((gpu['uuid'], name, str(number))))}",
+            }
+        )
+        start += int(entry["placement_size"])
+
+
+def _mig_profiles(profile: Profile, gpu: Profile) -> list[Profile]:
+    model: str | None = gpu["model"]
+    while model:
+        entry = profile["models"][model]
+        if "mig_profiles" in entry:
+            return list(entry["mig_profiles"])
+        model = entry.get("like")
+    return []
+
+
+def add_process(profile: Profile, which: int | str, pid: int, name: str, memory_mib: int) -> None:
+    """Let a compute process hold memory of a GPU."""
+    find_gpu(profile, which).setdefault("processes", []).append(
+        {"pid": str(pid), "type": "C", "process_name": name, "used_memory": f"{memory_mib} MiB"}
+    )
+
+
+def end_processes(profile: Profile, which: int | str) -> None:
+    """End all processes of a GPU."""
+    find_gpu(profile, which).pop("processes", None)
+
+
+# -- the driver -------------------------------------------------------------------------------------------------------
+
+
+def unload_driver(profile: Profile) -> None:
+    """Let NVML find no kernel module."""
+    profile["driver"]["state"] = "unloaded"
+
+
+def block_driver(profile: Profile) -> None:
+    """WSL: let Windows offer no GPU (a card in TCC mode)."""
+    profile["driver"]["state"] = "blocked"
+
+
+def deny_driver(profile: Profile) -> None:
+    """Let the device nodes be there but closed, as after a daemon-reload took a container's GPUs away."""
+    profile["driver"]["state"] = "denied"
+
+
+def mismatch_driver(profile: Profile, kernel_version: str) -> None:
+    """Let the loaded kernel module be of another version than the libraries, as after an upgrade without a reboot."""
+    profile["driver"]["kernel_version"] = kernel_version
+
+
+def restore_driver(profile: Profile) -> None:
+    """Take back every fault of the driver."""
+    profile["driver"].pop("state", None)
+    profile["driver"].pop("kernel_version", None)
+
+
+# -- in a node container ----------------------------------------------------------------------------------------------
+
+
+def _docker(container: str, *command: str, text: str | None = None) -> str:
+    docker = os.environ.get("GPUFARM_DOCKER", "/usr/bin/docker")
+    options = ["-i"] if text is not None else []
+    done = subprocess.run(
+        [docker, "exec", *options, container, *command], input=text, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"{container}: `{' '.join(command)}` ended with {done.returncode}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def apply_to_container(container: str, change: Change) -> Profile:
+    """Change the profile of a node container in place: the file keeps its inode, which running containers mount."""
+
+    def write(text: str) -> None:
+        _docker(container, "sh", "-c", WRITE_COMMAND, text=text)
+
+    return apply(lambda: _docker(container, "cat", PROFILE_PATH), write, change)
+
+
+def hide_gpu(container: str, which: int | str) -> None:
+    """Remove a GPU's device node: whoever initialises NVML from now on does not see it."""
+    _docker(container, "rm", "-f", f"/dev/nvidia{_minor(container, which)}")
+
+
+def show_gpu(container: str, which: int | str) -> None:
+    """Make a GPU's device node again."""
+    minor = _minor(container, which)
+    _docker(container, "sh", "-c", f"[ -e /dev/nvidia{minor} ] || mknod -m 666 /dev/nvidia{minor} c 195 {minor}")
+
+
+def remake_devices(container: str) -> None:
+    """Make the device nodes as the profile says, MIG capabilities included."""
+    _docker(container, DEVICES_COMMAND)
+
+
+def _minor(container: str, which: int | str) -> str:
+    profile = load(_docker(container, "cat", PROFILE_PATH))
+    gpu = find_gpu(profile, which)
+    return value(profile, which, "minor_number") or str(profile["gpus"].index(gpu))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulator.gpu.faults", description=__doc__.splitlines()[0])
+    parser.add_argument("container")
+    faults = parser.add_subparsers(dest="fault", required=True)
+    for name in ("lose-gpu", "break-gpu", "recover-gpu", "end-processes", "hide-gpu", "show-gpu"):
+        faults.add_parser(name).add_argument("gpu")
+    hang = faults.add_parser("hang-gpu")
+    hang.add_argument("gpu")
+    hang.add_argument("--seconds", type=float, default=3600.0)
+    ecc = faults.add_parser("ecc-errors")
+    ecc.add_argument("gpu")
+    ecc.add_argument("--count", type=int, default=1)
+    ecc.add_argument("--corrected", action="store_true")
+    remap = faults.add_parser("remap-rows")
+    remap.add_argument("gpu")
+    remap.add_argument("--count", type=int, default=1)
+    remap.add_argument("--failed", action="store_true")
+    mig = faults.add_parser("set-mig")
+    mig.add_argument("gpu")
+    mig.add_argument("devices", nargs="*", help="MIG profiles; none switches MIG off")
+    mig.add_argument("--pending", action="store_true")
+    process = faults.add_parser("add-process")
+    process.add_argument("gpu")
+    process.add_argument("pid", type=int)
+    process.add_argument("name")
+    process.add_argument("memory_mib", type=int)
+    setter = faults.add_parser("set-value")
+    setter.add_argument("gpu")
+    setter.add_argument("key")
+    setter.add_argument("text")
+    for name in ("unload-driver", "block-driver", "deny-driver", "restore-driver", "remake-devices"):
+        faults.add_parser(name)
+    faults.add_parser("mismatch-driver").add_argument("kernel_version")
+    return parser
+
+
+def change_of(arguments: argparse.Namespace) -> Change | None:
+    """Return the change of the profile that the command line asks for; None where it is about device nodes."""
+    which = getattr(arguments, "gpu", "")
+    changes: dict[str, Change] = {
+        "lose-gpu": lambda profile: lose_gpu(profile, which),
+        "break-gpu": lambda profile: break_gpu(profile, which),
+        "recover-gpu": lambda profile: recover_gpu(profile, which),
+        "hang-gpu": lambda profile: hang_gpu(profile, which, arguments.seconds),
+        "ecc-errors": lambda profile: ecc_errors(profile, which, arguments.count, corrected=arguments.corrected),
+        "remap-rows": lambda profile: remap_rows(profile, which, arguments.count, failed=arguments.failed),
+        "set-mig": lambda profile: set_mig(profile, which, arguments.devices or None, pending=arguments.pending),
+        "add-process": lambda profile: add_process(profile, which, arguments.pid, arguments.name, arguments.memory_mib),
+        "end-processes": lambda profile: end_processes(profile, which),
+        "set-value": lambda profile: set_value(profile, which, arguments.key, arguments.text),
+        "unload-driver": unload_driver,
+        "block-driver": block_driver,
+        "deny-driver": deny_driver,
+        "restore-driver": restore_driver,
+        "mismatch-driver": lambda profile: mismatch_driver(profile, arguments.kernel_version),
+    }
+    return changes.get(arguments.fault)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command."""
+    arguments = _parser().parse_args(argv)
+    change = change_of(arguments)
+    try:
+        if change:
+            apply_to_container(arguments.container, change)
+        if arguments.fault == "hide-gpu":
+            hide_gpu(arguments.container, arguments.gpu)
+        elif arguments.fault == "show-gpu":
+            show_gpu(arguments.container, arguments.gpu)
+        elif arguments.fault == "remake-devices" or (arguments.fault == "set-mig" and not arguments.pending):
+            remake_devices(arguments.container)
+    except (LookupError, RuntimeError, ValueError) as error:
+        sys.stderr.write(f"faults: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

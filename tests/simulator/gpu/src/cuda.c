@@ -1,0 +1,330 @@
+/* The CUDA driver double: libcuda.so.1. It tells which GPUs a process may use, which is what isolation is about.
+ * Everything that allocates or computes is absent, so a program that needs it fails at the symbol. */
+#define _GNU_SOURCE 1
+#include "profile.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define API __attribute__((visibility("default")))
+#define MIB 1048576.0
+
+enum {
+    CUDA_SUCCESS = 0,
+    CUDA_ERROR_INVALID_VALUE = 1,
+    CUDA_ERROR_NOT_INITIALIZED = 3,
+    CUDA_ERROR_NO_DEVICE = 100,
+    CUDA_ERROR_INVALID_DEVICE = 101,
+    CUDA_ERROR_OPERATING_SYSTEM = 304,
+    CUDA_ERROR_SYSTEM_DRIVER_MISMATCH = 803,
+    CUDA_ERROR_UNKNOWN = 999,
+};
+
+typedef struct {
+    unsigned char bytes[16];
+} CUuuid;
+
+struct device {
+    char name[128];
+    char uuid[96];
+    char compute_cap[16];
+    double memory_mib;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static bool initialised;
+static struct device candidates[SIM_MAX_GPUS * 8]; /* GPUs first, in order; then the MIG devices */
+static bool candidate_is_mig[SIM_MAX_GPUS * 8];
+static size_t candidate_count, whole_gpus;
+static const struct device *devices[SIM_MAX_GPUS * 8];
+static int device_count;
+
+static const char *text(const struct sim_gpu *gpu, const char *key, const char *otherwise)
+{
+    const char *value = sim_gpu_value(gpu, key);
+
+    return value ? value : otherwise;
+}
+
+static void add(const char *name, const char *uuid, const char *compute_cap, double memory_mib, bool mig)
+{
+    struct device *device = &candidates[candidate_count];
+
+    if (candidate_count == sizeof(candidates) / sizeof(*candidates))
+        return;
+    snprintf(device->name, sizeof(device->name), "%s", name);
+    snprintf(device->uuid, sizeof(device->uuid), "%s", uuid);
+    snprintf(device->compute_cap, sizeof(device->compute_cap), "%s", compute_cap);
+    device->memory_mib = memory_mib;
+    candidate_is_mig[candidate_count++] = mig;
+}
+
+static void add_mig_devices(const struct sim_gpu *gpu)
+{
+    unsigned long count = strtoul(text(gpu, "mig_devices.#", "0"), NULL, 10);
+    unsigned long profiles = strtoul(text(gpu, "mig_profiles.#", "0"), NULL, 10);
+
+    for (unsigned long i = 0; i < count; i++) {
+        char key[96], name[160];
+        const char *uuid, *profile;
+        double memory = 0.0;
+
+        if (!sim_mig_visible(gpu, (unsigned int)i))
+            continue;
+        snprintf(key, sizeof(key), "mig_devices.%lu.uuid", i);
+        uuid = text(gpu, key, "");
+        snprintf(key, sizeof(key), "mig_devices.%lu.profile", i);
+        profile = text(gpu, key, "");
+        for (unsigned long j = 0; j < profiles; j++) {
+            snprintf(key, sizeof(key), "mig_profiles.%lu.name", j);
+            if (strcmp(text(gpu, key, ""), profile))
+                continue;
+            snprintf(key, sizeof(key), "mig_profiles.%lu.fb_memory_usage.total", j);
+            memory = strtod(text(gpu, key, "0"), NULL);
+        }
+        snprintf(name, sizeof(name), "%s MIG %s", text(gpu, "product_name", ""), profile);
+        add(name, uuid, text(gpu, "compute_cap", "0.0"), memory, true);
+    }
+}
+
+static void gather(const struct sim_profile *profile)
+{
+    bool mig[SIM_MAX_GPUS] = {false};
+
+    candidate_count = 0;
+    for (unsigned int i = 0; i < profile->gpu_count; i++) {
+        const struct sim_gpu *gpu = &profile->gpus[i];
+
+        mig[i] = !strcmp(text(gpu, "mig_mode.current_mig", ""), "Enabled");
+        if (!sim_gpu_visible(profile, i) || strcmp(text(gpu, "state", "ok"), "ok"))
+            continue;
+        add(text(gpu, "product_name", ""), text(gpu, "uuid", ""), text(gpu, "compute_cap", "0.0"),
+            strtod(text(gpu, "fb_memory_usage.total", "0"), NULL), false);
+    }
+    whole_gpus = candidate_count;
+    for (unsigned int i = 0; i < profile->gpu_count; i++)
+        if (mig[i] && sim_gpu_visible(profile, i))
+            add_mig_devices(&profile->gpus[i]);
+}
+
+/* CUDA_VISIBLE_DEVICES as CUDA reads it: indices or (the unique beginning of) UUIDs, up to the first one that is
+ * unknown. A process sees one MIG device at most, and where MIG devices exist it gets the first unless told. */
+static void select_devices(void)
+{
+    const char *variable = getenv("CUDA_VISIBLE_DEVICES");
+    char list[4096], *rest = NULL;
+
+    device_count = 0;
+    if (!variable) {
+        if (candidate_count > whole_gpus)
+            devices[device_count++] = &candidates[whole_gpus];
+        else
+            for (size_t i = 0; i < whole_gpus; i++)
+                devices[device_count++] = &candidates[i];
+        return;
+    }
+    snprintf(list, sizeof(list), "%s", variable);
+    for (char *item = strtok_r(list, ",", &rest); item; item = strtok_r(NULL, ",", &rest)) {
+        char *end;
+        unsigned long index;
+        int found = -1, matches = 0;
+
+        while (*item == ' ')
+            item++;
+        index = strtoul(item, &end, 10);
+        if (*item && !*end) {
+            found = index < whole_gpus ? (int)index : -1;
+        } else if (!strncmp(item, "GPU-", 4) || !strncmp(item, "MIG-", 4)) {
+            for (size_t i = 0; i < candidate_count; i++)
+                if (!strncmp(candidates[i].uuid, item, strlen(item))) {
+                    found = (int)i;
+                    matches++;
+                }
+            if (matches != 1)
+                found = -1;
+        }
+        if (found < 0)
+            return;
+        if (candidate_is_mig[found]) {
+            devices[0] = &candidates[found];
+            device_count = 1;
+            return;
+        }
+        for (int i = 0; i < device_count; i++)
+            if (devices[i] == &candidates[found])
+                found = -1;
+        if (found < 0) {
+            device_count = 0; /* a GPU named twice hides all */
+            return;
+        }
+        devices[device_count++] = &candidates[found];
+    }
+}
+
+API int cuInit(unsigned int flags)
+{
+    const struct sim_profile *profile;
+    int result = CUDA_SUCCESS;
+
+    if (flags)
+        return CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&lock);
+    if (!initialised) {
+        profile = sim_load();
+        switch (sim_driver_state(profile)) {
+        case SIM_DRIVER_LOADED:
+            gather(profile);
+            select_devices();
+            result = device_count ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
+            break;
+        case SIM_DRIVER_UNLOADED:
+            result = CUDA_ERROR_NO_DEVICE;
+            break;
+        case SIM_DRIVER_MISMATCH:
+            result = CUDA_ERROR_SYSTEM_DRIVER_MISMATCH;
+            break;
+        case SIM_DRIVER_BLOCKED:
+            result = CUDA_ERROR_OPERATING_SYSTEM;
+            break;
+        case SIM_DRIVER_DENIED:
+            result = CUDA_ERROR_UNKNOWN;
+            break;
+        }
+        initialised = result == CUDA_SUCCESS;
+    }
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+static const struct device *device_at(int ordinal, int *error)
+{
+    *error = !initialised ? CUDA_ERROR_NOT_INITIALIZED
+             : ordinal < 0 || ordinal >= device_count ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
+    return *error ? NULL : devices[ordinal];
+}
+
+API int cuDriverGetVersion(int *version)
+{
+    unsigned int major = 0, minor = 0;
+    const char *cuda;
+
+    if (!version)
+        return CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&lock);
+    cuda = sim_node_value(sim_load(), "driver.cuda_version");
+    if (cuda)
+        (void)sscanf(cuda, "%u.%u", &major, &minor);
+    pthread_mutex_unlock(&lock);
+    *version = (int)(major * 1000 + minor * 10);
+    return CUDA_SUCCESS;
+}
+
+API int cuDeviceGetCount(int *count)
+{
+    if (!initialised)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    if (!count)
+        return CUDA_ERROR_INVALID_VALUE;
+    *count = device_count;
+    return CUDA_SUCCESS;
+}
+
+API int cuDeviceGet(int *device, int ordinal)
+{
+    int error;
+
+    if (device_at(ordinal, &error))
+        *device = ordinal;
+    return error;
+}
+
+API int cuDeviceGetName(char *name, int length, int device)
+{
+    int error;
+    const struct device *found = device_at(device, &error);
+
+    if (found && name && length > 0)
+        snprintf(name, (size_t)length, "%s", found->name);
+    return error;
+}
+
+API int cuDeviceGetUuid(CUuuid *uuid, int device)
+{
+    int error;
+    const struct device *found = device_at(device, &error);
+    const char *at = found ? found->uuid + 4 : "";
+    unsigned int byte;
+
+    if (!found || !uuid)
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    for (int i = 0; i < 16 && sscanf(at, "%2x", &byte) == 1; i++) {
+        uuid->bytes[i] = (unsigned char)byte;
+        at += 2;
+        at += *at == '-';
+    }
+    return CUDA_SUCCESS;
+}
+
+API int cuDeviceGetUuid_v2(CUuuid *uuid, int device)
+{
+    return cuDeviceGetUuid(uuid, device);
+}
+
+API int cuDeviceTotalMem_v2(size_t *bytes, int device)
+{
+    int error;
+    const struct device *found = device_at(device, &error);
+
+    if (found && bytes)
+        *bytes = (size_t)(found->memory_mib * MIB);
+    return error;
+}
+
+API int cuDeviceComputeCapability(int *major, int *minor, int device)
+{
+    int error;
+    const struct device *found = device_at(device, &error);
+
+    if (found && sscanf(found->compute_cap, "%d.%d", major, minor) != 2)
+        error = CUDA_ERROR_INVALID_VALUE;
+    return error;
+}
+
+static const struct {
+    int code;
+    const char *name, *text;
+} errors[] = {
+    {CUDA_SUCCESS, "CUDA_SUCCESS", "no error"},
+    {CUDA_ERROR_INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
+    {CUDA_ERROR_NOT_INITIALIZED, "CUDA_ERROR_NOT_INITIALIZED", "initialization error"},
+    {CUDA_ERROR_NO_DEVICE, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
+    {CUDA_ERROR_INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
+    {CUDA_ERROR_OPERATING_SYSTEM, "CUDA_ERROR_OPERATING_SYSTEM", "OS call failed or operation not supported on this OS"},
+    {CUDA_ERROR_SYSTEM_DRIVER_MISMATCH, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
+     "system has unsupported display driver / cuda driver combination"},
+    {CUDA_ERROR_UNKNOWN, "CUDA_ERROR_UNKNOWN", "unknown error"},
+};
+
+static int error_text(int code, bool name, const char **out)
+{
+    for (size_t i = 0; out && i < sizeof(errors) / sizeof(*errors); i++)
+        if (errors[i].code == code) {
+            *out = name ? errors[i].name : errors[i].text;
+            return CUDA_SUCCESS;
+        }
+    if (out)
+        *out = NULL;
+    return CUDA_ERROR_INVALID_VALUE;
+}
+
+API int cuGetErrorString(int code, const char **out)
+{
+    return error_text(code, false, out);
+}
+
+API int cuGetErrorName(int code, const char **out)
+{
+    return error_text(code, true, out);
+}

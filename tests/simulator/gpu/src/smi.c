@@ -1,0 +1,1382 @@
+/* The nvidia-smi double. It reaches GPUs only through libnvidia-ml.so.1, so that a failure comes the way it comes on a
+ * real host, and has what no public call returns from the library's one private entry. */
+#define _GNU_SOURCE 1
+#include "smi.h"
+#include "nvml.h"
+
+#include <dlfcn.h>
+#include <limits.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <time.h>
+#include <unistd.h>
+
+#define VALUE 256
+#define MAX_GPUS 64
+#define EXIT_INVALID 2
+#define EXIT_NOT_SIMULATED 3
+#define EXIT_NOT_FOUND 6
+#define EXIT_NO_LIBRARY 12
+#define EXIT_OTHER 255
+
+static struct {
+    nvmlReturn_t (*init)(void);
+    nvmlReturn_t (*shutdown)(void);
+    const char *(*error)(nvmlReturn_t);
+    nvmlReturn_t (*count)(unsigned int *);
+    nvmlReturn_t (*by_index)(unsigned int, nvmlDevice_t *);
+    nvmlReturn_t (*mig_by_index)(nvmlDevice_t, unsigned int, nvmlDevice_t *);
+    nvmlReturn_t (*reasons)(nvmlDevice_t, unsigned long long *);
+    nvmlReturn_t (*supported_reasons)(nvmlDevice_t, unsigned long long *);
+    nvmlReturn_t (*common_ancestor)(nvmlDevice_t, nvmlDevice_t, unsigned int *);
+    nvmlReturn_t (*set_persistence)(nvmlDevice_t, unsigned int);
+    nvmlReturn_t (*query)(nvmlDevice_t, const char *, char *, unsigned int);
+} nvml;
+
+struct gpu {
+    unsigned int index;
+    nvmlDevice_t device;
+    nvmlReturn_t result; /* why there is no device */
+};
+
+static struct gpu gpus[MAX_GPUS]; /* those that the command is about */
+static unsigned int gpu_count, attached;
+
+/* -- values ------------------------------------------------------------------------------------------------------- */
+
+static const char *ask(nvmlDevice_t device, char *buffer, const char *format, ...)
+{
+    char key[512];
+    va_list arguments;
+
+    va_start(arguments, format);
+    vsnprintf(key, sizeof(key), format, arguments);
+    va_end(arguments);
+    if (nvml.query(device, key, buffer, VALUE) != NVML_SUCCESS)
+        snprintf(buffer, VALUE, "N/A");
+    return buffer;
+}
+
+static bool known(const char *value)
+{
+    return strcmp(value, "N/A") != 0;
+}
+
+static unsigned int list_length(nvmlDevice_t device, const char *key)
+{
+    char buffer[VALUE];
+
+    return (unsigned int)strtoul(ask(device, buffer, "%s.#", key), NULL, 10);
+}
+
+/* What nvidia-smi says of an error; two of them are worded otherwise than in NVML. */
+static const char *reason(nvmlReturn_t result)
+{
+    if (result == NVML_ERROR_GPU_IS_LOST)
+        return "GPU is lost.  Reboot the system to recover this GPU";
+    return nvml.error(result);
+}
+
+static int exit_code(nvmlReturn_t result)
+{
+    return result > 0 && result < 255 ? result : result ? EXIT_OTHER : 0;
+}
+
+/* "1234.56 W" in whole units, as the summary shows it. */
+static const char *whole(const char *value, const char *unit, char *out)
+{
+    if (known(value))
+        snprintf(out, VALUE, "%ld%s", (long)strtod(value, NULL), unit);
+    else
+        snprintf(out, VALUE, "N/A");
+    return out;
+}
+
+/* -- reaching the library ----------------------------------------------------------------------------------------- */
+
+static bool bind_calls(void *library)
+{
+    nvml.init = (nvmlReturn_t(*)(void))dlsym(library, "nvmlInit_v2");
+    nvml.shutdown = (nvmlReturn_t(*)(void))dlsym(library, "nvmlShutdown");
+    nvml.error = (const char *(*)(nvmlReturn_t))dlsym(library, "nvmlErrorString");
+    nvml.count = (nvmlReturn_t(*)(unsigned int *))dlsym(library, "nvmlDeviceGetCount_v2");
+    nvml.by_index = (nvmlReturn_t(*)(unsigned int, nvmlDevice_t *))dlsym(library, "nvmlDeviceGetHandleByIndex_v2");
+    nvml.mig_by_index = (nvmlReturn_t(*)(nvmlDevice_t, unsigned int, nvmlDevice_t *))dlsym(
+        library, "nvmlDeviceGetMigDeviceHandleByIndex");
+    nvml.reasons = (nvmlReturn_t(*)(nvmlDevice_t, unsigned long long *))dlsym(
+        library, "nvmlDeviceGetCurrentClocksEventReasons");
+    nvml.supported_reasons = (nvmlReturn_t(*)(nvmlDevice_t, unsigned long long *))dlsym(
+        library, "nvmlDeviceGetSupportedClocksEventReasons");
+    nvml.common_ancestor = (nvmlReturn_t(*)(nvmlDevice_t, nvmlDevice_t, unsigned int *))dlsym(
+        library, "nvmlDeviceGetTopologyCommonAncestor");
+    nvml.set_persistence =
+        (nvmlReturn_t(*)(nvmlDevice_t, unsigned int))dlsym(library, "nvmlDeviceSetPersistenceMode");
+    nvml.query =
+        (nvmlReturn_t(*)(nvmlDevice_t, const char *, char *, unsigned int))dlsym(library, "gpufarmSimQuery");
+    return nvml.init && nvml.shutdown && nvml.error && nvml.count && nvml.by_index && nvml.mig_by_index &&
+           nvml.reasons && nvml.supported_reasons && nvml.common_ancestor && nvml.set_persistence && nvml.query;
+}
+
+static void *open_library(void)
+{
+    static const char *const elsewhere[] = {"%s/libnvidia-ml.so.1", "%s/../lib/libnvidia-ml.so.1"};
+    char self[PATH_MAX], path[PATH_MAX + 64], *slash;
+    ssize_t length = readlink("/proc/self/exe", self, sizeof(self) - 1);
+    void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW);
+
+    self[length > 0 ? length : 0] = '\0';
+    slash = strrchr(self, '/');
+    if (slash)
+        *slash = '\0';
+    for (size_t i = 0; !library && slash && i < sizeof(elsewhere) / sizeof(*elsewhere); i++) {
+        snprintf(path, sizeof(path), i ? elsewhere[1] : elsewhere[0], self);
+        library = dlopen(path, RTLD_NOW);
+    }
+    return library ? library : dlopen("/usr/lib/wsl/lib/libnvidia-ml.so.1", RTLD_NOW);
+}
+
+static int fail_to_start(nvmlReturn_t result)
+{
+    char version[VALUE], platform[VALUE], *dot;
+    bool wsl = !strcmp(ask(NULL, platform, "platform"), "wsl");
+
+    if (result == NVML_ERROR_DRIVER_NOT_LOADED) {
+        printf("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the "
+               "latest NVIDIA driver is installed and running.\n\n");
+    } else {
+        printf("Failed to initialize NVML: %s\n", nvml.error(result));
+        if (result == NVML_ERROR_LIB_RM_VERSION_MISMATCH) {
+            ask(NULL, version, "driver.library_version");
+            dot = strchr(version, '.');
+            dot = dot ? strchr(dot + 1, '.') : NULL;
+            if (dot)
+                *dot = '\0';
+            printf("NVML library version: %s\n", version);
+        }
+    }
+    if (wsl)
+        printf("Failed to properly shut down NVML: %s\n", nvml.error(result));
+    return exit_code(result);
+}
+
+static int start(void)
+{
+    void *library = open_library();
+    nvmlReturn_t result;
+
+    if (!library) {
+        printf("NVIDIA-SMI couldn't find libnvidia-ml.so library in your system. Please make sure that the NVIDIA "
+               "Display Driver is properly installed and present in your system.\n"
+               "Please also try adding directory that contains libnvidia-ml.so to your system PATH.\n");
+        return EXIT_NO_LIBRARY;
+    }
+    if (!bind_calls(library)) {
+        fprintf(stderr, "nvidia-smi (simulated): libnvidia-ml.so.1 is not the double of the same build.\n");
+        return 13;
+    }
+    result = nvml.init();
+    if (result)
+        return fail_to_start(result);
+    result = nvml.count(&attached);
+    return exit_code(result);
+}
+
+/* -- choosing GPUs ------------------------------------------------------------------------------------------------ */
+
+static bool same_bus_id(const char *wanted, const char *have)
+{
+    unsigned int a[3], b[3];
+
+    if (sscanf(have, "%x:%x:%x", &b[0], &b[1], &b[2]) != 3)
+        return false;
+    if (sscanf(wanted, "%x:%x:%x", &a[0], &a[1], &a[2]) != 3) {
+        a[0] = 0;
+        if (sscanf(wanted, "%x:%x", &a[1], &a[2]) != 2)
+            return false;
+    }
+    return a[0] == b[0] && a[1] == b[1] && a[2] == b[2];
+}
+
+static bool wanted_by(const char *id, unsigned int index)
+{
+    static const char *const keys[] = {"uuid", "serial", "pci.pci_bus_id"};
+    char value[VALUE], *end;
+    unsigned long number = strtoul(id, &end, 10);
+
+    if (*id && !*end && number == index)
+        return true;
+    for (size_t i = 0; i < 3; i++) {
+        ask(NULL, value, "visible.%u.%s", index, keys[i]);
+        if (known(value) && (!strcasecmp(id, value) || (i == 2 && strchr(id, ':') && same_bus_id(id, value))))
+            return true;
+    }
+    return false;
+}
+
+/* Fills `gpus`; each id of a comma-separated list has to be there. */
+static bool choose(const char *ids)
+{
+    char list[1024], *rest = NULL;
+
+    gpu_count = 0;
+    if (!ids) {
+        for (unsigned int i = 0; i < attached && i < MAX_GPUS; i++)
+            gpus[gpu_count++] = (struct gpu){.index = i};
+        return attached > 0;
+    }
+    snprintf(list, sizeof(list), "%s", ids);
+    for (char *id = strtok_r(list, ",", &rest); id; id = strtok_r(NULL, ",", &rest)) {
+        unsigned int before = gpu_count;
+
+        for (unsigned int i = 0; i < attached && gpu_count < MAX_GPUS && gpu_count == before; i++)
+            if (wanted_by(id, i))
+                gpus[gpu_count++] = (struct gpu){.index = i};
+        if (gpu_count == before)
+            return false;
+    }
+    return gpu_count > 0;
+}
+
+static int no_handle(const struct gpu *gpu, const char *word)
+{
+    char bus_id[VALUE];
+
+    ask(NULL, bus_id, "visible.%u.pci.pci_bus_id", gpu->index);
+    printf("Unable to determine the device handle for %s%s: %s\n", word,
+           strlen(bus_id) > 12 ? bus_id + strlen(bus_id) - 12 : bus_id, reason(gpu->result));
+    return exit_code(gpu->result);
+}
+
+/* All handles first, as the real one does: one lost GPU spoils a command that is about all of them. */
+static int open_gpus(void)
+{
+    for (unsigned int i = 0; i < gpu_count; i++) {
+        gpus[i].result = nvml.by_index(gpus[i].index, &gpus[i].device);
+        if (gpus[i].result)
+            return no_handle(&gpus[i], "GPU");
+    }
+    return 0;
+}
+
+/* -- list --------------------------------------------------------------------------------------------------------- */
+
+static int show_list(void)
+{
+    char name[VALUE], uuid[VALUE], profile[VALUE], label[VALUE + 8];
+    int code = 0;
+
+    for (unsigned int i = 0; i < gpu_count; i++) {
+        nvmlDevice_t mig;
+
+        gpus[i].result = nvml.by_index(gpus[i].index, &gpus[i].device);
+        if (gpus[i].result) {
+            code = no_handle(&gpus[i], "gpu ");
+            continue;
+        }
+        printf("GPU %u: %s (UUID: %s)\n", gpus[i].index, ask(gpus[i].device, name, "product_name"),
+               ask(gpus[i].device, uuid, "uuid"));
+        for (unsigned int j = 0; nvml.mig_by_index(gpus[i].device, j, &mig) == NVML_SUCCESS; j++) {
+            snprintf(label, sizeof(label), "MIG %s", ask(mig, profile, "profile"));
+            printf("  %-16sDevice %2u: (UUID: %s)\n", label, j, ask(mig, uuid, "uuid"));
+        }
+    }
+    return code;
+}
+
+/* -- full query --------------------------------------------------------------------------------------------------- */
+
+static void xml_text(const char *text)
+{
+    for (; *text; text++) {
+        switch (*text) {
+        case '&':
+            fputs("&amp;", stdout);
+            break;
+        case '<':
+            fputs("&lt;", stdout);
+            break;
+        case '>':
+            fputs("&gt;", stdout);
+            break;
+        default:
+            putchar(*text);
+        }
+    }
+}
+
+static void tabs(int count)
+{
+    while (count-- > 0)
+        putchar('\t');
+}
+
+static void xml_element(int depth, const char *name, const char *value)
+{
+    tabs(depth);
+    printf("<%s>", name);
+    xml_text(value);
+    printf("</%s>\n", name);
+}
+
+static void text_line(int depth, const char *label, const char *value)
+{
+    char line[128];
+
+    snprintf(line, sizeof(line), "%*s%s", depth * 4, "", label);
+    printf("%-55s: %s\n", line, value);
+}
+
+struct writer {
+    bool xml;
+    int base; /* depth of the rows' parent element */
+    nvmlDevice_t device;
+    const char *const *only; /* sections of -d, or NULL for all */
+};
+
+static void write_rows(const struct writer *writer, const struct row *rows);
+
+static void write_mig_devices(const struct writer *writer)
+{
+    struct writer inner = *writer;
+    unsigned int count = 0;
+
+    if (writer->xml) {
+        tabs(writer->base + 1);
+        printf("<mig_devices>\n");
+    }
+    inner.base = writer->xml ? writer->base + 2 : writer->base + 1;
+    while (nvml.mig_by_index(writer->device, count, &inner.device) == NVML_SUCCESS) {
+        if (writer->xml) {
+            tabs(writer->base + 2);
+            printf("<mig_device>\n");
+        } else {
+            printf("%*sMIG Device\n", (writer->base + 1) * 4, "");
+        }
+        write_rows(&inner, smi_mig_rows);
+        if (writer->xml) {
+            tabs(writer->base + 2);
+            printf("</mig_device>\n");
+        }
+        count++;
+    }
+    if (!writer->xml)
+        return;
+    if (!count) {
+        tabs(writer->base + 2);
+        printf("None\n");
+    }
+    tabs(writer->base + 1);
+    printf("</mig_devices>\n");
+}
+
+static void write_supported_clocks(const struct writer *writer)
+{
+    char value[VALUE], clock[32];
+    unsigned int count = list_length(writer->device, "supported_clocks");
+
+    if (!count) {
+        xml_element(writer->base + 1, "supported_clocks", "N/A");
+        return;
+    }
+    tabs(writer->base + 1);
+    printf("<supported_clocks>\n");
+    for (unsigned int i = 0; i < count; i++) {
+        long high = strtol(ask(writer->device, value, "supported_clocks.%u.graphics_max", i), NULL, 10);
+        long low = strtol(ask(writer->device, value, "supported_clocks.%u.graphics_min", i), NULL, 10);
+        long step = strtol(ask(writer->device, value, "supported_clocks.%u.step", i), NULL, 10);
+
+        tabs(writer->base + 2);
+        printf("<supported_mem_clock>\n");
+        snprintf(clock, sizeof(clock), "%ld MHz",
+                 strtol(ask(writer->device, value, "supported_clocks.%u.memory", i), NULL, 10));
+        xml_element(writer->base + 3, "value", clock);
+        for (long at = high; at >= low && step > 0; at -= step) {
+            snprintf(clock, sizeof(clock), "%ld MHz", at);
+            xml_element(writer->base + 3, "supported_graphics_clock", clock);
+        }
+        tabs(writer->base + 2);
+        printf("</supported_mem_clock>\n");
+    }
+    tabs(writer->base + 1);
+    printf("</supported_clocks>\n");
+}
+
+static void write_processes(const struct writer *writer)
+{
+    static const struct {
+        const char *key, *xml, *label;
+        int deeper;
+    } parts[] = {
+        {"gpu_instance_id", "gpu_instance_id", "GPU instance ID", 0},
+        {"compute_instance_id", "compute_instance_id", "Compute instance ID", 0},
+        {"pid", "pid", "Process ID", 0},
+        {"type", "type", "Type", 1},
+        {"process_name", "process_name", "Name", 1},
+        {"used_memory", "used_memory", "Used GPU Memory", 1},
+    };
+    char value[VALUE];
+    unsigned int count = list_length(writer->device, "processes");
+
+    if (writer->xml) {
+        tabs(writer->base + 1);
+        printf("<processes>\n");
+    } else if (count) {
+        printf("%*sProcesses\n", (writer->base + 1) * 4, "");
+    } else {
+        text_line(writer->base + 1, "Processes", "None");
+    }
+    for (unsigned int i = 0; i < count; i++) {
+        if (writer->xml) {
+            tabs(writer->base + 2);
+            printf("<process_info>\n");
+        }
+        for (size_t j = 0; j < sizeof(parts) / sizeof(*parts); j++) {
+            ask(writer->device, value, "processes.%u.%s", i, parts[j].key);
+            if (writer->xml)
+                xml_element(writer->base + 3, parts[j].xml, value);
+            else
+                text_line(writer->base + 2 + parts[j].deeper, parts[j].label, value);
+        }
+        if (writer->xml) {
+            tabs(writer->base + 2);
+            printf("</process_info>\n");
+        }
+    }
+    if (writer->xml) {
+        tabs(writer->base + 1);
+        printf("</processes>\n");
+    }
+}
+
+static void write_special(const struct writer *writer, enum special special)
+{
+    switch (special) {
+    case SPECIAL_MIG_DEVICES:
+        write_mig_devices(writer);
+        break;
+    case SPECIAL_SUPPORTED_CLOCKS:
+        write_supported_clocks(writer);
+        break;
+    case SPECIAL_PROCESSES:
+        write_processes(writer);
+        break;
+    case SPECIAL_ACCOUNTED:
+        tabs(writer->base + 1);
+        printf("<accounted_processes>\n");
+        tabs(writer->base + 1);
+        printf("</accounted_processes>\n");
+        break;
+    case SPECIAL_NONE:
+        break;
+    }
+}
+
+static bool wanted_section(const struct writer *writer, const char *section)
+{
+    for (size_t i = 0; writer->only && writer->only[i]; i++)
+        if (section && !strcmp(writer->only[i], section))
+            return true;
+    return !writer->only;
+}
+
+static void write_rows(const struct writer *writer, const struct row *rows)
+{
+    const char *path[8] = {0}, *open[8] = {0};
+    const char *section = NULL;
+    int opened = 0, skip_below = 0;
+    char key[VALUE * 2], value[VALUE], threshold[VALUE];
+    bool plain_limits;
+
+    ask(writer->device, threshold, "temperature.gpu_temp_max_threshold");
+    plain_limits = known(threshold);
+    for (const struct row *row = rows;; row++) {
+        while (opened && opened >= (row->depth ? row->depth : 1)) {
+            opened--;
+            if (open[opened]) {
+                tabs(writer->base + opened + 1);
+                printf("</%s>\n", open[opened]);
+            }
+        }
+        if (!row->depth)
+            return;
+        if (row->depth == 1)
+            section = row->xml;
+        if (skip_below && row->depth > skip_below)
+            continue;
+        skip_below = 0;
+        path[row->depth] = row->xml;
+        open[opened] = NULL;
+        if (row->flags & (writer->xml ? ROW_TEXT_ONLY : ROW_XML_ONLY) || !wanted_section(writer, section)) {
+            if (row->key && !*row->key)
+                skip_below = row->depth;
+            continue;
+        }
+        if (row->special) {
+            write_special(writer, row->special);
+            continue;
+        }
+        key[0] = '\0';
+        if (row->key && *row->key)
+            snprintf(key, sizeof(key), "%s", row->key);
+        else
+            for (int i = 1; i <= row->depth; i++)
+                snprintf(key + strlen(key), sizeof(key) - strlen(key), "%s%s", i > 1 ? "." : "", path[i]);
+        if (row->key && !*row->key) {
+            /* A section that the GPU does not have at all is one N/A. */
+            if (nvml.query(writer->device, key, value, sizeof(value)) == NVML_SUCCESS) {
+                skip_below = row->depth;
+                if (writer->xml)
+                    xml_element(writer->base + row->depth, row->xml, value);
+                else
+                    text_line(writer->base + row->depth, row->label, value);
+                continue;
+            }
+            if (writer->xml) {
+                tabs(writer->base + row->depth);
+                printf("<%s>\n", row->xml);
+                open[opened++] = row->xml;
+            } else {
+                printf("%*s%s\n", (writer->base + row->depth) * 4, "", row->label);
+            }
+            continue;
+        }
+        if (((row->flags & ROW_IF_KNOWN) && !plain_limits) || ((row->flags & ROW_TLIMIT) && plain_limits))
+            continue;
+        ask(writer->device, value, "%s", key);
+        if (writer->xml) {
+            xml_element(writer->base + row->depth, row->xml, value);
+        } else {
+            char hex[VALUE + 2];
+
+            snprintf(hex, sizeof(hex), "%s%s", row->flags & ROW_HEX && known(value) ? "0x" : "", value);
+            text_line(writer->base + row->depth + (row->flags & ROW_DEEPER ? 1 : 0), row->label, hex);
+        }
+    }
+}
+
+static const char *timestamp(char *out, size_t size, const char *format)
+{
+    time_t now = time(NULL);
+    struct tm local;
+
+    localtime_r(&now, &local);
+    strftime(out, size, format, &local);
+    return out;
+}
+
+#define CTIME "%a %b %e %H:%M:%S %Y"
+
+static int show_full(bool xml, const char *const *only)
+{
+    char now[64], value[VALUE], bus_id[VALUE];
+    int code = open_gpus();
+
+    if (code)
+        return code;
+    if (xml) {
+        printf("<?xml version=\"1.0\" ?>\n<!DOCTYPE nvidia_smi_log SYSTEM \"nvsmi_device_v13.dtd\">\n"
+               "<nvidia_smi_log>\n");
+        xml_element(1, "timestamp", timestamp(now, sizeof(now), CTIME));
+        xml_element(1, "driver_version", ask(NULL, value, "driver.version"));
+        xml_element(1, "cuda_version", ask(NULL, value, "driver.cuda_version"));
+        printf("\t<attached_gpus>%u</attached_gpus>\n", attached);
+    } else {
+        printf("\n==============NVSMI LOG==============\n\n");
+        text_line(0, "Timestamp", timestamp(now, sizeof(now), CTIME));
+        text_line(0, "Driver Version", ask(NULL, value, "driver.version"));
+        text_line(0, "CUDA Version", ask(NULL, value, "driver.cuda_version"));
+        printf("\n%-55s: %u\n", "Attached GPUs", attached);
+    }
+    for (unsigned int i = 0; i < gpu_count; i++) {
+        struct writer writer = {.xml = xml, .base = xml ? 1 : 0, .device = gpus[i].device, .only = only};
+
+        ask(gpus[i].device, bus_id, "pci.pci_bus_id");
+        printf(xml ? "\t<gpu id=\"%s\">\n" : "GPU %s\n", bus_id);
+        write_rows(&writer, smi_rows);
+        printf(xml ? "\t</gpu>\n\n" : "\n");
+    }
+    if (xml)
+        printf("</nvidia_smi_log>\n");
+    return 0;
+}
+
+/* -- summary ------------------------------------------------------------------------------------------------------ */
+
+#define RULE_GPU "+-----------------------------------------+------------------------+----------------------+\n"
+#define RULE "+-----------------------------------------------------------------------------------------+\n"
+
+static void show_mig_summary(void)
+{
+    bool any = false;
+
+    for (unsigned int i = 0; i < gpu_count; i++) {
+        nvmlDevice_t mig;
+
+        for (unsigned int j = 0; nvml.mig_by_index(gpus[i].device, j, &mig) == NVML_SUCCESS; j++) {
+            char gi[VALUE], ci[VALUE], used[VALUE], total[VALUE], bar_used[VALUE], bar_total[VALUE], sm[VALUE];
+            char ce[VALUE], enc[VALUE], dec[VALUE], ofa[VALUE], jpg[VALUE], ecc[VALUE], raw[VALUE];
+
+            if (!any)
+                printf("\n" RULE
+                       "| MIG devices:                                                                            |\n"
+                       "+------------------+----------------------------------+-----------+-----------------------+\n"
+                       "| GPU  GI  CI  MIG |                     Memory-Usage |        Vol|        Shared         |\n"
+                       "|      ID  ID  Dev |                       BAR1-Usage | SM     Unc| CE ENC  DEC  OFA  JPG |\n"
+                       "|                  |                                  |        ECC|                       |\n"
+                       "|==================+==================================+===========+=======================|\n");
+            any = true;
+            whole(ask(mig, raw, "fb_memory_usage.used"), "MiB", used);
+            whole(ask(mig, raw, "fb_memory_usage.total"), "MiB", total);
+            whole(ask(mig, raw, "bar1_memory_usage.used"), "MiB", bar_used);
+            whole(ask(mig, raw, "bar1_memory_usage.total"), "MiB", bar_total);
+            printf("|%3u%5s%4s%4u  |%20s / %9s  |%3s%7s |%3s%4s%5s%5s%5s |\n", gpus[i].index,
+                   ask(mig, gi, "gpu_instance_id"), ask(mig, ci, "compute_instance_id"), j, used, total,
+                   ask(mig, sm, "device_attributes.shared.multiprocessor_count"),
+                   ask(mig, ecc, "ecc_error_count.volatile_count.sram_uncorrectable"),
+                   ask(mig, ce, "device_attributes.shared.copy_engine_count"),
+                   ask(mig, enc, "device_attributes.shared.encoder_count"),
+                   ask(mig, dec, "device_attributes.shared.decoder_count"),
+                   ask(mig, ofa, "device_attributes.shared.ofa_count"),
+                   ask(mig, jpg, "device_attributes.shared.jpg_count"));
+            printf("|                  |%20s / %9s  |           |                       |\n", bar_used, bar_total);
+            printf("+------------------+----------------------------------+-----------+-----------------------+\n");
+        }
+    }
+}
+
+static void show_processes(void)
+{
+    bool any = false;
+
+    printf("\n" RULE
+           "| Processes:                                                                              |\n"
+           "|  GPU   GI   CI              PID   Type   Process name                        GPU Memory |\n"
+           "|        ID   ID                                                               Usage      |\n"
+           "|=========================================================================================|\n");
+    for (unsigned int i = 0; i < gpu_count; i++)
+        for (unsigned int j = 0; j < list_length(gpus[i].device, "processes"); j++) {
+            char gi[VALUE], ci[VALUE], pid[VALUE], type[VALUE], name[VALUE], raw[VALUE], used[VALUE];
+
+            any = true;
+            printf("|%5u%6s%5s%16s%7s   %-38.38s%8s |\n", gpus[i].index,
+                   ask(gpus[i].device, gi, "processes.%u.gpu_instance_id", j),
+                   ask(gpus[i].device, ci, "processes.%u.compute_instance_id", j),
+                   ask(gpus[i].device, pid, "processes.%u.pid", j), ask(gpus[i].device, type, "processes.%u.type", j),
+                   ask(gpus[i].device, name, "processes.%u.process_name", j),
+                   whole(ask(gpus[i].device, raw, "processes.%u.used_memory", j), "MiB", used));
+        }
+    if (!any)
+        printf("|  No running processes found                                                             |\n");
+    printf(RULE);
+}
+
+static void show_gpu_summary(const struct gpu *gpu)
+{
+    char name[VALUE], shown[32], persistence[VALUE], bus_id[VALUE], display[VALUE], ecc[VALUE], fan[VALUE];
+    char temperature[VALUE], state[VALUE], draw[VALUE], limit[VALUE], used[VALUE], total[VALUE], usage[VALUE];
+    char mode[VALUE], mig[VALUE], raw[VALUE], raw_fan[VALUE], raw_use[VALUE];
+    nvmlDevice_t device = gpu->device;
+
+    ask(device, name, "product_name");
+    if (strlen(name) > 27)
+        snprintf(shown, sizeof(shown), "%.24s...", name);
+    else
+        snprintf(shown, sizeof(shown), "%.27s", name);
+    printf("|%4u  %-27s  %4s  |%19s%4s |%21s |\n", gpu->index, shown,
+           !strcmp(ask(device, persistence, "persistence_mode"), "Enabled") ? "On" : "Off",
+           ask(device, bus_id, "pci.pci_bus_id"),
+           !strcmp(ask(device, display, "display_active"), "Enabled") ? "On" : "Off",
+           ask(device, ecc, "ecc_errors.volatile.dram_uncorrectable"));
+    whole(ask(device, raw_fan, "fan_speed"), "%", fan);
+    whole(ask(device, raw, "temperature.gpu_temp"), "C", temperature);
+    whole(ask(device, raw, "gpu_power_readings.average_power_draw"), "W", draw);
+    whole(ask(device, raw, "gpu_power_readings.current_power_limit"), "W", limit);
+    whole(ask(device, raw, "fb_memory_usage.used"), "MiB", used);
+    whole(ask(device, raw, "fb_memory_usage.total"), "MiB", total);
+    whole(ask(device, raw_use, "utilization.gpu_util"), "%", usage);
+    printf("|%4s%6s%6s%16s / %5s |%11s / %9s |%8s%13s |\n", fan, temperature,
+           ask(device, state, "performance_state"), draw, limit, used, total, usage,
+           !strcmp(ask(device, mode, "compute_mode"), "Exclusive_Process") ? "E. Process" : mode);
+    ask(device, mig, "mig_mode.current_mig");
+    ask(device, raw, "mig_mode.pending_mig");
+    printf("|                                         |                        |%21s |\n" RULE_GPU,
+           strcmp(mig, raw) ? !strcmp(mig, "Enabled") ? "Enabled*" : "Disabled*" : mig);
+}
+
+static int show_summary(void)
+{
+    char now[64], smi[VALUE], driver[VALUE], cuda[VALUE], smi_label[VALUE + 16], driver_label[VALUE + 24],
+        cuda_label[VALUE + 24];
+    int code = open_gpus();
+
+    if (code)
+        return code;
+    snprintf(smi_label, sizeof(smi_label), "NVIDIA-SMI %s", ask(NULL, smi, "driver.library_version"));
+    snprintf(driver_label, sizeof(driver_label), "Driver Version: %s", ask(NULL, driver, "driver.version"));
+    snprintf(cuda_label, sizeof(cuda_label), "CUDA Version: %s", ask(NULL, cuda, "driver.cuda_version"));
+    printf("%s       \n" RULE "| %-33s %-30s %-23s|\n" RULE_GPU, timestamp(now, sizeof(now), CTIME), smi_label,
+           driver_label, cuda_label);
+    printf("| GPU  Name                 Persistence-M | Bus-Id          Disp.A | Volatile Uncorr. ECC |\n"
+           "| Fan  Temp   Perf          Pwr:Usage/Cap |           Memory-Usage | GPU-Util  Compute M. |\n"
+           "|                                         |                        |               MIG M. |\n"
+           "|=========================================+========================+======================|\n");
+    for (unsigned int i = 0; i < gpu_count; i++)
+        show_gpu_summary(&gpus[i]);
+    show_mig_summary();
+    show_processes();
+    return 0;
+}
+
+/* -- selective queries -------------------------------------------------------------------------------------------- */
+
+struct csv {
+    const struct field *fields[128];
+    size_t count;
+    bool header, units;
+};
+
+static const struct field *find_field(const struct field *fields, const char *name)
+{
+    for (; fields->name; fields++)
+        if (!strcmp(fields->name, name) || (fields->alias && !strcmp(fields->alias, name)))
+            return fields;
+    return NULL;
+}
+
+static int parse_csv(struct csv *csv, const struct field *fields, const char *names, const char *format)
+{
+    char list[4096], options[256], *rest = NULL;
+    bool is_csv = false;
+
+    *csv = (struct csv){.header = true, .units = true};
+    snprintf(options, sizeof(options), "%s", format ? format : "");
+    for (char *option = strtok_r(options, ", ", &rest); option; option = strtok_r(NULL, ", ", &rest)) {
+        if (!strcmp(option, "csv"))
+            is_csv = true;
+        else if (!strcmp(option, "noheader"))
+            csv->header = false;
+        else if (!strcmp(option, "nounits"))
+            csv->units = false;
+        else
+            return EXIT_INVALID + 0 * printf("Format option \"%s\" is not recognized.\n", option);
+    }
+    if (!is_csv)
+        return EXIT_INVALID + 0 * printf("\"--format=\" switch is missing. Please run \"nvidia-smi -h\" for help.\n");
+    snprintf(list, sizeof(list), "%s", names);
+    rest = NULL;
+    for (char *name = strtok_r(list, ", ", &rest); name; name = strtok_r(NULL, ", ", &rest)) {
+        const struct field *field = find_field(fields, name);
+
+        if (!field)
+            return EXIT_INVALID + 0 * printf("Field \"%s\" is not a valid field to query.\n\n", name);
+        if (csv->count < sizeof(csv->fields) / sizeof(*csv->fields))
+            csv->fields[csv->count++] = field;
+    }
+    return csv->count ? 0 : EXIT_INVALID + 0 * printf("No fields to query were given.\n");
+}
+
+/* Corrected or uncorrected errors of both memories, which the profile has in parts. */
+static void ecc_sum(nvmlDevice_t device, const char *request, char *out)
+{
+    char what[16], scope[16], word[32], value[VALUE];
+    unsigned long long sum = 0;
+    bool any = false;
+
+    if (sscanf(request, "%15s %15s %31s", what, scope, word) == 3) {
+        const char *const split[] = {"_parity", "_secded", ""};
+
+        for (size_t i = 0; i < 3; i++)
+            if (known(ask(device, value, "ecc_errors.%s.sram_%s%s", scope, word, split[i]))) {
+                sum += strtoull(value, NULL, 10);
+                any = true;
+            }
+        if (!strcmp(what, "total") && known(ask(device, value, "ecc_errors.%s.dram_%s", scope, word))) {
+            sum += strtoull(value, NULL, 10);
+            any = true;
+        }
+    }
+    if (any)
+        snprintf(out, VALUE, "%llu", sum);
+    else
+        snprintf(out, VALUE, "N/A");
+}
+
+static void computed(const struct gpu *gpu, int process, const char *key, char *out)
+{
+    unsigned long long bits = 0;
+    struct timespec now;
+    char seconds[64];
+
+    snprintf(out, VALUE, "N/A");
+    if (!strcmp(key, "@timestamp")) {
+        clock_gettime(CLOCK_REALTIME, &now);
+        timestamp(seconds, sizeof(seconds), "%Y/%m/%d %H:%M:%S");
+        snprintf(out, VALUE, "%s.%03ld", seconds, now.tv_nsec / 1000000);
+    } else if (!strcmp(key, "@driver")) {
+        ask(NULL, out, "driver.version");
+    } else if (!strcmp(key, "@count")) {
+        snprintf(out, VALUE, "%u", attached);
+    } else if (!strncmp(key, "@ecc ", 5)) {
+        ecc_sum(gpu->device, key + 5, out);
+    } else if (!strncmp(key, "@reasons ", 9)) {
+        if ((strcmp(key + 9, "active") ? nvml.supported_reasons : nvml.reasons)(gpu->device, &bits) == NVML_SUCCESS)
+            snprintf(out, VALUE, "0x%016llX", bits);
+    } else if (!strcmp(key, "@power management")) {
+        if (known(ask(gpu->device, out, "gpu_power_readings.requested_power_limit")))
+            snprintf(out, VALUE, "Supported");
+    } else if (!strncmp(key, "@process ", 9)) {
+        ask(gpu->device, out, "processes.%d.%s", process, key + 9);
+    }
+}
+
+static void csv_header(const struct csv *csv)
+{
+    for (size_t i = 0; csv->header && i < csv->count; i++) {
+        printf("%s%s", i ? ", " : "", csv->fields[i]->name);
+        if (csv->fields[i]->unit)
+            printf(" [%s]", csv->fields[i]->unit);
+    }
+    if (csv->header)
+        putchar('\n');
+}
+
+static void csv_line(const struct csv *csv, const struct gpu *gpu, int process)
+{
+    char value[VALUE];
+
+    for (size_t i = 0; i < csv->count; i++) {
+        const struct field *field = csv->fields[i];
+        size_t length;
+
+        if (*field->key == '@')
+            computed(gpu, process, field->key, value);
+        else if (*field->key)
+            ask(gpu->device, value, "%s", field->key);
+        else
+            snprintf(value, sizeof(value), "N/A");
+        if (!known(value)) {
+            printf("%s[N/A]", i ? ", " : "");
+            continue;
+        }
+        length = strlen(value);
+        if (!strncmp(field->name, "temperature.", 12) || (field->unit && !csv->units))
+            value[strcspn(value, " ")] = '\0';
+        else if (!strncmp(field->name, "pcie.link.width", 15) && length && value[length - 1] == 'x')
+            value[length - 1] = '\0';
+        printf("%s%s%s", i ? ", " : "", field->prefix ? field->prefix : "", value);
+    }
+    putchar('\n');
+}
+
+static int show_gpu_csv(const struct csv *csv)
+{
+    int code = open_gpus();
+
+    if (code)
+        return code;
+    csv_header(csv);
+    for (unsigned int i = 0; i < gpu_count; i++)
+        csv_line(csv, &gpus[i], 0);
+    return 0;
+}
+
+static int show_process_csv(const struct csv *csv)
+{
+    char type[VALUE];
+    int code = open_gpus();
+
+    if (code)
+        return code;
+    csv_header(csv);
+    for (unsigned int i = 0; i < gpu_count; i++)
+        for (unsigned int j = 0; j < list_length(gpus[i].device, "processes"); j++)
+            if (strchr(ask(gpus[i].device, type, "processes.%u.type", j), 'C'))
+                csv_line(csv, &gpus[i], (int)j);
+    return 0;
+}
+
+static int show_field_help(const struct field *fields, const char *option)
+{
+    printf("List of valid properties to query for the switch \"%s\":\n\n", option);
+    for (; fields->name; fields++) {
+        printf("\"%s\"", fields->name);
+        if (fields->alias)
+            printf(" or \"%s\"", fields->alias);
+        printf("\n\n");
+    }
+    return 0;
+}
+
+/* -- topology, NVLink, MIG ---------------------------------------------------------------------------------------- */
+
+static int show_topology(void)
+{
+    char affinity[VALUE], node[VALUE], links[VALUE], other[VALUE], gpu_node[VALUE];
+    int code = choose(NULL) ? open_gpus() : 0;
+
+    if (code)
+        return code;
+    printf("\t\033[4m");
+    for (unsigned int i = 0; i < gpu_count; i++)
+        printf("GPU%u\t", gpus[i].index);
+    printf("CPU Affinity\tNUMA Affinity\tGPU NUMA ID\033[0m\n");
+    for (unsigned int i = 0; i < gpu_count; i++) {
+        printf("GPU%u\t", gpus[i].index);
+        for (unsigned int j = 0; j < gpu_count; j++) {
+            unsigned int level = 50;
+
+            if (i == j) {
+                printf(" X \t");
+                continue;
+            }
+            if (known(ask(gpus[i].device, links, "nvlink.links")) &&
+                known(ask(gpus[j].device, other, "nvlink.links"))) {
+                printf("NV%s\t", links);
+                continue;
+            }
+            (void)nvml.common_ancestor(gpus[i].device, gpus[j].device, &level);
+            printf("%s\t", level <= 10 ? "PIX" : level <= 20 ? "PXB" : level <= 30 ? "PHB" : level <= 40 ? "NODE" : "SYS");
+        }
+        printf("%s\t%s\t\t%s\n", ask(gpus[i].device, affinity, "cpu_affinity"), ask(gpus[i].device, node, "numa_node"),
+               ask(gpus[i].device, gpu_node, "gpu_numa_id"));
+    }
+    printf("\nLegend:\n\n"
+           "  X    = Self\n"
+           "  SYS  = Connection traversing PCIe as well as the SMP interconnect between NUMA nodes (e.g., QPI/UPI)\n"
+           "  NODE = Connection traversing PCIe as well as the interconnect between PCIe Host Bridges within a NUMA node\n"
+           "  PHB  = Connection traversing PCIe as well as a PCIe Host Bridge (typically the CPU)\n"
+           "  PXB  = Connection traversing multiple PCIe bridges (without traversing the PCIe Host Bridge)\n"
+           "  PIX  = Connection traversing at most a single PCIe bridge\n"
+           "  NV#  = Connection traversing a bonded set of # NVLinks\n");
+    return 0;
+}
+
+static int show_nvlinks(void)
+{
+    char name[VALUE], uuid[VALUE], value[VALUE], speed[VALUE];
+    int code = open_gpus();
+
+    for (unsigned int i = 0; !code && i < gpu_count; i++) {
+        unsigned long links = strtoul(ask(gpus[i].device, value, "nvlink.links"), NULL, 10);
+
+        if (!links)
+            continue;
+        printf("GPU %u: %s (UUID: %s)\n", gpus[i].index, ask(gpus[i].device, name, "product_name"),
+               ask(gpus[i].device, uuid, "uuid"));
+        for (unsigned long link = 0; link < links; link++)
+            printf("\t Link %lu: %s\n", link,
+                   known(ask(gpus[i].device, value, "nvlink.inactive.%lu", link))
+                       ? "<inactive>"
+                       : ask(gpus[i].device, speed, "nvlink.speed"));
+    }
+    return code;
+}
+
+#define MIG_RULE "+-------------------------------------------------------------------------------+\n"
+
+static void show_mig_profiles(void)
+{
+    printf(MIG_RULE "| GPU instance profiles:                                                        |\n"
+                    "| GPU   Name               ID    Instances   Memory     P2P    SM    DEC   ENC  |\n"
+                    "|                                Free/Total   GiB              CE    JPEG  OFA  |\n"
+                    "|===============================================================================|\n");
+    for (unsigned int i = 0; i < gpu_count; i++) {
+        nvmlDevice_t device = gpus[i].device;
+        unsigned int count = list_length(device, "mig_profiles");
+        unsigned int slices_used = 0, made = 0;
+        char value[VALUE], wanted[VALUE], name[VALUE + 8];
+
+        for (; made < list_length(device, "mig_devices"); made++) {
+            ask(device, wanted, "mig_devices.%u.profile", made);
+            for (unsigned int j = 0; j < count; j++)
+                if (!strcmp(ask(device, value, "mig_profiles.%u.name", j), wanted))
+                    slices_used += (unsigned int)strtoul(ask(device, value, "mig_profiles.%u.slices", j), NULL, 10);
+        }
+        for (unsigned int j = 0; j < count; j++) {
+#define NUMBER(key) strtoul(ask(device, value, "mig_profiles.%u." key, j), NULL, 10)
+            unsigned long slices = NUMBER("slices"), total = NUMBER("instances"), left = 7 - slices_used, available;
+            char id[VALUE], memory[VALUE];
+
+            available = slices ? left / slices : 0;
+            snprintf(name, sizeof(name), "MIG %s", ask(device, value, "mig_profiles.%u.name", j));
+            printf("|%4u  %-19s%3s%6lu/%lu        %-11s%s     %-7lu%-6lu%lu   |\n", gpus[i].index, name,
+                   ask(device, id, "mig_profiles.%u.gi_profile_id", j), available < total ? available : total, total,
+                   ask(device, memory, "mig_profiles.%u.memory_gib", j), "No",
+                   NUMBER("device_attributes.shared.multiprocessor_count"),
+                   NUMBER("device_attributes.shared.decoder_count"), NUMBER("device_attributes.shared.encoder_count"));
+            printf("|%64lu%6lu%6lu   |\n" MIG_RULE, NUMBER("device_attributes.shared.copy_engine_count"),
+                   NUMBER("device_attributes.shared.jpg_count"), NUMBER("device_attributes.shared.ofa_count"));
+#undef NUMBER
+        }
+    }
+}
+
+static int show_mig_instances(bool compute)
+{
+    bool any = false;
+    int code = open_gpus();
+
+    for (unsigned int i = 0; !code && i < gpu_count; i++) {
+        nvmlDevice_t mig;
+
+        for (unsigned int j = 0; nvml.mig_by_index(gpus[i].device, j, &mig) == NVML_SUCCESS; j++) {
+            char profile[VALUE], name[VALUE + 8], id[VALUE], gi[VALUE], ci[VALUE], start[VALUE], size[VALUE];
+            char placement[2 * VALUE + 2];
+
+            if (!any && compute)
+                printf("+--------------------------------------------------------------------+\n"
+                       "| Compute instances:                                                 |\n"
+                       "| GPU     GPU       Name             Profile   Instance   Placement  |\n"
+                       "|       Instance                       ID        ID       Start:Size |\n"
+                       "|         ID                                                         |\n"
+                       "|====================================================================|\n");
+            else if (!any)
+                printf("+---------------------------------------------------------+\n"
+                       "| GPU instances:                                          |\n"
+                       "| GPU   Name               Profile  Instance   Placement  |\n"
+                       "|                            ID       ID       Start:Size |\n"
+                       "|=========================================================|\n");
+            any = true;
+            snprintf(name, sizeof(name), "MIG %s", ask(mig, profile, "profile"));
+            ask(mig, gi, "gpu_instance_id");
+            if (compute) {
+                snprintf(placement, sizeof(placement), "0:%s", ask(mig, size, "slices"));
+                printf("|%4u%7s       %-16s%8s%10s%12s     |\n"
+                       "+--------------------------------------------------------------------+\n",
+                       gpus[i].index, gi, name, ask(mig, id, "ci_profile"), ask(mig, ci, "compute_instance_id"),
+                       placement);
+            } else {
+                snprintf(placement, sizeof(placement), "%s:%s", ask(mig, start, "placement"),
+                         ask(mig, size, "placement_size"));
+                printf("|%4u  %-19s%6s%9s%12s     |\n"
+                       "+---------------------------------------------------------+\n",
+                       gpus[i].index, name, ask(mig, id, "gi_profile_id"), gi, placement);
+            }
+        }
+    }
+    if (code || any)
+        return code;
+    printf("No MIG-enabled devices found.\n");
+    return EXIT_NOT_FOUND;
+}
+
+static int not_simulated(const char *what)
+{
+    fprintf(stderr, "nvidia-smi (simulated): %s is not simulated.\n", what);
+    return EXIT_NOT_SIMULATED;
+}
+
+static int show_mig(int argc, char **argv)
+{
+    const char *ids = NULL, *listing = NULL;
+    int code;
+
+    for (int i = 2; i < argc; i++) {
+        if (!strcmp(argv[i], "-i") && i + 1 < argc)
+            ids = argv[++i];
+        else if (!strcmp(argv[i], "-lgip") || !strcmp(argv[i], "-lgi") || !strcmp(argv[i], "-lci"))
+            listing = argv[i];
+        else
+            return not_simulated("changing MIG instances");
+    }
+    if (!listing)
+        return not_simulated("\"mig\" without -lgip, -lgi or -lci");
+    if (!choose(ids))
+        return EXIT_NOT_FOUND + 0 * printf("No devices were found\n");
+    if (strcmp(listing, "-lgip"))
+        return show_mig_instances(!strcmp(listing, "-lci"));
+    code = open_gpus();
+    if (!code)
+        show_mig_profiles();
+    return code;
+}
+
+/* -- changes ------------------------------------------------------------------------------------------------------ */
+
+static int set_persistence(const char *argument)
+{
+    bool on = !strcmp(argument, "1") || !strcasecmp(argument, "ENABLED");
+    char bus_id[VALUE], before[VALUE];
+    int code;
+
+    if (!on && strcmp(argument, "0") && strcasecmp(argument, "DISABLED")) {
+        printf("Unable to parse persistence mode \"%s\".\n", argument);
+        return EXIT_INVALID;
+    }
+    code = open_gpus();
+    for (unsigned int i = 0; !code && i < gpu_count; i++) {
+        nvmlReturn_t result;
+        bool is_on = !strcmp(ask(gpus[i].device, before, "persistence_mode"), "Enabled");
+
+        ask(gpus[i].device, bus_id, "pci.pci_bus_id");
+        result = nvml.set_persistence(gpus[i].device, on);
+        if (result == NVML_ERROR_NOT_SUPPORTED) {
+            printf("Setting persistence mode is not supported for GPU %s.\nTreating as warning and moving on.\n",
+                   bus_id);
+        } else if (result) {
+            printf("Unable to set persistence mode for GPU %s: %s\nTerminating early due to previous errors.\n", bus_id,
+                   nvml.error(result));
+            return exit_code(result);
+        } else if (is_on == on) {
+            printf("Persistence mode is already %s for GPU %s.\n", before, bus_id);
+        } else {
+            printf("%s persistence mode for GPU %s.\n", on ? "Enabled" : "Disabled", bus_id);
+        }
+    }
+    if (!code)
+        printf("All done.\n");
+    return code;
+}
+
+/* -- command line ------------------------------------------------------------------------------------------------- */
+
+static int show_version(void)
+{
+    char library[VALUE], driver[VALUE], cuda[VALUE], nvml_version[VALUE], *dot;
+
+    ask(NULL, library, "driver.library_version");
+    snprintf(nvml_version, sizeof(nvml_version), "%s", library);
+    dot = strchr(nvml_version, '.');
+    dot = dot ? strchr(dot + 1, '.') : NULL;
+    if (dot)
+        *dot = '\0';
+    printf("NVIDIA-SMI version  : %s\nNVML version        : %s\nDRIVER version      : %s\nCUDA Version        : %s\n",
+           library, nvml_version, ask(NULL, driver, "driver.version"), ask(NULL, cuda, "driver.cuda_version"));
+    return 0;
+}
+
+static int show_help(void)
+{
+    printf("NVIDIA System Management Interface -- simulated by gpufarm.core's tests\n\n"
+           "nvidia-smi [OPTION1 [ARG1]] [OPTION2 [ARG2]] ...\n\n"
+           "    -h,   --help                Print usage information and exit.\n"
+           "          --version             Print version information and exit.\n"
+           "    -L,   --list-gpus           Display a list of GPUs connected to the system.\n"
+           "    <no arguments>              Show a summary of GPUs connected to the system.\n"
+           "    -q,   --query               Display GPU info.\n"
+           "    -x,   --xml-format          Produce XML output.\n"
+           "    -d,   --display=            Display only selected information.\n"
+           "    -i,   --id=                 Target a specific GPU.\n"
+           "    -f,   --filename=           Log to a specified file, rather than to stdout.\n"
+           "    -l,   --loop=               Probe until Ctrl+C at specified second interval.\n"
+           "    -lms, --loop-ms=            Probe until Ctrl+C at specified millisecond interval.\n"
+           "          --query-gpu=          Information about GPU.\n"
+           "          --query-compute-apps= List of currently active compute processes.\n"
+           "          --help-query-gpu, --help-query-compute-apps\n"
+           "          --format=             csv[,noheader][,nounits]\n"
+           "    -pm,  --persistence-mode=   Set persistence mode: 0/DISABLED, 1/ENABLED\n"
+           "    topo -m, nvlink -s, mig -lgip, mig -lgi, mig -lci\n\n"
+           "What is not simulated says so and exits with code 3.\n");
+    return 0;
+}
+
+/* The names of -d, and the sections of the full query that they show. */
+static const struct {
+    const char *name, *sections[6];
+} displays[] = {
+    {"MEMORY", {"fb_memory_usage", "bar1_memory_usage", "cc_protected_memory_usage", NULL}},
+    {"UTILIZATION", {"utilization", NULL}},
+    {"ECC", {"ecc_mode", "ecc_errors", NULL}},
+    {"TEMPERATURE", {"temperature", NULL}},
+    {"POWER", {"gpu_power_readings", "gpu_memory_power_readings", "module_power_readings", NULL}},
+    {"CLOCK", {"clocks", "applications_clocks", "default_applications_clocks", "max_clocks", "clock_policy"}},
+    {"COMPUTE", {"compute_mode", NULL}},
+    {"PIDS", {"processes", NULL}},
+    {"PERFORMANCE", {"performance_state", "clocks_event_reasons", "clocks_event_reasons_counters", NULL}},
+    {"PAGE_RETIREMENT", {"retired_pages", NULL}},
+    {"ENCODER_STATS", {"encoder_stats", NULL}},
+    {"FBC_STATS", {"fbc_stats", NULL}},
+    {"ROW_REMAPPER", {"remapped_rows", NULL}},
+    {"GSP_FIRMWARE_VERSION", {"gsp_firmware_version", NULL}},
+};
+
+static bool parse_display(const char *argument, const char **only, size_t room)
+{
+    char list[256], *rest = NULL;
+    size_t count = 0;
+
+    snprintf(list, sizeof(list), "%s", argument);
+    for (char *name = strtok_r(list, ",", &rest); name; name = strtok_r(NULL, ",", &rest)) {
+        bool found = false;
+
+        for (size_t i = 0; i < sizeof(displays) / sizeof(*displays); i++) {
+            if (strcmp(displays[i].name, name))
+                continue;
+            found = true;
+            for (size_t j = 0; j < 6 && displays[i].sections[j] && count + 1 < room; j++)
+                only[count++] = displays[i].sections[j];
+        }
+        if (!found)
+            return false;
+    }
+    only[count] = NULL;
+    return count > 0;
+}
+
+struct request {
+    bool list, query, xml;
+    const char *ids, *gpu_fields, *process_fields, *format, *display, *file, *persistence;
+    double loop;
+};
+
+/* The value of an option that is written `--name=value`, `--name value`, `-n value` or `-n=value`. */
+static const char *option_value(int argc, char **argv, int *at, const char *letter, const char *name)
+{
+    const char *argument = argv[*at], *used = NULL;
+
+    if (letter && !strncmp(argument, letter, strlen(letter)))
+        used = argument + strlen(letter);
+    if (!used || (*used && *used != '='))
+        used = !strncmp(argument, name, strlen(name)) ? argument + strlen(name) : NULL;
+    if (!used || (*used && *used != '='))
+        return NULL;
+    if (*used == '=')
+        return used + 1;
+    return *at + 1 < argc ? argv[++*at] : NULL;
+}
+
+static int invalid(void)
+{
+    printf("Invalid combination of input arguments. Please run 'nvidia-smi -h' for help.\n\n");
+    return EXIT_INVALID;
+}
+
+static int parse(int argc, char **argv, struct request *request)
+{
+    for (int i = 1; i < argc; i++) {
+        const char *argument = argv[i], *value;
+
+        if (!strcmp(argument, "-L") || !strcmp(argument, "--list-gpus"))
+            request->list = true;
+        else if (!strcmp(argument, "-q") || !strcmp(argument, "--query"))
+            request->query = true;
+        else if (!strcmp(argument, "-x") || !strcmp(argument, "--xml-format"))
+            request->xml = true;
+        else if (!strcmp(argument, "-a"))
+            request->query = true;
+        else if ((value = option_value(argc, argv, &i, "-i", "--id")))
+            request->ids = value;
+        else if ((value = option_value(argc, argv, &i, NULL, "--query-gpu")))
+            request->gpu_fields = value;
+        else if ((value = option_value(argc, argv, &i, NULL, "--query-compute-apps")))
+            request->process_fields = value;
+        else if ((value = option_value(argc, argv, &i, NULL, "--format")))
+            request->format = value;
+        else if ((value = option_value(argc, argv, &i, "-d", "--display")))
+            request->display = value;
+        else if ((value = option_value(argc, argv, &i, "-f", "--filename")))
+            request->file = value;
+        else if ((value = option_value(argc, argv, &i, "-pm", "--persistence-mode")))
+            request->persistence = value;
+        else if ((value = option_value(argc, argv, &i, "-lms", "--loop-ms")))
+            request->loop = strtod(value, NULL) / 1000.0;
+        else if ((value = option_value(argc, argv, &i, "-l", "--loop")))
+            request->loop = strtod(value, NULL);
+        else if (option_value(argc, argv, &i, "-mig", "--multi-instance-gpu"))
+            return not_simulated("changing the MIG mode");
+        else if (option_value(argc, argv, &i, "-e", "--ecc-config") ||
+                 option_value(argc, argv, &i, "-p", "--reset-ecc-errors") ||
+                 option_value(argc, argv, &i, "-c", "--compute-mode") ||
+                 option_value(argc, argv, &i, "-pl", "--power-limit") ||
+                 option_value(argc, argv, &i, "-ac", "--applications-clocks") ||
+                 option_value(argc, argv, &i, "-lgc", "--lock-gpu-clocks") || !strcmp(argument, "-r") ||
+                 !strcmp(argument, "--gpu-reset") || !strcmp(argument, "-rac") || !strcmp(argument, "-u") ||
+                 !strcmp(argument, "-B") || !strcmp(argument, "--dtd"))
+            return not_simulated(argument);
+        else
+            return invalid();
+    }
+    return 0;
+}
+
+static int perform(const struct request *request)
+{
+    const char *only[64];
+    struct csv csv;
+    int code;
+
+    if (request->list + !!request->gpu_fields + !!request->process_fields + request->query + !!request->persistence > 1)
+        return invalid();
+    if ((request->xml || request->display) && !request->query)
+        return invalid();
+    if (request->gpu_fields) {
+        code = parse_csv(&csv, smi_gpu_fields, request->gpu_fields, request->format);
+        if (code)
+            return code;
+    } else if (request->process_fields) {
+        code = parse_csv(&csv, smi_process_fields, request->process_fields, request->format);
+        if (code)
+            return code;
+    }
+    if (request->display && (request->xml || !parse_display(request->display, only, 64)))
+        return invalid();
+    if (!choose(request->ids)) {
+        printf("No devices were found\n");
+        return EXIT_NOT_FOUND;
+    }
+    if (request->list)
+        return show_list();
+    if (request->persistence)
+        return set_persistence(request->persistence);
+    if (request->gpu_fields)
+        return show_gpu_csv(&csv);
+    if (request->process_fields)
+        return show_process_csv(&csv);
+    if (request->query)
+        return show_full(request->xml, request->display ? only : NULL);
+    return show_summary();
+}
+
+int main(int argc, char **argv)
+{
+    struct request request = {0};
+    const char *word = argc > 1 ? argv[1] : "";
+    int code;
+
+    if (!strcmp(word, "-h") || !strcmp(word, "--help"))
+        return show_help();
+    if (!strcmp(word, "--help-query-gpu"))
+        return show_field_help(smi_gpu_fields, "--query-gpu");
+    if (!strcmp(word, "--help-query-compute-apps"))
+        return show_field_help(smi_process_fields, "--query-compute-apps");
+    if (*word && *word != '-' && strcmp(word, "topo") && strcmp(word, "nvlink") && strcmp(word, "mig"))
+        return not_simulated(word);
+    if (*word == '-' && strcmp(word, "--version")) {
+        code = parse(argc, argv, &request);
+        if (code)
+            return code;
+    }
+    code = start();
+    if (code)
+        return code;
+    if (!strcmp(word, "--version"))
+        code = show_version();
+    else if (!strcmp(word, "topo"))
+        code = argc == 3 && (!strcmp(argv[2], "-m") || !strcmp(argv[2], "--matrix")) ? show_topology()
+                                                                                      : not_simulated("this topo command");
+    else if (!strcmp(word, "nvlink"))
+        code = argc >= 3 && (!strcmp(argv[2], "-s") || !strcmp(argv[2], "--status"))
+                   ? choose(NULL) ? show_nvlinks() : EXIT_NOT_FOUND
+                   : not_simulated("this nvlink command");
+    else if (!strcmp(word, "mig"))
+        code = show_mig(argc, argv);
+    else {
+        if (request.file && !freopen(request.file, "w", stdout)) {
+            fprintf(stderr, "Failed to open log file \"%s\".\n", request.file);
+            return EXIT_INVALID;
+        }
+        do {
+            code = perform(&request);
+            fflush(stdout);
+            if (code || request.loop <= 0)
+                break;
+            usleep((useconds_t)(request.loop * 1e6));
+        } while (true);
+    }
+    nvml.shutdown();
+    return code;
+}

@@ -1,0 +1,65 @@
+"""Command-line tools of this machine that the simulator is made with."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+# The Debian package that holds each tool.
+PACKAGES = {
+    "apt-ftparchive": "apt-utils",
+    "debootstrap": "debootstrap",
+    "dockerd": "docker.io",
+    "dpkg-deb": "dpkg",
+    "gpg": "gnupg",
+    "gpgconf": "gnupg",
+    "openssl": "openssl",
+}
+ONE_AT_A_TIME = threading.Lock()
+
+
+class BuildError(RuntimeError):
+    """A step of the simulator failed; the message holds what was found and the next step."""
+
+
+def need(*tools: str) -> None:
+    """Make sure that the tools exist, installing their packages where apt and root are at hand."""
+    # Steps run side by side, and apt takes one caller at a time.
+    with ONE_AT_A_TIME:
+        missing = [tool for tool in tools if not shutil.which(tool)]
+        if missing:
+            _install(missing)
+
+
+def _install(missing: list[str]) -> None:
+    packages = sorted({PACKAGES[tool] for tool in missing})
+    if not shutil.which("apt-get") or os.geteuid() != 0:
+        raise BuildError(
+            f"{', '.join(missing)} not found. Expected: on PATH. "
+            f"Next step: install {', '.join(packages)} (the names of Debian's and Ubuntu's packages)."
+        )
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    for command in (["apt-get", "update", "-q"], ["apt-get", "install", "-qy", "--no-install-recommends", *packages]):
+        result = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        if result.returncode:
+            raise BuildError(f"`{' '.join(command)}` failed: {(result.stderr or result.stdout).strip()[-800:]}")
+
+
+def run(
+    command: Sequence[str | Path],
+    *,
+    cwd: Path | None = None,
+    stdin: bytes | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> bytes:
+    """Run a tool and return what it printed; a failure raises BuildError with its own words."""
+    words = [str(word) for word in command]
+    result = subprocess.run(words, cwd=cwd, input=stdin, env=environment, capture_output=True, check=False)
+    if result.returncode:
+        said = (result.stderr or result.stdout).decode(errors="replace").strip()
+        raise BuildError(f"`{' '.join(words)}` ended with {result.returncode}: {said[-1500:]}")
+    return result.stdout
