@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import time
+
+from testinfra.host import Host
+
+from tests.testinfra.helpers import gpu_uuids, nomad_gpus, restarts
+
+testinfra_hosts = ["device-t4"]
+
+
+def test_nomad_has_every_gpu_of_the_node(host: Host) -> None:
+    wanted = sorted(gpu_uuids(host))
+    assert len(wanted) == 4
+    found: list[str] = []
+    for _ in range(30):
+        found = sorted(nomad_gpus(host, "device-t4"))
+        if found == wanted:
+            break
+        time.sleep(1)
+    assert found == wanted
+
+
+def test_plugin_is_the_verified_release(host: Host) -> None:
+    plugin = host.file("/opt/nomad/plugins/nomad-device-nvidia")
+    assert plugin.mode == 0o755
+    assert plugin.user == "root"
+    assert plugin.sha256sum in host.file("/var/lib/gpufarm/releases/nomad-device-nvidia.json").content_string
+
+
+def test_agent_started_once(host: Host) -> None:
+    assert restarts(host, "nomad") == 1

@@ -1,0 +1,75 @@
+"""The collection as its users get it: built, installed into an empty folder, and used from there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.simulator.cache import ROOT
+
+Tool = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tool]:
+    """Return the installed collection's folder and a way to run Ansible's tools with nothing but it."""
+    folder = tmp_path_factory.mktemp("collection")
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")},
+        "ANSIBLE_COLLECTIONS_PATH": str(folder / "collections"),
+        "HOME": str(folder),
+        "COLUMNS": "200",
+    }
+
+    def tool(name: str, *arguments: str) -> str:
+        result = subprocess.run(
+            [str(Path(sys.executable).with_name(name)), *arguments],
+            cwd=folder, env=environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert result.returncode == 0, result.stdout + result.stderr
+        return result.stdout
+
+    tool("ansible-galaxy", "collection", "build", str(ROOT), "--output-path", str(folder))
+    (archive,) = folder.glob("gpufarm-core-*.tar.gz")
+    tool("ansible-galaxy", "collection", "install", str(archive), "-p", str(folder / "collections"))
+    return folder / "collections/ansible_collections/gpufarm/core", tool
+
+
+def test_only_the_product_is_in_it(installed: tuple[Path, Tool]) -> None:
+    folder, _tool = installed
+    assert {path.name for path in folder.iterdir()} == {
+        "CHANGELOG.rst", "FILES.json", "LICENSE", "MANIFEST.json", "README.md", "changelogs", "docs",
+        "examples", "meta", "playbooks", "plugins", "roles",
+    }  # fmt: skip
+    assert not list(folder.rglob("__pycache__"))
+
+
+def test_every_module_and_role_is_documented(installed: tuple[Path, Tool]) -> None:
+    folder, tool = installed
+    modules = sorted(path.stem for path in (folder / "plugins/modules").glob("*.py"))
+    assert "nomad_gpu_verify" in modules
+    for module in modules:
+        assert f"gpufarm.core.{module}" in tool("ansible-doc", f"gpufarm.core.{module}")
+    for role in (path.name for path in (folder / "roles").iterdir() if not path.name.startswith("_")):
+        assert f"{role}_" in tool("ansible-doc", "-t", "role", f"gpufarm.core.{role}")
+
+
+def test_playbooks_run_by_their_names(installed: tuple[Path, Tool]) -> None:
+    folder, tool = installed
+    inventory = str(folder / "examples/inventories/lab.yml")
+    listing = tool("ansible-playbook", "-i", inventory, "gpufarm.core.site", "--list-hosts", "--list-tasks")
+    assert "gaming-pc" in listing
+    assert "Nomad's view of the GPUs" in listing
+    assert "Check the device plugin" in tool("ansible-playbook", "-i", inventory, "gpufarm.core.verify", "--list-tasks")
+
+
+def test_oldest_ansible_core_is_the_one_that_is_tested() -> None:
+    required = yaml.safe_load((ROOT / "meta/runtime.yml").read_text(encoding="utf-8"))["requires_ansible"]
+    assert required == ">=2.19.0"
+    assert '"ansible-core>=2.19' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")

@@ -1,0 +1,38 @@
+"""What several scenarios ask their nodes."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from testinfra.host import Host
+
+UUID = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+def gpu_uuids(host: Host) -> list[str]:
+    """Return the UUIDs that ``nvidia-smi -L`` lists on the node."""
+    return UUID.findall(str(host.check_output("PATH=$PATH:/usr/lib/wsl/lib nvidia-smi -L")))
+
+
+def nomad_api(host: Host, path: str) -> Any:
+    """Return what the agent on the node answers for a path of Nomad's API."""
+    program = f"import urllib.request; print(urllib.request.urlopen('http://127.0.0.1:4646{path}').read().decode())"
+    return json.loads(host.check_output("python3 -c %s", program))
+
+
+def nomad_gpus(host: Host, node: str) -> list[str]:
+    """Return the UUIDs of the GPUs that Nomad has for a node."""
+    for found in nomad_api(host, "/v1/nodes?resources=true"):
+        if found["Name"] == node:
+            devices = found["NodeResources"]["Devices"] or []
+            return [instance["ID"] for device in devices for instance in device["Instances"]]
+    raise AssertionError(f"Nomad has no node {node}")
+
+
+def restarts(host: Host, unit: str) -> int:
+    """Return how often a unit's main process was started in this boot."""
+    return len(
+        str(host.check_output("journalctl -b -u %s --grep 'Started ' --output cat --no-pager", unit)).splitlines()
+    )
