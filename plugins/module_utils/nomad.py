@@ -4,9 +4,9 @@
 
 """Nomad's HTTP API as far as GPUs need it: a small client, and pure functions over its answers.
 
-C(gpus_of_node) reads one node, C(compare) judges a whole farm. Both are linear in the number of
-GPUs, and the client hands nodes out one by one, because one node with many cores is 45 KB of JSON
-and a farm has thousands.
+C(gpus_of_node) reads one node, C(compare) judges a whole farm. It needs nothing of Ansible, so that the health gate on
+the nodes uses it too. Both are linear in the number of GPUs, and the client hands nodes out one by one, because one node
+with many cores is 45 KB of JSON and a farm has thousands.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import functools
 import http.client
 import ipaddress
 import json
-import os
 import re
 import ssl
 import time
@@ -27,9 +26,6 @@ import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NoReturn
-
-from ansible.module_utils.basic import env_fallback
-from ansible.module_utils.errors import AnsibleFallbackNotFound
 
 DEFAULT_ADDRESS = "http://127.0.0.1:4646"
 GPU_DEVICE_TYPE = "gpu"
@@ -55,9 +51,13 @@ _BYTES = {
 class NomadError(Exception):
     """Nomad could not be asked; the text says what was found, what was expected and what to do."""
 
-    def __init__(self, found: str, expected: str, next_step: str, transient: bool = False) -> None:
+    def __init__(
+        self, found: str, expected: str, next_step: str, transient: bool = False, status: int | None = None
+    ) -> None:
         super().__init__(f"{found}. Expected: {expected}. Next step: {next_step}.")
         self.transient = transient
+        self.status = status
+        """Nomad's HTTP status where that was the answer."""
 
 
 # --- the client ------------------------------------------------------------------------------
@@ -197,11 +197,31 @@ class Client:
             newest = 0
         return Nodes(items=self._read(answer, address), index=next_index(index, newest))
 
-    def _open(self, address: str, timeout: float) -> Any:
+    def call(self, method: str, path: str, body: Any = None, query: Mapping[str, str] | None = None) -> Any:
+        """What Nomad answers to one request, as JSON; None for an empty answer."""
+        address = self.url(path, query or {})
+        with self._open(address, self.connection.request_timeout, method, body) as answer:
+            try:
+                text = answer.read()
+                return json.loads(text) if text else None
+            except ValueError as error:
+                raise NomadError(
+                    found=f"{address} did not answer in JSON ({error})",
+                    expected="JSON, as Nomad's API answers",
+                    next_step="check that the address is that of Nomad's HTTP API",
+                    transient=True,
+                ) from error
+            except (OSError, http.client.HTTPException) as error:
+                _unreachable(address, error)
+
+    def _open(self, address: str, timeout: float, method: str = "GET", body: Any = None) -> Any:
         headers = {"Accept": "application/json", "User-Agent": _USER_AGENT}
         if self.connection.token:
             headers["X-Nomad-Token"] = self.connection.token
-        request = urllib.request.Request(address, headers=headers)  # noqa: S310
+        data = None if body is None else json.dumps(body).encode()
+        if data is not None:
+            headers["Content-Type"] = "application/json"
+        request = urllib.request.Request(address, data=data, headers=headers, method=method)  # noqa: S310
         try:
             return self._opener.open(request, timeout=timeout)
         except urllib.error.HTTPError as error:
@@ -247,9 +267,9 @@ def _refused(address: str, status: int, body: str, location: str | None) -> NoRe
     if status == 403:
         raise NomadError(
             found=f"{address} was refused (HTTP 403{detail})",
-            expected="a token that may read this",
-            next_step="set 'token' or NOMAD_TOKEN to one whose policy has node { policy = \"read\" }, and read-job in "
-            "the namespace where allocations are read",
+            expected="a token that may do this",
+            next_step="set 'token' or NOMAD_TOKEN to one whose policy has node { policy = \"read\" } to see nodes, "
+            '"write" to close and open them, and read-job in the namespace where allocations are read',
         )
     if 300 <= status < 400:
         raise NomadError(
@@ -269,6 +289,7 @@ def _refused(address: str, status: int, body: str, location: str | None) -> NoRe
         next_step="check 'nomad server members' and that the address is that of Nomad's HTTP API",
         # Without a leader Nomad answers 500, and a proxy in front of a starting agent 502 to 504.
         transient=status >= 500 or status == 429,
+        status=status,
     )
 
 
@@ -389,42 +410,6 @@ def name_filter(names: list[str]) -> str:
                 next_step="correct the option 'node_name'",
             )
     return " or ".join(f'Name == "{name}"' for name in names)
-
-
-def argument_spec() -> dict[str, Any]:
-    """The options of the documentation fragment C(gpufarm.core.nomad)."""
-
-    def option(kind: str, variable: str, **more: Any) -> dict[str, Any]:
-        return {"type": kind, "fallback": (env_fallback, [variable]), **more}
-
-    return {
-        "address": option("str", "NOMAD_ADDR", default=DEFAULT_ADDRESS),
-        "token": option("str", "NOMAD_TOKEN", no_log=True),
-        "namespace": option("str", "NOMAD_NAMESPACE"),
-        "region": option("str", "NOMAD_REGION"),
-        "ca_cert": option("path", "NOMAD_CACERT"),
-        "ca_path": option("path", "NOMAD_CAPATH"),
-        "client_cert": option("path", "NOMAD_CLIENT_CERT"),
-        "client_key": option("path", "NOMAD_CLIENT_KEY", no_log=False),
-        "tls_server_name": option("str", "NOMAD_TLS_SERVER_NAME"),
-        "validate_certs": {"type": "bool", "default": True, "fallback": (_verify_fallback, ["NOMAD_SKIP_VERIFY"])},
-        "request_timeout": {"type": "int", "default": 30},
-    }
-
-
-REQUIRED_TOGETHER = [("client_cert", "client_key")]
-
-
-def _verify_fallback(variable: str) -> bool:
-    value = os.environ.get(variable)
-    if not value:
-        raise AnsibleFallbackNotFound
-    return not skips_verification(value)
-
-
-def connection_of(params: Mapping[str, Any]) -> Connection:
-    """The connection that a module's options describe."""
-    return Connection(**{field.name: params[field.name] for field in dataclasses.fields(Connection)})
 
 
 # --- one node --------------------------------------------------------------------------------

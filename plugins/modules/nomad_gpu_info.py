@@ -229,7 +229,7 @@ import platform
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufarm.core.plugins.module_utils import nomad
+from ansible_collections.gpufarm.core.plugins.module_utils import nomad, nomad_options
 
 # The filter is a part of the address, which proxies limit to 8 KiB; more names are picked from the whole answer.
 FILTERED_NAMES = 50
@@ -258,7 +258,7 @@ def read_allocations(client: nomad.Client) -> dict[tuple[str, str], dict[str, An
 
 
 def apply(params: dict[str, Any]) -> dict[str, Any]:
-    client = nomad.Client(nomad.connection_of(params))
+    client = nomad.Client(nomad_options.connection_of(params))
     nodes, index = read_nodes(client, params["filter"], params["node_name"] or [])
     if params["only_gpu_nodes"]:
         nodes = [node for node in nodes if node["gpus"]]
@@ -273,13 +273,13 @@ def apply(params: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
-            **nomad.argument_spec(),
+            **nomad_options.argument_spec(),
             "filter": {"type": "str"},
             "node_name": {"type": "list", "elements": "str"},
             "gather_allocations": {"type": "bool", "default": False},
             "only_gpu_nodes": {"type": "bool", "default": False},
         },
-        required_together=nomad.REQUIRED_TOGETHER,
+        required_together=nomad_options.REQUIRED_TOGETHER,
         supports_check_mode=True,
     )
     try:

@@ -230,7 +230,7 @@ import time
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufarm.core.plugins.module_utils import nomad
+from ansible_collections.gpufarm.core.plugins.module_utils import nomad, nomad_options
 
 # The whole truth is in the returned values; a message that scrolls away helps nobody.
 MESSAGE_NODES = 30
@@ -348,7 +348,7 @@ def result_of(look: Look, waited: float) -> dict[str, Any]:
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
-            **nomad.argument_spec(),
+            **nomad_options.argument_spec(),
             "expected": {
                 "type": "list",
                 "elements": "dict",
@@ -368,13 +368,13 @@ def main() -> None:
             "allow_extra_nodes": {"type": "bool", "default": True},
             "require_eligible": {"type": "bool", "default": False},
         },
-        required_together=nomad.REQUIRED_TOGETHER,
+        required_together=nomad_options.REQUIRED_TOGETHER,
         supports_check_mode=True,
     )
     started = time.monotonic()
     try:
         wanted = read_expected(module.params["expected"])
-        look = look_again(module, nomad.Client(nomad.connection_of(module.params)), wanted)
+        look = look_again(module, nomad.Client(nomad_options.connection_of(module.params)), wanted)
     except nomad.NomadError as error:
         module.fail_json(msg=f"{platform.node()}: {error}")
     waited = time.monotonic() - started

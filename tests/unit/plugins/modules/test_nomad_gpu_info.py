@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 from ansible_collections.gpufarm.core.plugins.doc_fragments import nomad as fragment
-from ansible_collections.gpufarm.core.plugins.module_utils import nomad
+from ansible_collections.gpufarm.core.plugins.module_utils import nomad, nomad_options
 from ansible_collections.gpufarm.core.plugins.modules import nomad_gpu_info, nomad_gpu_verify
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import nomad_helper as farm
 from ansible_collections.gpufarm.core.tests.unit.plugins.modules import release_helper as helper
@@ -171,7 +171,7 @@ def test_skip_verify_of_the_environment(
 
 def test_documented_connection_is_the_real_one() -> None:
     documented = yaml.safe_load(fragment.ModuleDocFragment.DOCUMENTATION)["options"]
-    spec = nomad.argument_spec()
+    spec = nomad_options.argument_spec()
     assert set(documented) == set(spec)
     for name, option in documented.items():
         assert option["type"] == spec[name]["type"]
