@@ -4,9 +4,9 @@
 
 """Nomad's HTTP API as far as GPUs need it: a small client, and pure functions over its answers.
 
-C(gpus_of_node) reads one node, C(compare) judges a whole farm. It needs nothing of Ansible, so that the health gate on
-the nodes uses it too. Both are linear in the number of GPUs, and the client hands nodes out one by one, because one node
-with many cores is 45 KB of JSON and a farm has thousands.
+C(gpus_of_node) reads one node, C(compare) judges a whole farm. Both are linear in the number of GPUs, and the client
+hands nodes out one by one, because one node with many cores is 45 KB of JSON and a farm has thousands. Nothing of
+Ansible is needed, so that the health gate on the nodes uses it too.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ class NomadError(Exception):
         self, found: str, expected: str, next_step: str, transient: bool = False, status: int | None = None
     ) -> None:
         super().__init__(f"{found}. Expected: {expected}. Next step: {next_step}.")
+        self.found = found
         self.transient = transient
         self.status = status
         """Nomad's HTTP status where that was the answer."""
@@ -214,6 +215,16 @@ class Client:
             except (OSError, http.client.HTTPException) as error:
                 _unreachable(address, error)
 
+    def text(self, path: str, query: Mapping[str, str], limit: int = _CHUNK) -> str:
+        """What Nomad answers in plain text, as it does for logs; no more than C(limit) bytes of it."""
+        address = self.url(path, query)
+        with self._open(address, self.connection.request_timeout) as answer:
+            try:
+                content: bytes = answer.read(limit)
+            except (OSError, http.client.HTTPException) as error:
+                _unreachable(address, error)
+        return content.decode("utf-8", "replace")
+
     def _open(self, address: str, timeout: float, method: str = "GET", body: Any = None) -> Any:
         headers = {"Accept": "application/json", "User-Agent": _USER_AGENT}
         if self.connection.token:
@@ -270,6 +281,7 @@ def _refused(address: str, status: int, body: str, location: str | None) -> NoRe
             expected="a token that may do this",
             next_step="set 'token' or NOMAD_TOKEN to one whose policy has node { policy = \"read\" } to see nodes, "
             '"write" to close and open them, and read-job in the namespace where allocations are read',
+            status=status,
         )
     if 300 <= status < 400:
         raise NomadError(

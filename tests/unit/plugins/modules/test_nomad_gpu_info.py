@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 from ansible_collections.gpufarm.core.plugins.doc_fragments import nomad as fragment
-from ansible_collections.gpufarm.core.plugins.module_utils import nomad, nomad_options
+from ansible_collections.gpufarm.core.plugins.module_utils import nomad_options
 from ansible_collections.gpufarm.core.plugins.modules import nomad_gpu_info, nomad_gpu_verify
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import nomad_helper as farm
 from ansible_collections.gpufarm.core.tests.unit.plugins.modules import release_helper as helper
