@@ -34,6 +34,54 @@ for copy in /lib/firmware/nvidia/*/gsp_ga10x.bin /usr/lib/wsl/drivers/*/nvcubins
 done
 """
 
+# The kernel's side of a node: a FIFO where the kernel has /dev/kmsg, which the node's own journald imports.
+# Whoever opens a FIFO for writing waits for a reader, and systemd does: so it is held open, and appears only then.
+KMSG_COMMAND = r"""\
+set -eu
+message=$1
+if [ -c /dev/kmsg ]; then
+    echo "/dev/kmsg is the kernel's own, which nothing here writes to" >&2
+    exit 1
+fi
+if ! [ -p /dev/kmsg ]; then
+    rm -f /dev/.kmsg
+    mkfifo -m 600 /dev/.kmsg
+    systemd-run --quiet --collect --unit=gpufarm-kmsg \
+        sh -c 'exec 3<>/dev/.kmsg && mv /dev/.kmsg /dev/kmsg && exec sleep infinity'
+    left=50
+    until [ -p /dev/kmsg ]; do
+        left=$((left - 1))
+        [ "$left" -gt 0 ] || { echo "gpufarm-kmsg.service made no /dev/kmsg" >&2; exit 1; }
+        sleep 0.1
+    done
+    systemctl restart systemd-journald
+fi
+logged() { journalctl --dmesg --boot --output=cat --no-pager | grep -cFx -e "$message" || true; }
+before=$(logged)
+for _ in 1 2 3; do
+    # journald takes a record for an old one unless it has the next number, which journald keeps here.
+    sequence=$(od -An -tu8 -N8 /run/systemd/journal/kernel-seqnum 2>/dev/null | tr -d ' ')
+    read -r uptime _ </proc/uptime
+    printf '3,%s,%s0000,-;%s\n' "${sequence:-0}" "$(echo "$uptime" | tr -d .)" "$message" >/dev/kmsg
+    for _ in 1 2 3 4 5 6 7 8 9 10; do
+        [ "$(logged)" -le "$before" ] || exit 0
+        sleep 0.2
+    done
+done
+echo "journald did not import the message; see journalctl -u systemd-journald" >&2
+exit 1
+"""
+
+# What driver 580 says after the number; other numbers get the process alone.
+XID_TEXTS = {
+    13: "pid=4711, name=python, Graphics SM Warp Exception on (GPC 0, TPC 0, SM 0): Out Of Range Address",
+    31: "pid=4711, name=python, Ch 00000008, intr 00000000. MMU Fault: ENGINE GRAPHICS faulted @ 0x7f_00000000",
+    48: "pid='<unknown>', name=<unknown>, An uncorrectable double bit error (DBE) has been detected on GPU",
+    79: "pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
+    119: "pid=4711, name=python, Timeout after 45s of waiting for RPC response from GPU0 GSP!",
+    154: "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)",
+}
+
 
 def load(text: str) -> Profile:
     """Read a profile. Every scalar stays a string: `No` is what nvidia-smi prints, not a boolean."""
@@ -122,6 +170,14 @@ def recover_gpu(profile: Profile, which: int | str) -> None:
     gpu.pop("hang_seconds", None)
 
 
+def reset_gpu(profile: Profile, which: int | str) -> None:
+    """Reset a GPU, as `nvidia-smi --gpu-reset` does: volatile errors and pending remappings are gone, the sum stays."""
+    gpu = find_gpu(profile, which)
+    gpu.get("ecc_errors", {}).pop("volatile", None)
+    gpu.get("remapped_rows", {}).pop("remapped_row_pending", None)
+    gpu.pop("gpu_recovery_action", None)
+
+
 def ecc_errors(profile: Profile, which: int | str, count: int = 1, *, corrected: bool = False) -> None:
     """Add errors of the device memory to the volatile and to the aggregate counter."""
     for scope in ("volatile", "aggregate"):
@@ -196,6 +252,18 @@ def end_processes(profile: Profile, which: int | str) -> None:
     find_gpu(profile, which).pop("processes", None)
 
 
+def xid_message(profile: Profile, which: int | str, number: int, text: str | None = None) -> str:
+    """Return what the driver writes to the kernel log about an Xid of a GPU."""
+    if profile["platform"] == "wsl":
+        raise LookupError("under WSL the driver writes no kernel log; Windows has it")
+    address = value(profile, which, "pci.pci_bus_id")
+    if address is None:
+        raise LookupError(f"GPU {which} of the profile has no pci.pci_bus_id")
+    bus = address.lower().rpartition(".")[0][-10:]
+    said = XID_TEXTS.get(number, "pid=4711, name=python") if text is None else text
+    return f"NVRM: Xid (PCI:{bus}): {number}, {said}"
+
+
 # -- the driver -------------------------------------------------------------------------------------------------------
 
 
@@ -264,6 +332,13 @@ def remake_devices(container: str) -> None:
     _docker(container, DEVICES_COMMAND)
 
 
+def xid(container: str, which: int | str, number: int, text: str | None = None) -> str:
+    """Let the node's kernel log tell of an Xid, and return the message once `journalctl --dmesg` shows it."""
+    message = xid_message(load(_docker(container, "cat", PROFILE_PATH)), which, number, text)
+    _docker(container, "sh", "-c", KMSG_COMMAND, "kmsg", message)
+    return message
+
+
 def _minor(container: str, which: int | str) -> str:
     profile = load(_docker(container, "cat", PROFILE_PATH))
     gpu = find_gpu(profile, which)
@@ -274,7 +349,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.simulator.gpu.faults", description=__doc__.splitlines()[0])
     parser.add_argument("container")
     faults = parser.add_subparsers(dest="fault", required=True)
-    for name in ("lose-gpu", "break-gpu", "recover-gpu", "end-processes", "hide-gpu", "show-gpu"):
+    for name in ("lose-gpu", "break-gpu", "recover-gpu", "reset-gpu", "end-processes", "hide-gpu", "show-gpu"):
         faults.add_parser(name).add_argument("gpu")
     hang = faults.add_parser("hang-gpu")
     hang.add_argument("gpu")
@@ -300,6 +375,10 @@ def _parser() -> argparse.ArgumentParser:
     setter.add_argument("gpu")
     setter.add_argument("key")
     setter.add_argument("text")
+    kernel = faults.add_parser("xid")
+    kernel.add_argument("gpu")
+    kernel.add_argument("number", type=int)
+    kernel.add_argument("--text", help="what follows the number")
     for name in ("unload-driver", "block-driver", "deny-driver", "restore-driver", "remake-devices"):
         faults.add_parser(name)
     faults.add_parser("mismatch-driver").add_argument("kernel_version")
@@ -313,6 +392,7 @@ def change_of(arguments: argparse.Namespace) -> Change | None:
         "lose-gpu": lambda profile: lose_gpu(profile, which),
         "break-gpu": lambda profile: break_gpu(profile, which),
         "recover-gpu": lambda profile: recover_gpu(profile, which),
+        "reset-gpu": lambda profile: reset_gpu(profile, which),
         "hang-gpu": lambda profile: hang_gpu(profile, which, arguments.seconds),
         "ecc-errors": lambda profile: ecc_errors(profile, which, arguments.count, corrected=arguments.corrected),
         "remap-rows": lambda profile: remap_rows(profile, which, arguments.count, failed=arguments.failed),
@@ -340,6 +420,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             hide_gpu(arguments.container, arguments.gpu)
         elif arguments.fault == "show-gpu":
             show_gpu(arguments.container, arguments.gpu)
+        elif arguments.fault == "xid":
+            xid(arguments.container, arguments.gpu, arguments.number, arguments.text)
         elif arguments.fault == "remake-devices" or (arguments.fault == "set-mig" and not arguments.pending):
             remake_devices(arguments.container)
     except (LookupError, RuntimeError, ValueError) as error:

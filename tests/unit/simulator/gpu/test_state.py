@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import signal
 import subprocess
+import textwrap
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.simulator.gpu import faults
 
-from .conftest import Node
+from .conftest import SIMULATOR, Node
 
 MakeNode = Callable[[str], Node]
 
@@ -315,3 +318,105 @@ def test_faults_report_a_container_that_is_not_there(
     monkeypatch.setenv("GPUFARM_DOCKER", "/bin/false")
     assert faults.main(["nowhere", "lose-gpu", "0"]) == 1
     assert "nowhere" in capsys.readouterr().err
+
+
+# The kernel log
+
+
+def profile_of(name: str) -> faults.Profile:
+    return faults.load((SIMULATOR / "profiles" / f"{name}.yml").read_text())
+
+
+@pytest.mark.parametrize(
+    ("which", "number", "text", "message"),
+    [
+        (1, 79, None, "NVRM: Xid (PCI:0000:00:1c): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."),
+        ("1", 46, None, "NVRM: Xid (PCI:0000:00:1c): 46, pid=4711, name=python"),
+        ("GPU-3672890b-e127-9850-0c65-415ee8cf8a17", 48, "DBE", "NVRM: Xid (PCI:0000:00:1b): 48, DBE"),
+    ],
+)
+def test_an_xid_is_told_as_the_driver_tells_it(which: int | str, number: int, text: str | None, message: str) -> None:
+    assert faults.xid_message(profile_of("t4-x4"), which, number, text) == message
+
+
+def test_no_xid_of_an_unknown_gpu_nor_under_wsl() -> None:
+    with pytest.raises(LookupError, match="no GPU 4"):
+        faults.xid_message(profile_of("t4-x4"), 4, 79)
+    with pytest.raises(LookupError, match="Windows has it"):
+        faults.xid_message(profile_of("rtx4090-wsl"), 0, 79)
+
+
+@pytest.fixture
+def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A docker that runs in this folder what it is told to run in a container, with stand-ins for systemd and journald.
+
+    The node's /dev, /run and /proc are folders here. Its journald imports /dev/kmsg as far as `broken` is not there.
+    """
+    root = tmp_path / "node"
+    for folder in ("bin", "dev", "run/systemd/journal", "proc", "etc/gpufarm-simulator"):
+        (root / folder).mkdir(parents=True)
+    shutil.copy(SIMULATOR / "profiles/t4-x4.yml", root / "etc/gpufarm-simulator/gpu.yml")
+    (root / "proc/uptime").write_text("6421.19 1.00\n")
+    scripts = {
+        "docker": f"""
+            shift; [ "$1" = -i ] && shift; shift
+            for word do
+                shift
+                set -- "$@" "$(printf '%s' "$word" | sed -E 's,/(dev/(\\.?kmsg)|run/|proc/|etc/),{root}/\\1,g')"
+            done
+            PATH={root}/bin:$PATH exec "$@"
+        """,
+        "systemd-run": 'while [ "$1" != sh ]; do shift; done; "$@" >/dev/null 2>&1 & echo $! >$0.pid',
+        "systemctl": f"""
+            echo "$*" >>$0.calls
+            [ -e {root}/broken ] || python3 -c '
+            import os, struct
+            fifo = os.open("{root}/dev/kmsg", os.O_RDWR)
+            while True:
+                head, _, message = os.read(fifo, 8192).decode().partition(";")
+                priority, sequence, usec, _ = head.split(",")
+                assert (priority, usec) == ("3", "6421190000"), head
+                with open("{root}/run/systemd/journal/kernel-seqnum", "wb") as file:
+                    file.write(struct.pack("=Q", int(sequence) + 1))
+                with open("{root}/log", "a") as file:
+                    file.write(message)
+                with open("{root}/sequences", "a") as file:
+                    file.write(sequence + chr(10))
+            ' >/dev/null 2>&1 &
+            echo $! >$0.pid
+        """,
+        "journalctl": f"cat {root}/log 2>/dev/null",
+    }
+    for name, script in scripts.items():
+        path = root / "bin" / name
+        path.write_text(f"#!/bin/sh\n{textwrap.dedent(script)}\n")
+        path.chmod(0o755)
+    monkeypatch.setenv("GPUFARM_DOCKER", str(root / "bin/docker"))
+    yield root
+    for path in (root / "bin").glob("*.pid"):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(path.read_text()), signal.SIGKILL)
+
+
+def test_the_first_xid_gives_the_node_a_kernel_log(docker: Path) -> None:
+    assert faults.main(["node", "xid", "1", "79"]) == 0
+    assert faults.main(["node", "xid", "2", "48", "--text", 'it\'s "so" $HOME']) == 0
+    assert (docker / "log").read_text().splitlines() == [
+        "NVRM: Xid (PCI:0000:00:1c): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
+        'NVRM: Xid (PCI:0000:00:1d): 48, it\'s "so" $HOME',
+    ]
+    assert (docker / "sequences").read_text().splitlines() == ["0", "1"]
+    assert (docker / "dev/kmsg").is_fifo()
+    assert (docker / "bin/systemctl.calls").read_text() == "restart systemd-journald\n"
+
+
+def test_an_xid_that_journald_does_not_import_is_an_error(docker: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (docker / "broken").touch()
+    assert faults.main(["node", "xid", "1", "79"]) == 1
+    assert "journald did not import the message" in capsys.readouterr().err
+
+
+def test_the_machines_own_kernel_log_is_left_alone(docker: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (docker / "dev/kmsg").symlink_to("/dev/null")
+    assert faults.main(["node", "xid", "1", "79"]) == 1
+    assert "which nothing here writes to" in capsys.readouterr().err

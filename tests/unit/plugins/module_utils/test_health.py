@@ -1,0 +1,780 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Judgement of recorded facts with one thing wrong at a time, then the collectors with stand-ins for programs."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.gpufarm.core.plugins.module_utils import health, nvidia_smi, xid
+from ansible_collections.gpufarm.core.plugins.module_utils.health import Finding, HealthOptions, judge
+from ansible_collections.gpufarm.core.plugins.module_utils.xid import Event
+
+CORPUS = Path(__file__).parent / "nvidia_smi_corpus"
+UUIDS = [f"GPU-0000000{number}-1111-2222-3333-444444444444" for number in range(8)]
+XID_79 = "NVRM: Xid (PCI:0000:3b:00): 79, pid=123, name=python, GPU has fallen off the bus."
+
+
+def facts_of(number: int = 2, **changes: Any) -> dict[str, Any]:
+    """Facts of a healthy node, with recorded values; the changes are made to its last GPU."""
+    recorded = nvidia_smi.parse_query_xml((CORPUS / "580.159.04-h100-queried.xml").read_text(encoding="utf-8"))
+    gpus = []
+    for index in range(number):
+        gpu = copy.deepcopy(recorded["gpus"][0])
+        gpu.update(index=index, uuid=UUIDS[index], pci_bus_id=f"00000000:{0x3B + index:02X}:00.0", nvlinks=[])
+        gpus.append(gpu)
+    for path, value in changes.items():
+        *parents, last = path.split("__")
+        section = gpus[-1]
+        for parent in parents:
+            section = section[parent]
+        assert last in section, path
+        section[last] = value
+    return dict(nvidia_smi.empty_facts("linux"), available=True, driver_version="580.159.04", gpus=gpus)
+
+
+def verdict_of(facts: Mapping[str, Any], **options: Any) -> dict[str, Any]:
+    return judge(facts, [], [], HealthOptions(**options), host="gpu01", checks={"kernel_log": "journal"})
+
+
+def codes(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [(problem["code"], problem["severity"]) for problem in result["problems"]]
+
+
+def event(number: int, bus: str | None = "0000:3c:00.0", **more: Any) -> Event:
+    values: dict[str, Any] = {"kind": "xid", "uuid": None, "count": 1, "first": 0.0, "last": 0.0, "text": ""}
+    return Event(**{**values, "number": number, "pci_bus_id": bus, **more})
+
+
+def links(up: int, down: int) -> list[dict[str, Any]]:
+    return [{"link": number, "active": number < up, "speed_gb_per_s": None} for number in range(up + down)]
+
+
+# Judgement of the facts
+
+
+def test_a_healthy_node_has_no_problem() -> None:
+    result = verdict_of(facts_of(), gpus=2)
+    assert (result["verdict"], result["reason"], result["problems"], result["xids"]) == ("ok", None, [], [])
+    assert [(gpu["index"], gpu["uuid"], gpu["verdict"], gpu["problems"]) for gpu in result["gpus"]] == [
+        (0, UUIDS[0], "ok", []),
+        (1, UUIDS[1], "ok", []),
+    ]
+    assert (result["gpus"][1]["name"], result["gpus"][1]["pci_bus_id"]) == ("NVIDIA H100 80GB HBM3", "00000000:3C:00.0")
+
+
+@pytest.mark.parametrize("recording", sorted(path.name for path in CORPUS.glob("*.xml")))
+def test_every_recording_can_be_judged(recording: str) -> None:
+    parsed = nvidia_smi.parse_query_xml((CORPUS / recording).read_text(encoding="utf-8"))
+    result = verdict_of(dict(nvidia_smi.empty_facts("linux"), gpus=parsed["gpus"]))
+    expected = {"persistence_off", "pcie_width", "retired_pages_pending", "hw_slowdown", "ecc_uncorrected"}
+    assert {code for code, _severity in codes(result)} <= expected
+    assert len(result["gpus"]) == len(parsed["gpus"])
+
+
+def test_what_the_platform_does_not_give_is_no_problem() -> None:
+    everything = nvidia_smi.empty_gpu()
+    strict: dict[str, Any] = {name: 1 for name in ("ecc_corrected_max", "temperature_gpu_max_c", "pcie_width_min")}
+    result = verdict_of(dict(facts_of(), gpus=[everything]), pcie_generation_min=5, ecc_required=True, **strict)
+    assert result["problems"] == []
+
+
+CASES: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
+    ({"status": "lost", "status_message": "GPU is lost."}, {}, "gpu_lost", "critical"),
+    ({"status": "reset_required", "status_message": "GPU requires reset."}, {}, "reset_required", "critical"),
+    ({"status": "unreadable", "status_message": "no permission"}, {}, "gpu_unreadable", "critical"),
+    ({"compute_mode": "Prohibited"}, {}, "compute_prohibited", "critical"),
+    ({"recovery_action": "Reset"}, {}, "recovery_action", "critical"),
+    ({"recovery_action": "Drain and Reset"}, {}, "recovery_action", "critical"),
+    ({"ecc__uncorrected__volatile": 1}, {}, "ecc_uncorrected", "critical"),
+    ({"ecc__uncorrected__volatile": 3}, {"ecc_uncorrected_max": 2}, "ecc_uncorrected", "critical"),
+    ({"ecc__corrected__volatile": 6}, {"ecc_corrected_max": 5}, "ecc_corrected", "warning"),
+    ({"ecc__mode": "Disabled", "ecc__mode_pending": "Disabled"}, {"ecc_required": True}, "ecc_disabled", "warning"),
+    ({"ecc__mode_pending": "Disabled"}, {}, "ecc_mode_pending", "warning"),
+    ({"ecc__sram_threshold_exceeded": True}, {}, "sram_threshold_exceeded", "critical"),
+    ({"ecc__remapped_rows__pending": True}, {}, "row_remap_pending", "critical"),
+    ({"ecc__remapped_rows__failure": True}, {}, "row_remap_failed", "critical"),
+    ({"ecc__retired_pages__pending": True}, {}, "retired_pages_pending", "critical"),
+    ({"clocks_event_reasons": ["gpu_idle", "hw_slowdown"]}, {}, "hw_slowdown", "warning"),
+    ({"clocks_event_reasons": ["hw_thermal_slowdown"]}, {}, "hw_slowdown", "warning"),
+    ({"clocks_event_reasons": ["hw_power_brake_slowdown"]}, {}, "hw_slowdown", "warning"),
+    ({"clocks_event_reasons": ["sw_power_cap"]}, {"throttle_reasons": ("sw_power_cap",)}, "hw_slowdown", "warning"),
+    ({"temperature_gpu_c": 91}, {"temperature_gpu_max_c": 90}, "temperature", "warning"),
+    ({"pcie__width_current": 8}, {}, "pcie_width", "warning"),
+    ({"pcie__width_current": 4}, {"pcie_width_min": 8}, "pcie_width", "warning"),
+    (
+        {"pcie__generation_current": 1, "clocks_event_reasons": []},
+        {"pcie_generation_min": 5},
+        "pcie_generation",
+        "warning",
+    ),
+    (
+        {"pcie__generation_max": 3, "pcie__generation_current": 3},
+        {"pcie_generation_min": 4},
+        "pcie_generation",
+        "warning",
+    ),
+    ({"fabric_state": "In Progress"}, {}, "fabric_not_ready", "critical"),
+    ({"fabric_state": "Completed", "fabric_status": "Failure"}, {}, "fabric_not_ready", "critical"),
+    ({"persistence_mode": "Disabled"}, {}, "persistence_off", "warning"),
+    ({"mig_mode_pending": "Enabled"}, {}, "mig_pending", "warning"),
+]
+
+
+@pytest.mark.parametrize(("changes", "options", "code", "severity"), CASES)
+def test_one_problem(changes: dict[str, Any], options: dict[str, Any], code: str, severity: str) -> None:
+    result = verdict_of(facts_of(**changes), **options)
+    assert codes(result) == [(code, severity)]
+    assert (result["verdict"], result["reason"]) == (severity, f"{code} {UUIDS[1][:12]}")
+    assert [gpu["verdict"] for gpu in result["gpus"]] == ["ok", severity]
+    (problem,) = result["problems"]
+    assert result["gpus"][1]["problems"] == [problem]
+    assert (problem["uuid"], problem["pci_bus_id"]) == (UUIDS[1], "00000000:3C:00.0")
+    assert problem["action"] in xid.ACTIONS
+    assert problem["expected"] and "{" not in problem["expected"]
+    start = f"Node gpu01 GPU {UUIDS[1]} at 00000000:3C:00.0: found {problem['found']}. Expected: {problem['expected']}."
+    assert problem["message"].startswith(f"{start} Next step: ")
+    ignored = verdict_of(facts_of(**changes), **options, severities={code: "ignore"})
+    assert (ignored["verdict"], ignored["problems"]) == ("ok", [])
+    other = {"warning": "critical", "critical": "warning"}[severity]
+    assert codes(verdict_of(facts_of(**changes), **options, severities={code: other})) == [(code, other)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "options"),
+    [
+        ({"ecc__uncorrected__volatile": 2}, {"ecc_uncorrected_max": 2}),
+        ({"ecc__uncorrected__aggregate": 9}, {}),
+        ({"ecc__corrected__volatile": 99}, {}),
+        ({"ecc__mode": "Disabled", "ecc__mode_pending": "Disabled"}, {}),
+        ({"clocks_event_reasons": ["gpu_idle", "sw_power_cap", "sw_thermal_slowdown"]}, {}),
+        ({"clocks_event_reasons": ["hw_slowdown"]}, {"throttle_reasons": ()}),
+        ({"temperature_gpu_c": 90}, {"temperature_gpu_max_c": 90}),
+        ({"pcie__width_current": 8}, {"pcie_width_min": 8}),
+        ({"pcie__generation_current": 1}, {"pcie_generation_min": 5}),  # idle, as recorded
+        ({"pcie__generation_current": 1}, {}),
+        ({"fabric_state": "Completed", "fabric_status": "Success"}, {}),
+        ({"persistence_mode": "Disabled"}, {"persistence_required": False}),
+        ({"recovery_action": "None"}, {}),
+    ],
+)
+def test_no_problem(changes: dict[str, Any], options: dict[str, Any]) -> None:
+    assert verdict_of(facts_of(**changes), **options)["problems"] == []
+
+
+@pytest.mark.parametrize(
+    ("wanted", "action"),
+    [
+        ("Reset", "reset_gpu"),
+        ("Reboot", "reboot"),
+        ("Drain P2P", "drain_and_reset"),
+        ("Drain and Reset", "drain_and_reset"),
+    ],
+)
+def test_what_the_driver_wants_is_the_action(wanted: str, action: str) -> None:
+    assert verdict_of(facts_of(recovery_action=wanted))["problems"][0]["action"] == action
+
+
+def test_persistence_is_windows_business_under_wsl() -> None:
+    assert verdict_of(dict(facts_of(persistence_mode="Disabled"), platform="wsl"))["problems"] == []
+
+
+def test_links_are_compared_with_neighbours_of_the_same_model() -> None:
+    facts = facts_of(3, nvlinks=links(16, 2))
+    facts["gpus"][0]["nvlinks"] = links(18, 0)
+    facts["gpus"][1].update(name="another", nvlinks=links(4, 8))
+    result = verdict_of(facts)
+    assert codes(result) == [("nvlink_down", "warning")]
+    assert result["problems"][0]["uuid"] == UUIDS[2]
+    assert "16 active NVLinks where a neighbour of the same model has 18" in result["problems"][0]["found"]
+
+
+@pytest.mark.parametrize("reason", nvidia_smi.REASONS)
+def test_no_answer_is_critical_by_its_reason(reason: str) -> None:
+    message = f"Something was found. {nvidia_smi.NEXT_STEPS[reason]}"
+    facts = dict(nvidia_smi.empty_facts("linux"), reason=reason, message=message)
+    result = verdict_of(facts, gpus=8)
+    assert codes(result) == [(reason, "critical")]
+    assert result["reason"] == reason
+    (problem,) = result["problems"]
+    assert (problem["uuid"], problem["pci_bus_id"], problem["found"]) == (None, None, "that something was found")
+    assert problem["message"].count("Next step: ") == 1
+    assert nvidia_smi.NEXT_STEPS[reason].rstrip(".")[1:] in problem["message"].partition("Next step: ")[2]
+    assert verdict_of(facts, gpus=0)["verdict"] == "ok"
+
+
+def test_a_lost_gpu_is_told_once() -> None:
+    facts = dict(facts_of(status="lost", status_message="x"), reason="gpu_lost", message="GPU: x")
+    assert codes(verdict_of(facts, gpus=2)) == [("gpu_lost", "critical")]
+
+
+def test_a_missing_gpu_is_told_by_number() -> None:
+    result = verdict_of(facts_of(7), gpus=8)
+    assert (codes(result), result["reason"]) == ([("gpu_count", "critical")], "gpu_count")
+    assert (result["problems"][0]["found"], result["problems"][0]["expected"]) == ("7 GPUs", "8 GPUs")
+    assert all(gpu["verdict"] == "ok" for gpu in result["gpus"])
+    assert verdict_of(facts_of(8), gpus=7)["verdict"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("checks", "code"),
+    [
+        ({"kernel_log": "unreadable: dmesg says no"}, "check_failed"),
+        ({"dcgm": "failed: no host engine"}, "check_failed"),
+        ({"fabric_manager": "failed: it is inactive"}, "fabric_manager"),
+        ({"kernel_log": "skipped: WSL", "dcgm": "not_installed", "fabric_manager": "not_needed"}, None),
+    ],
+)
+def test_a_check_that_failed_is_a_problem(checks: dict[str, str], code: str | None) -> None:
+    result = judge(facts_of(), [], [], HealthOptions(), checks=checks)
+    assert [problem["code"] for problem in result["problems"]] == ([code] if code else [])
+    if code:
+        assert next(iter(checks.values())).partition(": ")[2] in result["problems"][0]["message"]
+
+
+def test_memory_of_dead_processes() -> None:
+    result = judge(facts_of(), [], [], HealthOptions(), orphans={1: [41, 42]})
+    assert codes(result) == [("process_without_owner", "warning")]
+    assert result["problems"][0]["uuid"] == UUIDS[1] and "41, 42" in result["problems"][0]["found"]
+
+
+# Judgement of the kernel's events and of DCGM
+
+
+def judged(*events: Event, facts: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
+    return judge(facts or facts_of(), events, [], HealthOptions(**options), host="gpu01")
+
+
+def test_an_xid_is_about_the_gpu_at_its_address() -> None:
+    result = judged(event(79, count=3, first=1.0, last=61.0, text="GPU has fallen off the bus."))
+    assert (result["verdict"], result["reason"]) == ("critical", f"xid_79 {UUIDS[1][:12]}")
+    assert [gpu["verdict"] for gpu in result["gpus"]] == ["ok", "critical"]
+    (problem,) = result["problems"]
+    assert (problem["code"], problem["action"], problem["expected"]) == ("xid_79", "reboot", "no Xid 79")
+    assert problem["found"] == (
+        "Xid 79 (the GPU fell off the bus) 3 times from 1970-01-01T00:00:01Z to 1970-01-01T00:01:01Z, saying: "
+        "GPU has fallen off the bus"
+    )
+    assert result["xids"] == [
+        {
+            "code": "xid_79",
+            "severity": "critical",
+            "uuid": UUIDS[1],
+            "pci_bus_id": "00000000:3C:00.0",
+            "count": 3,
+            "first_at": "1970-01-01T00:00:01Z",
+            "last_at": "1970-01-01T00:01:01Z",
+            "text": "GPU has fallen off the bus.",
+        }
+    ]
+
+
+def test_an_xid_of_a_gpu_that_nobody_lists_any_more() -> None:
+    result = judged(event(79, "0000:aa:00.0", uuid=UUIDS[7]), event(48, "0000:ab:00.0"), event(62, None))
+    assert result["reason"] == f"xid_79 {UUIDS[7][:12]}; xid_48 00000000:AB:00.0; xid_62"
+    assert [problem["pci_bus_id"] for problem in result["problems"]] == ["00000000:AA:00.0", "00000000:AB:00.0", None]
+    assert [gpu["verdict"] for gpu in result["gpus"]] == ["ok", "ok"]
+    assert "Node gpu01 device 00000000:AB:00.0: found" in result["problems"][1]["message"]
+
+
+def test_faults_of_jobs_are_listed_and_no_problem() -> None:
+    result = judged(*(event(number) for number in (13, 31, 43, 45)))
+    assert (result["verdict"], result["problems"]) == ("ok", [])
+    assert [entry["severity"] for entry in result["xids"]] == ["ignore"] * 4
+
+
+def test_severities_of_xids_can_be_set_one_by_one() -> None:
+    chosen = {"xid_31": "warning", "xid_94": "critical", "xid_79": "ignore"}
+    result = judged(event(31), event(94), event(79), severities=chosen)
+    assert codes(result) == [("xid_94", "critical"), ("xid_31", "warning")]
+    assert [entry["severity"] for entry in result["xids"]] == ["warning", "critical", "ignore"]
+
+
+@pytest.mark.parametrize(("fatal", "severity"), [(True, "critical"), (False, "warning"), (None, "warning")])
+def test_nvswitch_errors_are_as_bad_as_they_say(fatal: bool | None, severity: str) -> None:
+    result = judged(event(12028, "0000:05:00.0", kind="sxid", fatal=fatal))
+    assert codes(result) == [("sxid_12028", severity)]
+    assert result["reason"] == "sxid_12028 00000000:05:00.0"
+
+
+def test_sub_codes_and_recovery_actions_are_judged_by_their_text() -> None:
+    back = "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
+    result = judged(event(149, fatal=True), event(149, "0000:3b:00.0", fatal=False), event(154, text=back))
+    assert codes(result) == [("xid_149", "critical"), ("xid_149", "warning")]
+
+
+def test_a_start_that_failed_counts_until_the_gpu_answers() -> None:
+    failed = event(0, kind="init", text="(0x62:0x55:2477)")
+    assert judged(failed)["problems"] == []
+    lost = facts_of(status="lost", status_message="x")
+    assert ("gpu_init_failed", "critical") in codes(judged(failed, facts=lost))
+
+
+def test_dcgm_findings() -> None:
+    findings = [Finding("dcgm_pcie", "warning", UUIDS[0], "a warning"), Finding("dcgm_x", "critical", None, "y")]
+    result = judge(facts_of(), [], findings, HealthOptions())
+    assert codes(result) == [("dcgm_x", "critical"), ("dcgm_pcie", "warning")]
+    assert [gpu["verdict"] for gpu in result["gpus"]] == ["warning", "ok"]
+    assert result["problems"][1]["pci_bus_id"] == "00000000:3B:00.0"
+
+
+def test_the_reason_fits_into_nomads_meta() -> None:
+    many = [event(number, f"0000:{bus:02x}:00.0", text="ä") for number in (48, 79, 95) for bus in range(64)]
+    line = judged(*many, facts=facts_of(persistence_mode="Disabled"))["reason"]
+    assert line.startswith("xid_48 00000000:00:00.0 ") and line.endswith(" ...")
+    assert len(line) <= 500 and line.isascii() and line.isprintable()
+    warned = facts_of(persistence_mode="Disabled")
+    short = judged(event(94), facts=warned)["reason"]
+    assert short == f"persistence_off {UUIDS[1][:12]}; xid_94 {UUIDS[1][:12]}"
+    assert judged(event(94), event(79), facts=warned)["reason"] == f"xid_79 {UUIDS[1][:12]}"
+
+
+# Options
+
+
+def test_options_of_a_file_on_the_node() -> None:
+    given = {"gpus": 8, "timeout": 5, "throttle_reasons": ["hw_slowdown"], "severities": {"xid_94": "critical"}}
+    options = HealthOptions.from_mapping(json.loads(json.dumps(given)))
+    assert (options.gpus, options.timeout, options.throttle_reasons) == (8, 5.0, ("hw_slowdown",))
+    assert HealthOptions.from_mapping({}) == HealthOptions()
+    assert HealthOptions.from_mapping(json.loads(json.dumps(health.defaults()))) == HealthOptions()
+
+
+@pytest.mark.parametrize(
+    ("mapping", "words"),
+    [
+        ({"gpu": 8}, "found the unknown option gpu. Expected: one of gpus, path, timeout,"),
+        ({"gpus": "8"}, "found gpus is '8'. Expected: a whole number."),
+        ({"gpus": True}, "gpus is True"),
+        ({"gpus": -1}, "gpus is -1. Expected: 0 or more"),
+        ({"timeout": 0}, "timeout is 0. Expected: more than 0 seconds"),
+        ({"timeout": None}, "timeout is None"),
+        ({"dcgm": "yes"}, "Expected: true or false"),
+        ({"throttle_reasons": "hw_slowdown"}, "Expected: a list of texts"),
+        ({"throttle_reasons": [1]}, "Expected: a list of texts"),
+        ({"severities": {"xid_79": 1}}, "Expected: a dictionary of texts"),
+        ({"severities": {"xid_79": "fatal"}}, "Expected: one of ignore, warning, critical"),
+        ({"severities": {"xid79": "ignore"}}, "the unknown code 'xid79'"),
+        ({"severities": {"xid_*": "ignore"}}, "the unknown code 'xid_*'"),
+        ({"dcgm_diag_level": 5}, "dcgm_diag_level is 5"),
+        ({"xid_since": "yesterday"}, "xid_since is 'yesterday'. Expected: a time such as"),
+        ({"xid_since": "nan"}, "xid_since is 'nan'"),
+    ],
+)
+def test_wrong_options_are_refused(mapping: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match="Next step: ") as error:
+        HealthOptions.from_mapping(mapping)
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["1767225600", "2026-01-01T00:00:00Z", "2026-01-01T01:00:00+01:00", "1767225600.0", "2026-01-01 00:00:00+00:00"],
+)
+def test_times(text: str) -> None:
+    assert health.seconds_of(text) == 1767225600.0
+
+
+def test_a_time_without_zone_is_local(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Etc/GMT-2")
+    time.tzset()
+    try:
+        assert health.seconds_of("2026-01-01T02:00:00") == 1767225600.0
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+def test_every_code_has_a_valid_action_and_every_reason_is_a_code() -> None:
+    assert {kind.action for kind in health.PROBLEMS.values()} <= set(xid.ACTIONS)
+    assert set(nvidia_smi.REASONS) <= set(health.PROBLEMS)
+
+
+# The kernel log
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Path:
+    """A folder for programs, to be searched alone; and a root without anything."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    return folder
+
+
+def program(folder: Path, name: str, script: str) -> None:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+    path.chmod(0o755)
+
+
+def entry(message: Any, at: float = 1000.5, **fields: str) -> str:
+    return json.dumps(
+        {"MESSAGE": message, "__REALTIME_TIMESTAMP": str(int(at * 1e6)), "SYSLOG_FACILITY": "0", **fields}
+    )
+
+
+def printing(text: str, code: int = 0) -> str:
+    return f"cat <<'END'\n{text}\nEND\nexit {code}"
+
+
+def read(programs: Path, since: float = 0.0, timeout: float = 20.0) -> tuple[str, list[Event]]:
+    return health.kernel_events(since, timeout, programs.parent, str(programs))
+
+
+def test_the_journal_is_asked_first(programs: Path) -> None:
+    program(
+        programs, "journalctl", f'echo "$LC_ALL|$*" >"$0.call"\n{printing(entry("booted") + chr(10) + entry(XID_79))}'
+    )
+    program(programs, "dmesg", 'echo called >"$0.call"')
+    source, events = read(programs)
+    assert (source, [(one.code, one.pci_bus_id, one.first) for one in events]) == (
+        "journal",
+        [("xid_79", "0000:3b:00.0", 1000.5)],
+    )
+    asked = (programs / "journalctl.call").read_text(encoding="utf-8").strip()
+    assert asked == "C|--dmesg --boot --output=json --output-fields=MESSAGE,SYSLOG_FACILITY --no-pager"
+    assert not (programs / "dmesg.call").exists()
+
+
+def test_a_message_that_is_not_utf_8_is_a_list_of_numbers(programs: Path) -> None:
+    program(programs, "journalctl", printing(entry(list(XID_79.replace("python", "p\xe4").encode("latin-1")))))
+    assert [one.code for one in read(programs)[1]] == ["xid_79"]
+
+
+def test_who_writes_to_the_log_is_not_the_kernel(programs: Path) -> None:
+    program(programs, "journalctl", printing(entry(XID_79, SYSLOG_FACILITY="1")))
+    assert read(programs) == ("journal", [])
+
+
+def test_damaged_entries_are_passed_over(programs: Path) -> None:
+    lines = [entry(XID_79)[:-9], "{NVRM: }", entry(None) + "NVRM: ", entry(["NVRM: "]), entry(XID_79)]
+    program(programs, "journalctl", printing("\n".join(lines)))
+    source, events = read(programs)
+    assert (source, [one.count for one in events]) == ("journal", [1])
+
+
+RAW = f"<6>[    0.000000] Linux version 6.12\n<3>[  100.250000] {XID_79}\n<11>[  101.000000] {XID_79}"
+
+
+@pytest.mark.parametrize(
+    "journal",
+    [
+        "echo '-- No entries --'",
+        "echo 'No journal files were found.'; exit 1",
+        f"{printing(entry(XID_79.replace(': 79', ': 48')))}\nexit 1",
+        f"echo '{entry('booted')}'; sleep 60",
+        None,
+    ],
+)
+def test_dmesg_is_asked_where_the_journal_knows_nothing(programs: Path, journal: str | None) -> None:
+    if journal:
+        program(programs, "journalctl", journal.replace("exit 0\nexit 1", "exit 1"))
+    program(programs, "dmesg", f'echo "$*" >"$0.call"\n{printing(RAW)}')
+    (programs.parent / "proc").mkdir()
+    (programs.parent / "proc/uptime").write_text("500.00 1.00\n", encoding="ascii")
+    started = time.monotonic()
+    source, (found,) = read(programs, timeout=2.0)
+    assert time.monotonic() - started < 15
+    assert (source, found.code, found.count) == ("dmesg", "xid_79", 1)
+    assert abs(found.first - (time.time() - 400)) < 20
+    assert (programs / "dmesg.call").read_text(encoding="utf-8") == "-r\n"
+
+
+def test_kmsg_is_read_last(programs: Path) -> None:
+    program(programs, "dmesg", "echo 'dmesg: Operation not permitted' >&2; exit 1")
+    (programs.parent / "dev").mkdir()
+    escaped = XID_79.replace("python", "p\\x0aq")
+    text = f"6,0,0,-;Linux version 6.12\n3,1,100250000,-;{escaped}\n SUBSYSTEM=pci\n11,2,1,-;{XID_79}\n"
+    (programs.parent / "dev/kmsg").write_text(text, encoding="utf-8")
+    source, (found,) = read(programs)
+    assert (source, found.code, found.count, found.first) == ("kmsg", "xid_79", 1, 100.25)
+
+
+def test_kmsg_of_a_kernel_that_has_no_more_to_say_does_not_block(programs: Path) -> None:
+    (programs.parent / "dev").mkdir()
+    os.mkfifo(programs.parent / "dev/kmsg")
+    descriptor = os.open(programs.parent / "dev/kmsg", os.O_RDWR)
+    try:
+        os.write(descriptor, f"3,1,100250000,-;{XID_79}\n".encode())
+        source, events = read(programs)
+    finally:
+        os.close(descriptor)
+    assert (source, [one.code for one in events]) == ("kmsg", ["xid_79"])
+
+
+def test_no_source_at_all_is_told_with_every_reason(programs: Path) -> None:
+    program(programs, "journalctl", "echo 'Hint: You are currently not seeing messages from the system.' >&2")
+    program(programs, "dmesg", "echo 'dmesg: read kernel buffer failed: Operation not permitted' >&2; exit 1")
+    source, events = read(programs)
+    assert events == []
+    assert source.startswith("unreadable: journal has no message of the kernel (Hint: You are")
+    assert "exit code 1 (dmesg: read kernel buffer failed: Operation not permitted)" in source
+    assert source.endswith("dev/kmsg: No such file or directory")
+
+
+def test_a_program_that_hangs_is_killed(programs: Path) -> None:
+    program(programs, "journalctl", 'echo $$ >"$0.pid"; sleep 60')
+    assert "did not end within 0.5 s" in read(programs, timeout=0.5)[0]
+    pid = int((programs / "journalctl.pid").read_text(encoding="ascii"))
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_lines_of_any_length_and_of_any_cut() -> None:
+    def chunks() -> Iterator[bytes]:
+        yield b"one\ntw"
+        yield b"o\n"
+        for _ in range(100):
+            yield b"x" * 10_000
+        yield b"\nthree"
+
+    first, second, long, last = health._split(chunks())
+    assert (first, second, last) == (b"one", b"two", b"three")
+    assert len(long) <= health.MAX_LINE_BYTES + 10_000
+
+
+# DCGM. The shapes are those of dcgmi's source; no recording of a sick GPU could be had.
+
+DISCOVERY = f"""2 GPUs found.
+| GPU ID | Device Information                                         |
+| 0      | Name: NVIDIA H100 80GB HBM3                                |
+|        | PCI Bus ID: 00000000:3B:00.0                               |
+|        | Device UUID: {UUIDS[1]}              |
+| 1      | Name: NVIDIA H100 80GB HBM3                                |
+|        | Device UUID: {UUIDS[0]}              |
+"""
+
+
+def dcgm_health(overall: str, **groups: Any) -> str:
+    return json.dumps({"header": ["Health Monitor Report"], "body": {"Overall Health": {"value": overall}, **groups}})
+
+
+def sick(**systems: str) -> dict[str, Any]:
+    errors = {
+        system.replace("_", " "): {"value": value, "overflow": ["Detected", "it."]} for system, value in systems.items()
+    }
+    return {"value": "Failure", "children": {"Errors": {"children": errors}}}
+
+
+def test_dcgm_numbers_gpus_on_its_own() -> None:
+    assert health.parse_dcgm_discovery(DISCOVERY) == {"0": UUIDS[1], "1": UUIDS[0]}
+
+
+def test_dcgm_health() -> None:
+    uuids = {"0": UUIDS[1]}
+    assert health.parse_dcgm_health(dcgm_health("Healthy"), uuids) == []
+    gpu = {"children": {"0": sick(PCIe_system="Warning", Memory_system="Failure", SM_system="Healthy")}}
+    switch = {"children": {"4": sick(NVLINK_system="Failure")}}
+    assert health.parse_dcgm_health(dcgm_health("Failure", GPU=gpu, Switch=switch), uuids) == [
+        Finding("dcgm_pcie", "warning", UUIDS[1], "Warning of DCGM's PCIe system: Detected it."),
+        Finding("dcgm_memory", "critical", UUIDS[1], "Failure of DCGM's Memory system: Detected it."),
+        Finding("dcgm_nvlink", "critical", None, "Failure of DCGM's NVLINK system for Switch 4: Detected it."),
+    ]
+    assert [found.code for found in health.parse_dcgm_health(dcgm_health("Warning"), {})] == ["dcgm_health"]
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_dcgm_diag(old: bool) -> None:
+    passed: dict[str, Any] = (
+        {"gpu_id": "0", "status": "Pass"} if old else {"entity_group": "GPU", "entity_id": 0, "status": "Pass"}
+    )
+    failed = dict(passed, status="Fail", warnings="broken" if old else [{"warning": "broken", "error_id": 1}])
+    tests = [
+        {"name": "Memory", "results": [passed, failed]},
+        {"name": "PCIe", "results": [dict(passed, status="Skip")]},
+    ]
+    text = json.dumps({"DCGM Diagnostic": {"test_categories": [{"category": "Hardware", "tests": tests}]}})
+    assert health.parse_dcgm_diag(f"Running ...\n{text}", {"0": UUIDS[0]}) == [
+        Finding("dcgm_memory", "critical", UUIDS[0], "Fail of DCGM's Memory: broken")
+    ]
+    with pytest.raises(ValueError, match="in use"):
+        health.parse_dcgm_diag(json.dumps({"DCGM Diagnostic": {"runtime_error": "GPUs are in use"}}), {})
+
+
+def dcgm(programs: Path, **options: Any) -> tuple[str, list[Finding]]:
+    return health.dcgm_findings(HealthOptions(timeout=20, **options), str(programs))
+
+
+def test_dcgm_is_asked_where_it_is_installed(programs: Path) -> None:
+    assert dcgm(programs) == ("not_installed", [])
+    answer = dcgm_health("Failure", GPU={"children": {"1": sick(Power_system="Failure")}})
+    program(programs, "dcgmi", (
+        'echo "$*" >>"$0.calls"\nif [ "$1" = discovery ]; then\n' + printing(DISCOVERY) + "\nfi\n" + printing(answer)
+    ))  # fmt: skip
+    state, (found,) = dcgm(programs)
+    assert (state, found.code, found.uuid) == ("ok", "dcgm_power", UUIDS[0])
+    calls = (programs / "dcgmi.calls").read_text(encoding="utf-8").splitlines()
+    assert sorted(calls) == ["discovery -l", "health -c -j"]
+    assert dcgm(programs, dcgm=False) == ("skipped", [])
+
+
+def test_dcgm_diag_runs_only_when_asked_for(programs: Path) -> None:
+    report = {"DCGM Diagnostic": {"test_categories": [{"tests": [{"name": "PCIe", "results": [{"status": "Fail"}]}]}]}}
+    program(programs, "dcgmi", (
+        'echo "$*" >>"$0.calls"\nif [ "$1" = diag ]; then\n' + printing(json.dumps(report), 226) + "\nfi\n"
+        + printing(dcgm_health("Healthy"))
+    ))  # fmt: skip
+    assert dcgm(programs) == ("ok", [])
+    state, (found,) = dcgm(programs, dcgm_diag_level=2)
+    assert (state, found.code, found.uuid) == ("ok", "dcgm_pcie", None)
+    assert "diag -r 2 -j" in (programs / "dcgmi.calls").read_text(encoding="utf-8").splitlines()
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        (
+            "echo 'Error: Health watches not enabled. Please enable watches.'; exit 1",
+            "health -c -j: Error: Health watches not",
+        ),
+        ("echo '{\"body\": {}}'", "an answer without Overall Health"),
+        ("echo '{\"body\": {'", "health -c -j: "),
+        ("sleep 60", "no answer within"),
+    ],
+)
+def test_dcgm_that_cannot_answer_is_told(programs: Path, script: str, words: str) -> None:
+    program(programs, "dcgmi", script)
+    state, findings = health.dcgm_findings(HealthOptions(timeout=1.5), str(programs))
+    assert findings == []
+    assert state.startswith("failed: ") and words in state
+
+
+# Fabric Manager, processes, acknowledgement
+
+
+def fabric_manager(programs: Path, output: str) -> str:
+    program(programs, "systemctl", f'echo "$*" >"$0.call"\n{printing(output)}')
+    return health.fabric_manager_state(programs.parent, str(programs), 20)
+
+
+def test_fabric_manager_matters_where_there_are_nvswitches(programs: Path) -> None:
+    broken = "LoadState=loaded\nActiveState=failed\nResult=exit-code"
+    assert fabric_manager(programs, broken) == "not_needed"
+    assert not (programs / "systemctl.call").exists()
+    (programs.parent / "dev").mkdir()
+    (programs.parent / "dev/nvidia-nvswitchctl").touch()
+    assert fabric_manager(programs, broken) == "not_needed"
+    (programs.parent / "dev/nvidia-nvswitch0").touch()
+    assert fabric_manager(programs, broken) == "failed: nvidia-fabricmanager.service is failed (result exit-code)"
+    assert fabric_manager(programs, "LoadState=loaded\nActiveState=active\nResult=success") == "ok"
+    assert fabric_manager(programs, "LoadState=not-found\nActiveState=inactive") == "not_installed"
+    assert fabric_manager(programs, "System has not been booted with systemd").startswith("skipped: ")
+
+
+def with_processes(root: Path, *pids: int, namespace: str = health.HOST_PID_NAMESPACE) -> dict[str, Any]:
+    """Facts of two GPUs, the second with these processes, on a node whose /proc has the processes 1 and 10."""
+    for pid in ("1", "10", "self/ns"):
+        (root / "proc" / pid).mkdir(parents=True)
+    (root / "proc/self/ns/pid").symlink_to(namespace)
+    return facts_of(processes=[{"pid": pid, "name": "x"} for pid in pids])
+
+
+def owners(root: Path, facts: dict[str, Any], later: dict[str, Any] | None = None) -> tuple[str, dict[int, list[int]]]:
+    return health.processes_without_owner(facts, root, lambda: later or facts, wait=0.0)
+
+
+def test_processes_that_ended_and_hold_memory(tmp_path: Path) -> None:
+    assert owners(tmp_path, with_processes(tmp_path, 10, 11, 12)) == ("ok", {1: [11, 12]})
+
+
+def test_a_process_that_just_ended_is_gone_at_the_second_look(tmp_path: Path) -> None:
+    facts = with_processes(tmp_path, 10, 11, 12)
+    assert owners(tmp_path, facts, facts_of(processes=[{"pid": 12}])) == ("ok", {1: [12]})
+    assert owners(tmp_path, facts, facts_of(processes=None)) == ("ok", {})
+    assert owners(tmp_path, facts, facts_of(0)) == ("ok", {})
+
+
+def test_pids_mean_nothing_in_a_container(tmp_path: Path) -> None:
+    facts = with_processes(tmp_path, 11, namespace="pid:[4026532571]")
+    assert owners(tmp_path, facts) == ("skipped: not in the pid namespace of the host", {})
+
+
+def test_pids_mean_nothing_where_proc_hides_others_or_under_wsl(tmp_path: Path) -> None:
+    facts = with_processes(tmp_path, 11)
+    assert owners(tmp_path, dict(facts, platform="wsl"))[1] == {}
+    (tmp_path / "proc/1").rmdir()
+    assert owners(tmp_path, facts) == ("skipped: /proc hides the processes of others", {})
+    (tmp_path / "proc/self/ns/pid").unlink()
+    assert owners(tmp_path, facts)[0].startswith("skipped: the pid namespace is unknown")
+
+
+def test_acknowledgement(tmp_path: Path) -> None:
+    path = tmp_path / "acknowledged"
+    assert health.acknowledged_at(str(path), 2000.0) == ("none", 0.0)
+    path.touch()
+    os.utime(path, (1000, 1000))
+    assert health.acknowledged_at(str(path), 2000.0) == ("1970-01-01T00:16:40Z", 1000.0)
+    told, at = health.acknowledged_at(str(path), 900.0)
+    assert told.startswith("ignored: ") and at == 0.0
+
+
+# The whole
+
+
+@pytest.fixture
+def node(programs: Path) -> Path:
+    """A root with a kernel log of its own and an nvidia-smi, both in the folder of programs."""
+    program(programs, "nvidia-smi", f'[ "$1" = -q ] && exec cat {CORPUS}/580.159.04-h100-queried.xml\nexit 0')
+    lines = [entry(XID_79.replace("3b:00", "00:06"), at) for at in (1000, 2000, 3000)]
+    program(programs, "journalctl", printing("\n".join(lines)))
+    return programs
+
+
+def probe(node: Path, **options: Any) -> dict[str, Any]:
+    chosen = HealthOptions(**{"acknowledged_file": str(node.parent / "acknowledged"), "timeout": 20, **options})
+    return health.probe(chosen, root=str(node.parent), search=str(node))
+
+
+def counts(result: Mapping[str, Any]) -> list[int]:
+    return [entry["count"] for entry in result["xids"]]
+
+
+def test_probe_puts_everything_together(node: Path) -> None:
+    result = probe(node)
+    assert set(result) == {"verdict", "reason", "gpus", "problems", "xids", "checks", "nvidia_smi"}
+    assert (result["verdict"], counts(result)) == ("critical", [3])
+    assert result["gpus"][0]["problems"][0]["code"] == "xid_79"
+    assert result["checks"]["kernel_log"] == "journal"
+    assert result["nvidia_smi"]["gpus"][0]["power_draw_w"] == 70.53
+    assert set(result["nvidia_smi"]) == set(nvidia_smi.empty_facts())
+    json.dumps(result)
+
+
+def test_probe_leaves_out_what_was_acknowledged_or_is_too_old(node: Path) -> None:
+    assert counts(probe(node, xid_since="1500")) == [2]
+    acknowledged = node.parent / "acknowledged"
+    acknowledged.touch()
+    os.utime(acknowledged, (2500, 2500))
+    assert counts(probe(node)) == [1]
+    assert counts(probe(node, xid_since="1500")) == [1]
+    os.utime(acknowledged, (3500, 3500))
+    result = probe(node)
+    assert (counts(result), result["verdict"], result["checks"]["acknowledged"]) == ([], "ok", "1970-01-01T00:58:20Z")
+
+
+def test_probe_reads_no_kernel_log_under_wsl(node: Path) -> None:
+    (node.parent / "proc/sys/kernel").mkdir(parents=True)
+    (node.parent / "proc/sys/kernel/osrelease").write_text("6.6.87.2-microsoft-standard-WSL2\n", encoding="ascii")
+    result = probe(node)
+    assert (result["xids"], result["verdict"]) == ([], "ok")
+    assert result["checks"]["kernel_log"].startswith("skipped: ")
+
+
+def test_probe_without_anything_is_an_answer(programs: Path) -> None:
+    result = probe(programs)
+    assert [code for code, _severity in codes(result)] == ["not_installed", "check_failed"]
+    assert result["checks"]["nvidia_smi"] == "not_installed"
+
+
+def test_the_records_are_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        HealthOptions().gpus = 1  # type: ignore[misc]
