@@ -1,0 +1,636 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.gpufarm.core.plugins.module_utils import nomad, nomad_jobs
+from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import nomad_helper as farm
+from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import nomad_jobs_helper as helper
+from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.nomad_jobs_helper import FakeNomad, Fate
+
+PIN = nomad_jobs.Pin(helper.RECORDED_NODE, "t4", helper.RECORDED_UUIDS[0], "Tesla T4")
+MIG_LOG = """\
+gpufarm-verify: visible MIG-11111111-2222-3333-4444-555555555555
+GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-aaaaaaaa-2222-3333-4444-555555555555)
+  MIG 1g.10gb     Device  0: (UUID: MIG-11111111-2222-3333-4444-555555555555)
+{more}gpufarm-verify: end 0
+"""
+MIG_PIN = nomad_jobs.Pin("id", "gpu01", "MIG-11111111-2222-3333-4444-555555555555", "NVIDIA A100-SXM4-80GB MIG 1g.10gb")
+
+
+def described(number: int = 0, gpus: int = 2) -> dict[str, Any]:
+    return nomad.describe_node(farm.make_node(number, gpus))
+
+
+# --- which GPUs ------------------------------------------------------------------------------
+
+
+def test_all_ready_nodes_with_gpus_are_meant() -> None:
+    nodes = [farm.make_node(number, 0 if number == 1 else 2) for number in range(4)]
+    nodes[2]["Status"] = "down"
+    selected, problems = nomad_jobs.select_nodes(nodes, None)
+    assert [node["name"] for node in selected] == ["node00000", "node00003"] and problems == []
+
+
+def test_named_nodes_are_found_by_name_and_by_id_once() -> None:
+    nodes = [farm.make_node(number, 2) for number in range(3)]
+    selected, problems = nomad_jobs.select_nodes(nodes, ["node00002", nodes[0]["ID"], nodes[2]["ID"], "node00002"])
+    assert [node["name"] for node in selected] == ["node00002", "node00000"] and problems == []
+
+
+def test_named_nodes_that_cannot_be_proven() -> None:
+    nodes = [farm.make_node(0, 2), farm.make_node(1, 0)]
+    nodes[0]["Status"] = "down"
+    selected, problems = nomad_jobs.select_nodes(nodes, ["node00000", "node00001", "lost"])
+    assert selected == []
+    assert [(problem.node, problem.code) for problem in problems] == [
+        ("node00000", "node_down"),
+        ("node00001", "no_devices"),
+        ("lost", "node_missing"),
+    ]
+    for problem in problems:
+        assert problem.uuid is None
+        assert problem.message.startswith(f"Node {problem.node}: found {problem.found}. Expected: ")
+        assert "Next step: " in problem.message
+
+
+def test_the_living_one_of_several_nodes_with_one_name() -> None:
+    former, present = farm.make_node(7, 2), farm.make_node(3, 2)
+    former.update(Name=present["Name"], Status="down")
+    selected, problems = nomad_jobs.select_nodes([former, present], [present["Name"]])
+    assert [node["id"] for node in selected] == [present["ID"]] and problems == []
+
+
+def test_a_sample_is_of_free_gpus_first_and_not_always_the_same() -> None:
+    pins = nomad_jobs.pins_of(described(gpus=8))
+    chance = secrets.SystemRandom()
+
+    def held(pin: nomad_jobs.Pin) -> bool:
+        return pin in pins[:5]
+
+    taken = {tuple(nomad_jobs.take_sample(pins, 1, held, chance.sample)) for _ in range(60)}
+    assert taken == {(pin,) for pin in pins[5:]}
+    assert nomad_jobs.take_sample(pins, 4, held, chance.sample)[1:] == pins[5:]
+    assert nomad_jobs.take_sample(pins, None, held, chance.sample) == pins
+    assert nomad_jobs.take_sample(pins, 9, held, chance.sample) == pins
+
+
+# --- the job ---------------------------------------------------------------------------------
+
+
+def test_the_job_is_pinned_and_tried_once() -> None:
+    node = described()
+    pins = nomad_jobs.pins_of(node)
+    settings = nomad_jobs.Settings(image="images.example.com/cuda:1", namespace="ops", cpu_mhz=50, memory_mib=64)
+    job = nomad_jobs.job_of("gpufarm-verify-x", node, pins, settings, gives_up_at=99, linger=2)["Job"]
+    assert job["Type"] == "batch" and job["Priority"] == 10 and job["Namespace"] == "ops"
+    assert job["Datacenters"] == ["dc1"] and job["NodePool"] == "default"
+    # With the job, not with the groups: see the module.
+    assert job["Constraints"] == [{"LTarget": "${node.unique.id}", "Operand": "=", "RTarget": node["id"]}]
+    assert job["Meta"] == {"created_by": "gpufarm.core.nomad_gpu_job_verify", "gives_up_at": "99"}
+    assert [group["Name"] for group in job["TaskGroups"]] == ["gpu-0", "gpu-1"]
+    for group, pin in zip(job["TaskGroups"], pins, strict=True):
+        assert group["RestartPolicy"]["Attempts"] == 0 and group["RestartPolicy"]["Mode"] == "fail"
+        assert group["ReschedulePolicy"] == {"Attempts": 0, "Unlimited": False}
+        (task,) = group["Tasks"]
+        assert task["Config"]["image"] == "images.example.com/cuda:1" and task["Config"]["network_mode"] == "none"
+        resources = task["Resources"]
+        assert (resources["CPU"], resources["MemoryMB"]) == (50, 64)
+        assert resources["Devices"] == [
+            {
+                "Name": "nvidia/gpu",
+                "Count": 1,
+                "Constraints": [{"LTarget": "${device.ids}", "Operand": "set_contains", "RTarget": pin.uuid}],
+            }
+        ]
+
+
+def test_raw_exec_has_no_image() -> None:
+    node = described()
+    settings = nomad_jobs.Settings(driver="raw_exec")
+    job = nomad_jobs.job_of("x", node, nomad_jobs.pins_of(node), settings, gives_up_at=0, linger=2)["Job"]
+    task = job["TaskGroups"][0]["Tasks"][0]
+    assert task["Driver"] == "raw_exec" and set(task["Config"]) == {"command", "args"}
+    assert "Namespace" not in job
+
+
+@pytest.mark.parametrize(("ends", "seen"), [(0, ["GPU-1"]), (6, []), (127, [])])
+def test_the_script_in_a_real_shell(tmp_path: Path, ends: int, seen: list[str]) -> None:
+    if ends != 127:
+        shim = tmp_path / "nvidia-smi"
+        listing = "GPU 0: Tesla T4 (UUID: GPU-1)" if seen else "No devices were found"
+        shim.write_text(f'#!/bin/sh\n[ "$*" = -L ] || exit 2\necho "{listing}"\nexit {ends}\n', encoding="utf-8")
+        shim.chmod(0o755)
+    if ends == 127 and Path("/usr/bin/nvidia-smi").exists():
+        pytest.skip("this machine has nvidia-smi")
+    environment = {**os.environ, "PATH": str(tmp_path), "NVIDIA_VISIBLE_DEVICES": "GPU-1"}
+    script = nomad_jobs.script(0)
+    answer = subprocess.run(
+        ["/bin/sh", "-c", script], capture_output=True, text=True, env=environment, check=False, timeout=30
+    )
+    listing_read = nomad_jobs.read_listing(answer.stdout)
+    assert answer.returncode == listing_read.exit_code == ends
+    assert nomad_jobs.devices_seen(listing_read, "GPU-1") == seen
+    assert listing_read.visible == "GPU-1"
+    # Nomad replaces ${...} in a task's arguments before any shell sees it.
+    assert "${" not in script
+
+
+# --- leftovers -------------------------------------------------------------------------------
+
+
+def test_only_old_jobs_of_our_own_are_leftovers() -> None:
+    (job,) = helper.RECORDED["docker"]["jobs"]
+    submitted = job["SubmitTime"] / 1e9
+    hour = nomad_jobs.LEFTOVER_AGE_S
+    assert nomad_jobs.leftovers([job], submitted + hour + 1) == [job["ID"]]
+    assert nomad_jobs.leftovers([job], submitted + hour - 1) == []
+    running = {**job, "Meta": {**job["Meta"], "gives_up_at": str(int(submitted + 3 * hour))}}
+    assert nomad_jobs.leftovers([running], submitted + 2 * hour) == []
+    assert nomad_jobs.leftovers([running], submitted + 3 * hour + 2) == [job["ID"]]
+    odd = {**job, "Meta": {**job["Meta"], "gives_up_at": "tomorrow"}}
+    assert nomad_jobs.leftovers([odd], submitted + hour + 1) == [job["ID"]]
+    for other in ({"Meta": None}, {"Meta": {"created_by": "somebody"}}, {"ID": "training"}):
+        assert nomad_jobs.leftovers([{**job, **other}], submitted + 9 * hour) == []
+
+
+# --- what the task saw -----------------------------------------------------------------------
+
+
+def listing(name: str) -> nomad_jobs.Listing:
+    return nomad_jobs.read_listing(helper.RECORDED[name]["stdout"]["text"])
+
+
+def test_recorded_logs() -> None:
+    assert listing("docker") == nomad_jobs.Listing([(PIN.uuid, ())], "void", False, 0)
+    assert listing("wsl") == nomad_jobs.Listing([(helper.RECORDED_WSL_UUID, ())], "void", True, 0)
+    raw = listing("raw_exec")
+    assert [gpu for gpu, _migs in raw.gpus] == list(helper.RECORDED_UUIDS) and raw.visible == PIN.uuid
+
+
+def test_a_log_that_is_cut_off_and_one_with_carriage_returns() -> None:
+    text = helper.RECORDED["docker"]["stdout"]["text"]
+    assert nomad_jobs.read_listing(text.rpartition("gpufarm")[0]).exit_code is None
+    assert nomad_jobs.read_listing(text.replace("\n", "\r\n")) == listing("docker")
+    assert nomad_jobs.read_listing("").gpus == []
+
+
+def judged(
+    pin: nomad_jobs.Pin, text: str, driver: str = "docker", assigned: Sequence[str] | None = None
+) -> tuple[str | None, list[str], bool | None]:
+    given = [pin.uuid] if assigned is None else assigned
+    finding, seen, isolated = nomad_jobs.judge_listing(pin, given, nomad_jobs.read_listing(text), driver)
+    return finding.code if finding else None, seen, isolated
+
+
+def text_of(*uuids: str, wsl: bool = False, visible: str = "void") -> str:
+    lines = [f"gpufarm-verify: visible {visible}", *(["gpufarm-verify: wsl"] if wsl else [])]
+    lines += [f"GPU {number}: Tesla T4 (UUID: {uuid})" for number, uuid in enumerate(uuids)]
+    return "\n".join([*lines, "gpufarm-verify: end 0", ""])
+
+
+A, B, C = helper.RECORDED_UUIDS[:3]
+
+
+@pytest.mark.parametrize(
+    ("text", "driver", "code", "isolated"),
+    [
+        (text_of(A), "docker", None, True),
+        (text_of(A.upper()), "docker", None, True),
+        (text_of(A, B), "docker", "extra_gpus_seen", False),
+        (text_of(B), "docker", "wrong_gpu", False),
+        (text_of(), "docker", "gpu_not_seen", None),
+        (text_of(A, wsl=True), "docker", None, False),
+        (text_of(A, B, wsl=True), "docker", None, False),
+        (text_of(B, wsl=True), "docker", "gpu_not_seen", False),
+        (text_of(A, B, visible=A), "raw_exec", None, False),
+        (text_of(A, visible=A), "raw_exec", None, False),
+        (text_of(A, B, visible=B), "raw_exec", "wrong_gpu", False),
+        (text_of(A, B, visible=""), "raw_exec", "wrong_gpu", False),
+        (text_of(B, C, visible=A), "raw_exec", "gpu_not_seen", False),
+        (text_of(visible=A), "raw_exec", "gpu_not_seen", None),
+    ],
+)
+def test_what_a_task_may_see(text: str, driver: str, code: str | None, isolated: bool | None) -> None:
+    found, _seen, alone = judged(PIN, text, driver)
+    assert (found, alone) == (code, isolated)
+
+
+def test_what_nomad_assigned_comes_first() -> None:
+    assert judged(PIN, text_of(A), assigned=[B])[0] == "wrong_gpu"
+    assert judged(PIN, text_of(A), assigned=[])[0] == "wrong_gpu"
+    assert judged(PIN, text_of(A), assigned=[A, B])[0] == "wrong_gpu"
+
+
+def test_mig_devices() -> None:
+    assert judged(MIG_PIN, MIG_LOG.format(more="")) == (None, [MIG_PIN.uuid], True)
+    second = "  MIG 1g.10gb     Device  1: (UUID: MIG-99999999-2222-3333-4444-555555555555)\n"
+    assert judged(MIG_PIN, MIG_LOG.format(more=second))[0] == "extra_gpus_seen"
+    whole = "GPU 1: NVIDIA A100-SXM4-80GB (UUID: GPU-bbbbbbbb-2222-3333-4444-555555555555)\n"
+    code, seen, isolated = judged(MIG_PIN, MIG_LOG.format(more=whole))
+    assert code == "extra_gpus_seen" and len(seen) == 2 and isolated is False
+
+
+def test_a_whole_gpu_is_not_taken_for_its_mig_devices() -> None:
+    pin = nomad_jobs.Pin("id", "gpu01", "GPU-aaaaaaaa-2222-3333-4444-555555555555", "NVIDIA A100-SXM4-80GB")
+    assert judged(pin, MIG_LOG.format(more=""))[:2] == (None, [pin.uuid])
+
+
+# --- why a task did not run ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "words", "exhausted"),
+    [
+        ("drivers", "not_placed", "task driver java is missing or unhealthy", False),
+        ("devices", "not_placed", "no healthy GPU with this UUID", False),
+        ("memory", "node_full", "memory exhausted", True),
+        ("gpu", "not_placed", "the GPU is not free", True),
+        ("ineligible", "not_placed", "not ready, not eligible", False),
+    ],
+)
+def test_nomads_own_account_of_a_placement(name: str, code: str, words: str, exhausted: bool) -> None:
+    """Each of them was recorded on a real farm."""
+    failures = nomad_jobs.newest_failures(helper.RECORDED[name]["evaluations"])
+    assert failures is not None
+    obstacle = nomad_jobs.explain_placement(failures["gpu-0"], PIN, "java")
+    assert obstacle.finding.code == code and words in obstacle.finding.found
+    assert obstacle.exhausted is exhausted and obstacle.device is (name == "gpu")
+    assert obstacle.finding.expected and obstacle.finding.next_step
+
+
+def test_other_constraints_are_told_in_nomads_words() -> None:
+    metric = {"NodesEvaluated": 3, "ConstraintFiltered": {"missing host volumes": 1}, "DimensionExhausted": None}
+    obstacle = nomad_jobs.explain_placement(metric, PIN, "docker")
+    assert "missing host volumes" in obstacle.finding.found and not obstacle.exhausted
+
+
+def test_no_account_at_all() -> None:
+    obstacle = nomad_jobs.explain_placement({"NodesEvaluated": 3}, PIN, "docker")
+    assert "does not say why (3 nodes evaluated)" in obstacle.finding.found
+    quota = nomad_jobs.explain_placement({"NodesEvaluated": 3, "QuotaExhausted": ["gpu limit"]}, PIN, "docker")
+    assert quota.exhausted and "gpu limit" in quota.finding.found
+
+
+def test_an_evaluation_that_is_not_over_decides_nothing() -> None:
+    recorded = helper.RECORDED["memory"]["evaluations"]
+    assert nomad_jobs.newest_failures([*recorded, {"Status": "pending", "ModifyIndex": 10**6}]) is None
+    assert nomad_jobs.newest_failures([]) is None
+    assert nomad_jobs.newest_failures([each for each in recorded if each["Status"] == "blocked"]) is None
+
+
+def test_the_newest_account_counts() -> None:
+    old, new = {"NodesEvaluated": 1}, {"NodesEvaluated": 2}
+    evaluations = [
+        {"Status": "complete", "ModifyIndex": 9, "FailedTGAllocs": {"gpu-0": new}},
+        {"Status": "complete", "ModifyIndex": 5, "FailedTGAllocs": {"gpu-0": old, "gpu-1": old}},
+    ]
+    assert nomad_jobs.newest_failures(evaluations) == {"gpu-0": new, "gpu-1": old}
+
+
+def test_the_telling_event_is_not_the_last_one() -> None:
+    events = helper.RECORDED["image"]["allocations"][0]["TaskStates"]["see"]["Events"]
+    assert events[-1]["DisplayMessage"] == "Policy allows no restarts"
+    told = nomad_jobs.telling_event(events)
+    assert told is not None and told.startswith("Failed to pull `gpufarm-none:1`: Error response from daemon")
+    finished = helper.RECORDED["docker"]["allocations"][0]["TaskStates"]["see"]["Events"]
+    assert nomad_jobs.telling_event(finished) == "Exit Code: 0"
+    assert nomad_jobs.telling_event([]) is None
+
+
+def test_the_end_of_a_task_hides_nothing() -> None:
+    events = [
+        {"Type": "Driver", "DisplayMessage": "Downloading image"},
+        {"Type": "Killing", "DisplayMessage": "Sent interrupt"},
+        {"Type": "Not Restarting", "DisplayMessage": "Policy allows no restarts"},
+    ]
+    assert nomad_jobs.telling_event(events) == "Downloading image"
+
+
+def test_running_out_of_memory_is_telling() -> None:
+    killed = {"Type": "Terminated", "DisplayMessage": "OOM Killed", "Details": {"oom_killed": "true"}}
+    last = {"Type": "Terminated", "DisplayMessage": "Exit Code: 137", "Details": {"oom_killed": "false"}}
+    assert nomad_jobs.telling_event([killed, last]) == "OOM Killed"
+
+
+def event(text: str) -> dict[str, Any]:
+    return {"Type": "Driver Failure", "DisplayMessage": text}
+
+
+@pytest.mark.parametrize(
+    ("text", "stderr", "step"),
+    [
+        ("Failed to pull `cuda:9`: manifest unknown", "", "check the image's name"),
+        (
+            'Failed to create container configuration for image "cuda:9": requested docker runtime "nvidia" was not '
+            "found",
+            "",
+            "nvidia-ctk runtime configure",
+        ),
+        ("Exit Code: 127", "sh: 5: nvidia-smi: not found", "container toolkit is set up for Docker"),
+        ("failed to create shim task: OCI runtime create failed: unresolvable CDI devices", "", "CDI specification"),
+        ("Exit Code: 9", "NVIDIA-SMI has failed", "check nvidia-smi"),
+        ("Exit Code: 1", "", "nomad alloc status"),
+    ],
+)
+def test_the_next_step_after_a_failed_task(text: str, stderr: str, step: str) -> None:
+    finding = nomad_jobs.failed_task([event(text)], stderr, None)
+    assert step in finding.next_step
+    assert text in finding.found and stderr in finding.found
+
+
+def test_long_texts_keep_their_end() -> None:
+    finding = nomad_jobs.failed_task([], "x" * 2000 + "\n  the reason.\n", "the node was lost")
+    assert "the node was lost; its stderr ends with '...x" in finding.found and "x the reason')" in finding.found
+    assert len(finding.found) < 600
+
+
+# --- running ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def nomad_server() -> Iterator[FakeNomad]:
+    server = FakeNomad()
+    yield server
+    server.close()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {"LOG_WAIT_S": 0.3, "FREE_WAIT_S": 0.3, "LOOK_S": 0.1, "PAUSE_S": 0.02}
+    for name, value in values.items():
+        monkeypatch.setattr(nomad_jobs, name, value)
+
+
+def run_of(server: FakeNomad, **settings: Any) -> nomad_jobs.Run:
+    chosen = nomad_jobs.Settings(**{"timeout": 20, **settings})
+    client = nomad.Client(nomad.Connection(address=server.url))
+    return nomad_jobs.Run(client, chosen, "0a1b2c3d", time.monotonic() + chosen.timeout)
+
+
+def work_of(server: FakeNomad) -> list[tuple[Mapping[str, Any], Sequence[nomad_jobs.Pin]]]:
+    nodes = [nomad.describe_node(node) for node in server.nodes]
+    return [(node, nomad_jobs.pins_of(node)) for node in nodes]
+
+
+def proven(server: FakeNomad, **settings: Any) -> dict[str, nomad_jobs.Result]:
+    """Results by UUID, after the one thing that must hold in every case."""
+    results = nomad_jobs.prove(run_of(server, **settings), work_of(server))
+    assert server.jobs == {}
+    return {pin.uuid: result for pin, result in results.items()}
+
+
+def test_every_gpu_is_proven(nomad_server: FakeNomad) -> None:
+    results = proven(nomad_server)
+    assert list(results) == [*nomad_server.uuids(0), *nomad_server.uuids(1)]
+    for uuid, result in results.items():
+        assert (result.verdict, result.code, result.message, result.isolated) == ("ok", None, None, True)
+        assert result.assigned == result.seen == [uuid]
+        assert result.allocation_id and result.duration_s is not None
+    assert len(nomad_server.registered) == 2
+    assert [job["ID"].startswith("gpufarm-verify-0a1b2c3d-") for job in nomad_server.registered] == [True, True]
+
+
+def test_a_log_that_comes_late(nomad_server: FakeNomad) -> None:
+    uuid = nomad_server.uuids()[1]
+    nomad_server.fates[uuid] = Fate(log_after_looks=3)
+    assert proven(nomad_server)[uuid].verdict == "ok"
+    assert len(nomad_server.registered) == 2
+
+
+def test_a_lost_log_is_no_verdict(nomad_server: FakeNomad) -> None:
+    """hashicorp/nomad#6931: a second task on that GPU alone stays longer."""
+    uuid = nomad_server.uuids()[1]
+    nomad_server.fates[uuid] = Fate(log_from_job=2)
+    assert proven(nomad_server)[uuid].verdict == "ok"
+    again = nomad_server.registered[-1]
+    assert len(nomad_server.registered) == 3 and len(again["TaskGroups"]) == 1
+    assert "sleep 15" in again["TaskGroups"][0]["Tasks"][0]["Config"]["args"][-1]
+    assert again["ID"] not in {job["ID"] for job in nomad_server.registered[:-1]}
+
+
+def test_a_log_that_is_lost_again(nomad_server: FakeNomad) -> None:
+    uuid = nomad_server.uuids()[1]
+    nomad_server.fates[uuid] = Fate(log_from_job=9)
+    result = proven(nomad_server)[uuid]
+    assert (result.verdict, result.code) == ("failed", "log_unreadable")
+    assert "without its end" in (result.found or "")
+
+
+@pytest.mark.parametrize(("status", "step"), [(403, "read-logs"), (500, "check that the servers reach")])
+def test_a_log_that_cannot_be_read(nomad_server: FakeNomad, status: int, step: str) -> None:
+    uuid = nomad_server.uuids()[0]
+    nomad_server.fates[uuid] = Fate(log_status=status)
+    result = proven(nomad_server)[uuid]
+    assert result.code == "log_unreadable" and step in (result.message or "")
+    assert f"HTTP {status}" in (result.found or "")
+
+
+def test_an_image_that_cannot_be_pulled(nomad_server: FakeNomad) -> None:
+    uuid = nomad_server.uuids()[0]
+    nomad_server.fates[uuid] = Fate(fails=True)
+    results = proven(nomad_server)
+    assert (results[uuid].verdict, results[uuid].code) == ("failed", "task_failed")
+    told = results[uuid].message or ""
+    assert told.startswith(f"Node node00000, GPU {uuid}: found that the task failed (Failed to pull `gpufarm-none:1`: ")
+    assert "Next step: check the image's name" in told
+    assert [result.verdict for result in results.values()].count("ok") == 3
+
+
+def test_a_container_without_nvidia_smi(nomad_server: FakeNomad) -> None:
+    uuid = nomad_server.uuids()[0]
+    nomad_server.fates[uuid] = Fate(
+        status="failed", log="gpufarm-verify: visible \ngpufarm-verify: end 127\n", stderr="sh: nvidia-smi: not found\n"
+    )
+    result = proven(nomad_server)[uuid]
+    assert result.code == "task_failed" and "nvidia-smi: not found" in (result.found or "")
+
+
+def test_a_container_without_devices(nomad_server: FakeNomad) -> None:
+    uuid = nomad_server.uuids()[0]
+    nomad_server.fates[uuid] = Fate(status="failed", log="No devices were found\ngpufarm-verify: end 6\n")
+    assert proven(nomad_server)[uuid].code == "gpu_not_seen"
+
+
+def test_gpus_that_are_not_kept_apart(nomad_server: FakeNomad) -> None:
+    one, other = nomad_server.uuids()
+    nomad_server.fates[one] = Fate(log=text_of(one, other))
+    nomad_server.fates[other] = Fate(log=text_of(one))
+    third, fourth = nomad_server.uuids(1)
+    nomad_server.fates[third] = Fate(assigned=fourth)
+    nomad_server.fates[fourth] = Fate(log=text_of(third, fourth, wsl=True))
+    results = proven(nomad_server)
+    assert {uuid: result.code for uuid, result in results.items()} == {
+        one: "extra_gpus_seen",
+        other: "wrong_gpu",
+        third: "wrong_gpu",
+        fourth: None,
+    }
+    assert results[one].seen == [one, other] and results[third].assigned == [fourth]
+    assert results[fourth].isolated is False
+
+
+def test_a_task_that_somebody_stopped(nomad_server: FakeNomad) -> None:
+    uuid = nomad_server.uuids()[0]
+    nomad_server.fates[uuid] = Fate(log="", desired=("stop", "alloc is being migrated"))
+    result = proven(nomad_server)[uuid]
+    assert result.code == "task_failed" and "Nomad wanted it to stop, alloc is being migrated" in (result.found or "")
+
+
+def test_a_node_that_was_lost(nomad_server: FakeNomad) -> None:
+    uuid = nomad_server.uuids()[0]
+    nomad_server.fates[uuid] = Fate(status="lost", log="")
+    assert "the node was lost" in (proven(nomad_server)[uuid].found or "")
+
+
+def test_no_placement_is_told_at_once(nomad_server: FakeNomad) -> None:
+    uuid = nomad_server.uuids()[0]
+    nomad_server.fates[uuid] = Fate(unplaced="drivers")
+    result = proven(nomad_server)[uuid]
+    assert (result.verdict, result.code) == ("failed", "not_placed")
+    assert "the task driver docker is missing" in (result.found or "") and result.allocation_id is None
+
+
+@pytest.mark.parametrize(("skip_busy", "verdict"), [(True, "busy"), (False, "failed")])
+def test_no_room_on_the_node(nomad_server: FakeNomad, skip_busy: bool, verdict: str) -> None:
+    uuid = nomad_server.uuids()[0]
+    nomad_server.fates[uuid] = Fate(unplaced="memory")
+    result = proven(nomad_server, skip_busy=skip_busy)[uuid]
+    assert (result.verdict, result.code) == (verdict, "node_full")
+
+
+def test_what_another_task_of_the_job_holds_is_waited_for(nomad_server: FakeNomad) -> None:
+    """A small node has room for one task after the other; Nomad places the second when the first has ended."""
+    first, second = nomad_server.uuids()
+    nomad_server.fates[first] = Fate(runs_for_s=1.0)
+    nomad_server.fates[second] = Fate(unplaced="memory")
+    timer = threading.Timer(1.1, nomad_server.fates.pop, [second])
+    timer.start()
+    assert proven(nomad_server)[second].verdict == "ok"
+
+
+@pytest.mark.parametrize("visible", [True, False])
+def test_a_gpu_that_was_taken_meanwhile(nomad_server: FakeNomad, visible: bool) -> None:
+    uuid = nomad_server.uuids()[0]
+    nomad_server.fates[uuid] = Fate(unplaced="gpu")
+    if visible:
+        (held,) = [each for each in farm.recorded("allocations-1.11.3") if each["AllocatedResources"]][:1]
+        held["NodeID"] = nomad_server.nodes[0]["ID"]
+        for task in held["AllocatedResources"]["Tasks"].values():
+            task["Devices"][0]["DeviceIDs"] = [uuid]
+        nomad_server.allocations = [held]
+    result = proven(nomad_server)[uuid]
+    assert (result.verdict, result.code) == ("busy", "gpu_busy")
+    assert ("of job training in namespace" if visible else "the token may not see") in (result.message or "")
+    asked = [query for method, path, query in nomad_server.requests if path == "/v1/allocations"]
+    assert asked[0]["namespace"] == "*" and nomad_server.nodes[0]["ID"] in asked[0]["filter"]
+
+
+def test_the_time_is_over(nomad_server: FakeNomad) -> None:
+    uuid = nomad_server.uuids()[0]
+    nomad_server.fates[uuid] = Fate(runs_for_s=60)
+    began = time.monotonic()
+    result = proven(nomad_server, timeout=1)[uuid]
+    assert time.monotonic() - began < 5
+    assert (result.verdict, result.code) == ("failed", "timeout")
+    assert "still running (Task started by client) when the 1 s were over" in (result.found or "")
+    assert result.allocation_id
+
+
+def test_nodes_that_had_no_turn(nomad_server: FakeNomad) -> None:
+    for uuid in nomad_server.uuids(0):
+        nomad_server.fates[uuid] = Fate(runs_for_s=60)
+    results = proven(nomad_server, timeout=1, parallel=1)
+    found = [results[uuid].found or "" for uuid in nomad_server.uuids(1)]
+    assert all("no job of this node had begun" in each for each in found) and len(nomad_server.registered) == 1
+
+
+def test_no_more_nodes_at_once_than_asked(nomad_server: FakeNomad) -> None:
+    nomad_server.nodes = [farm.make_node(number, 1) for number in range(7)]
+    for number in range(7):
+        nomad_server.fates[nomad_server.uuids(number)[0]] = Fate(runs_for_s=0.2)
+    assert {result.verdict for result in proven(nomad_server, parallel=3).values()} == {"ok"}
+    assert nomad_server.most_jobs == 3
+
+
+def test_a_moment_without_a_leader_is_survived(nomad_server: FakeNomad) -> None:
+    nomad_server.refuse = {
+        ("POST", "/v1/jobs"): [500, 200],
+        ("GET", "/v1/job/"): [500, 500, 200],
+        ("GET", "/v1/allocation/"): [500, 200],
+        ("DELETE", "/v1/job/"): [500, 200],
+    }
+    assert {result.verdict for result in proven(nomad_server).values()} == {"ok"}
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+def test_a_refused_registration_ends_the_run_and_leaves_nothing(nomad_server: FakeNomad, arrives: bool) -> None:
+    nomad_server.refuse = {("POST", "/v1/jobs"): [403]}
+    nomad_server.arrives = arrives
+    run = run_of(nomad_server)
+    with pytest.raises(nomad.NomadError, match="HTTP 403"):
+        nomad_jobs.prove(run, work_of(nomad_server))
+    assert nomad_server.jobs == {} and run.left == []
+    assert len(nomad_server.purged) >= 1
+
+
+def test_an_error_of_one_node_purges_the_jobs_of_all(nomad_server: FakeNomad) -> None:
+    for uuid in nomad_server.uuids(1):
+        nomad_server.fates[uuid] = Fate(runs_for_s=60)
+    nomad_server.refuse = {("GET", "/v1/allocation/"): [403]}
+    began = time.monotonic()
+    with pytest.raises(nomad.NomadError, match="HTTP 403"):
+        nomad_jobs.prove(run_of(nomad_server), work_of(nomad_server))
+    assert nomad_server.jobs == {} and time.monotonic() - began < 5
+    assert len(set(nomad_server.purged)) == len(nomad_server.registered) == 2
+
+
+def test_a_job_that_cannot_be_purged_is_told(nomad_server: FakeNomad) -> None:
+    nomad_server.nodes = nomad_server.nodes[:1]
+    nomad_server.refuse = {("DELETE", "/v1/job/"): [500]}
+    run = run_of(nomad_server)
+    nomad_jobs.prove(run, work_of(nomad_server))
+    (problem,) = run.left
+    (job,) = nomad_server.jobs
+    assert (problem.node, problem.uuid, problem.code) == ("node00000", None, "job_left")
+    assert f"nomad job stop -purge {job}" in problem.message
+    assert len([each for each in nomad_server.requests if each[0] == "DELETE"]) == nomad_jobs.ATTEMPTS
+
+
+def test_nothing_to_do_asks_nothing(nomad_server: FakeNomad) -> None:
+    assert nomad_jobs.prove(run_of(nomad_server), []) == {}
+    assert nomad_server.requests == []
+
+
+# --- for people ------------------------------------------------------------------------------
+
+
+def test_the_table_has_failed_nodes_first() -> None:
+    pins = nomad_jobs.pins_of(described(0, 2)) + nomad_jobs.pins_of(described(1, 3))
+    bad = nomad_jobs.Finding("wrong_gpu", "that", "this", "do")
+    results = [
+        nomad_jobs.result_of(pins[0], None),
+        nomad_jobs.result_of(pins[1], nomad_jobs.busy_finding(None), "busy"),
+    ]
+    results += [nomad_jobs.result_of(pin, bad) for pin in pins[2:4]] + [nomad_jobs.result_of(pins[4], None)]
+    lost = nomad_jobs.problem_of_node("lost", "node_missing", "none", "one", "look")
+    problems = [*nomad_jobs.problems_of(results), lost]
+    assert [line.split() for line in nomad_jobs.table(results, problems).splitlines()] == [
+        ["NODE", "GPUS", "OK", "FAILED", "BUSY", "SKIPPED", "REASONS"],
+        ["lost", "0", "0", "0", "0", "0", "node_missing"],
+        ["node00001", "3", "1", "2", "0", "0", "wrong_gpu", "(2x)"],
+        ["node00000", "2", "1", "0", "1", "0", "gpu_busy"],
+    ]
+    assert nomad_jobs.table(results, problems, 1).splitlines()[-1] == "... and 2 more nodes"
+    assert nomad_jobs.counts(results) == {"ok": 2, "failed": 2, "busy": 1, "skipped": 0}
