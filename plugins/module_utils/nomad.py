@@ -601,6 +601,24 @@ class Expected:
         return None if self.model_counts is None else sum(self.model_counts.values())
 
 
+def expected_of_facts(facts: Mapping[str, Any], node: str) -> dict[str, Any]:
+    """What Nomad must have of a node with these C(nvidia_smi) facts, as an entry of nomad_gpu_verify's C(expected).
+
+    The plugin lists each MIG device under a name of its own and not the GPU that it is on, so models are those of
+    nodes without MIG. A KeyError names what the facts lack.
+    """
+    uuids: list[str] = []
+    divided = False
+    for gpu in facts["gpus"]:
+        if gpu["mig_mode"] == "Enabled":
+            divided = True
+            uuids += [device["uuid"] for device in gpu["mig_devices"] or []]
+        else:
+            uuids.append(gpu["uuid"])
+    expected = {"node": node, "uuids": uuids, "driver_version": facts["driver_version"]}
+    return expected if divided else {**expected, "models": sorted({gpu["name"] for gpu in facts["gpus"]})}
+
+
 @dataclasses.dataclass(frozen=True)
 class ActualNode:
     """What Nomad knows of one node, as far as it is compared."""

@@ -132,10 +132,7 @@ EXAMPLES = r"""
 - name: Nomad has the GPUs that nvidia-smi shows on each node
   gpufarm.core.nomad_gpu_verify:
     expected:
-      - node: "{{ inventory_hostname }}"
-        uuids: "{{ ansible_facts.nvidia_smi.gpus | map(attribute='uuid') }}"
-        models: "{{ ansible_facts.nvidia_smi.gpus | map(attribute='name') | unique }}"
-        driver_version: "{{ ansible_facts.nvidia_smi.driver_version }}"
+      - "{{ ansible_facts.nvidia_smi | gpufarm.core.nomad_expected(inventory_hostname) }}"
   delegate_to: localhost
 """
 

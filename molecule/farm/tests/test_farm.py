@@ -2,16 +2,16 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.simulator import farm
-from tests.simulator.cache import ROOT
 from tests.simulator.docker import docker
-from tests.simulator.farm import ansible, jobs
+from tests.simulator.farm import jobs
+from tests.testinfra import playbooks
+from tests.testinfra.playbooks import words
 
 FARM = os.environ["GPUFARM_FARM"]
 PLUGIN = "/opt/nomad/plugins/nomad-device-nvidia"
@@ -31,17 +31,8 @@ def mirror_faults() -> Iterator[Path]:
     path.write_text("{}", encoding="utf-8")
 
 
-def run_playbook(name: str, *options: str, **extra: object) -> tuple[int, str]:
-    result = subprocess.run(
-        ansible.command(f"playbooks/{name}", extra, *options), cwd=ROOT, env=farm.environment(FARM),
-        capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False,
-    )  # fmt: skip
-    return result.returncode, result.stdout + result.stderr
-
-
-def words(text: str) -> str:
-    """Return Ansible's output without its line breaks, so that a sentence can be looked for."""
-    return " ".join(text.split())
+def run_playbook(playbook: str, *options: str, **extra: object) -> tuple[int, str]:
+    return playbooks.run_playbook(FARM, playbook, *options, **extra)
 
 
 def test_nomad_has_all_13_gpus() -> None:

@@ -100,6 +100,7 @@ class Agent:
         self.allocations: list[dict[str, Any]] = []
         self.index = 10
         self.requests: list[tuple[str, dict[str, str], dict[str, str]]] = []
+        self.writes: list[tuple[str, Any]] = []
         self.answer: Callable[[http.server.BaseHTTPRequestHandler], bool] = lambda _request: False
         self._changed = threading.Condition()
         outer = self
@@ -115,6 +116,12 @@ class Agent:
                     outer.wait_for_change(int(query["index"]), float(query["wait"].rstrip("ms")) / 1000)
                 items = outer.allocations if parts.path == "/v1/allocations" else outer.nodes
                 self.reply(200, json.dumps(items).encode(), {"X-Nomad-Index": str(outer.index)})
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                outer.writes.append((self.path, body))
+                if not outer.answer(self):
+                    self.reply(200, b"{}", {})
 
             def reply(self, status: int, body: bytes, headers: dict[str, str]) -> None:
                 self.send_response(status)

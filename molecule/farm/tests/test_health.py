@@ -1,0 +1,155 @@
+"""Every fault is found, named, and keeps work away within one run; after the repair the node is back after one."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.simulator.docker import docker
+from tests.simulator.farm import jobs
+from tests.simulator.gpu import faults
+from tests.testinfra import playbooks
+from tests.testinfra.playbooks import words
+
+FARM = os.environ["GPUFARM_FARM"]
+
+
+def change(node: str, fault: Callable[[faults.Profile], None]) -> None:
+    faults.apply_to_container(f"{FARM}-{node}", fault)
+
+
+def inside(node: str, *command: str) -> str:
+    return docker("exec", f"{FARM}-{node}", *command)
+
+
+def restart_nomad(node: str) -> None:
+    inside(node, "systemctl", "restart", "nomad")
+
+
+def nodes() -> dict[str, tuple[str, str | None]]:
+    """Return eligibility and the gate's reason of every node, as Nomad's servers have them."""
+    found: dict[str, tuple[str, str | None]] = {}
+    for listed in jobs.api(FARM, "/v1/nodes"):
+        node = jobs.api(FARM, f"/v1/node/{listed['ID']}")
+        # The meta of the last drain stays when the node is open again.
+        drained = {} if node["SchedulingEligibility"] == "eligible" else (node.get("LastDrain") or {}).get("Meta") or {}
+        meta = {**drained, **gate_meta(node)}
+        found[node["Name"]] = (node["SchedulingEligibility"], meta.get("gpufarm_gate_reason"))
+    return found
+
+
+def gate_meta(node: dict[str, Any]) -> dict[str, str]:
+    """Return the node's meta; a ready client has it some seconds before its servers."""
+    answer = jobs.nomad(FARM, "operator", "api", f"/v1/client/metadata?node_id={node['ID']}")
+    known = json.loads(answer) if answer.startswith("{") else node
+    return known["Meta"] or {}
+
+
+def health(*options: str, **extra: object) -> tuple[int, str]:
+    code, output = playbooks.run_playbook(FARM, "health.yml", *options, **{"health_nomad_timeout": 10, **extra})
+    return code, words(output)
+
+
+@pytest.fixture(autouse=True)
+def all_nodes_are_open() -> None:
+    opened()
+
+
+def closed(**reasons: str) -> None:
+    """Run the gate and require that exactly these nodes are closed, for these reasons."""
+    code, output = health()
+    assert code != 0
+    found = nodes()
+    assert {name for name, (eligibility, _reason) in found.items() if eligibility == "ineligible"} == set(reasons)
+    for name, reason in reasons.items():
+        assert reason in (found[name][1] or ""), found
+        assert f"Node {name}: found " in output
+        assert "Next step:" in output
+
+
+def opened() -> None:
+    """Run the gate and require that every node is open."""
+    code, output = health()
+    assert code == 0, output
+    assert {eligibility for eligibility, _reason in nodes().values()} == {"eligible"}
+
+
+def test_lost_gpu_ecc_error_and_stopped_agent() -> None:
+    change("t4", lambda profile: faults.lose_gpu(profile, 2))
+    change("h100", lambda profile: faults.ecc_errors(profile, 5))
+    inside("wsl", "systemctl", "stop", "nomad")
+    code, output = health("--check", health_nomad_timeout=0)
+    assert "gpu_lost" in output and code != 0
+    assert {eligibility for eligibility, _reason in nodes().values()} == {"eligible"}, "check mode has closed a node"
+    uuids = [faults.load(inside(node, "cat", faults.PROFILE_PATH))["gpus"] for node in ("t4", "h100")]
+    closed(
+        t4=f"gpu_lost {uuids[0][2]['uuid'][:12]}",
+        h100=f"ecc_uncorrected {uuids[1][5]['uuid'][:12]}",
+        wsl="agent_stopped",
+    )
+    with pytest.raises(jobs.JobError, match="no allocation"):
+        jobs.run(FARM, "gpu-docker", {"image": jobs.job_image(), "count": 1}, timeout=8)
+    jobs.nomad(FARM, "job", "stop", "-purge", "gpu-docker")
+
+    change("t4", lambda profile: faults.recover_gpu(profile, 2))
+    restart_nomad("t4")
+    change("h100", lambda profile: faults.reset_gpu(profile, 5))
+    inside("wsl", "systemctl", "start", "nomad")
+    opened()
+
+
+def test_driver_mismatch_and_stopped_plugin() -> None:
+    plugin = "/opt/nomad/plugins/nomad-device-nvidia"
+    change("h100", lambda profile: faults.mismatch_driver(profile, "570.1.2"))
+    inside("t4", "sh", "-c", f"mv {plugin} /root/plugin && pkill -KILL -f '^{plugin}'")
+    code, output = health(health_nomad_timeout=0, health_plugin_age_max=2)
+    assert code != 0
+    assert "plugin_stopped" in output
+    found = nodes()
+    assert found["t4"] == ("ineligible", "nomad plugin_stopped")
+    assert found["h100"][0] == "ineligible"
+    assert "library_mismatch" in (found["h100"][1] or "")
+    assert found["wsl"] == ("eligible", None)
+
+    change("h100", faults.restore_driver)
+    inside("t4", "mv", "/root/plugin", plugin)
+    for node in ("t4", "h100"):
+        restart_nomad(node)
+    opened()
+
+
+def test_clone_with_the_same_uuid() -> None:
+    profile = faults.load(inside("t4", "cat", faults.PROFILE_PATH))
+    own = profile["gpus"][0]["uuid"]
+    other = faults.load(inside("h100", "cat", faults.PROFILE_PATH))["gpus"][0]["uuid"]
+    change("t4", lambda changed: changed["gpus"][0].update(uuid=other))
+    restart_nomad("t4")
+    closed(t4="duplicate_uuid", h100="duplicate_uuid")
+
+    change("t4", lambda changed: changed["gpus"][0].update(uuid=own))
+    restart_nomad("t4")
+    opened()
+
+
+def test_xid_in_the_kernel_log_closes_until_it_is_acknowledged() -> None:
+    faults.xid(f"{FARM}-h100", 3, 79)
+    closed(h100="xid_79")
+    inside("h100", "sh", "-c", "mkdir -p /var/lib/gpufarm && sleep 1 && touch /var/lib/gpufarm/health-acknowledged")
+    opened()
+
+
+def test_what_an_operator_has_closed_stays_closed() -> None:
+    jobs.nomad(FARM, "node", "eligibility", "-disable", next(
+        listed["ID"] for listed in jobs.api(FARM, "/v1/nodes") if listed["Name"] == "wsl"
+    ))  # fmt: skip
+    code, output = health()
+    assert code == 0
+    assert "somebody else" in output
+    assert nodes()["wsl"][0] == "ineligible"
+    jobs.nomad(FARM, "node", "eligibility", "-enable", next(
+        listed["ID"] for listed in jobs.api(FARM, "/v1/nodes") if listed["Name"] == "wsl"
+    ))  # fmt: skip

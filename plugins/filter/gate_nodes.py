@@ -1,0 +1,93 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: gate_nodes
+short_description: Judge nodes by their probes and by Nomad's view
+version_added: 1.0.0
+author:
+  - gpufarm contributors (@gpufarm)
+description:
+  - Puts together what M(gpufarm.core.nvidia_gpu_health) found on each node and what M(gpufarm.core.nomad_gpu_verify)
+    found in Nomad. Used by C(playbooks/health.yml).
+  - A node is sick when its probe is critical, or when Nomad's view of it is wrong.
+  - A node that could not be probed and that Nomad holds for well is not judged, because a broken way to it says nothing
+    about its GPUs.
+positional: verdicts
+options:
+  _input:
+    description:
+      - One entry for each node, with its name in Nomad (C(node)), the name of the host (C(host)), the result of
+        M(gpufarm.core.nvidia_gpu_health) (C(probe)), which may be that of a failed or unreachable host, and the state
+        of the host's Nomad agent (C(agent)), as P(gpufarm.core.nomad_agent_state#filter) says it.
+    type: list
+    elements: dict
+    required: true
+  verdicts:
+    description: RV(gpufarm.core.nomad_gpu_verify#module:nodes).
+    type: list
+    elements: dict
+    required: true
+  close_on:
+    description: The lowest verdict of a probe that makes a node sick.
+    type: str
+    choices: [critical, warning]
+    default: critical
+"""
+
+EXAMPLES = r"""
+- name: Close sick nodes
+  gpufarm.core.nomad_gpu_gate:
+    nodes: "{{ (probes | gpufarm.core.gate_nodes(verify.nodes)).nodes }}"
+"""
+
+RETURN = r"""
+_value:
+  description: The judgement.
+  type: dict
+  contains:
+    nodes:
+      description: What O(gpufarm.core.nomad_gpu_gate#module:nodes) takes, for every node that can be judged.
+      type: list
+      elements: dict
+    sick:
+      description: C(node), C(reason) and C(message) of every node that is not healthy.
+      type: list
+      elements: dict
+    warnings:
+      description: C(node) and C(reason) of every healthy node with a warning.
+      type: list
+      elements: dict
+    unprobed:
+      description: C(node) and C(message) of every node that is not judged.
+      type: list
+      elements: dict
+    missing:
+      description: Names of sick nodes that Nomad does not know.
+      type: list
+      elements: str
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ansible.errors import AnsibleFilterError
+from ansible_collections.gpufarm.core.plugins.module_utils import gate
+
+
+def gate_nodes(
+    probes: Sequence[Mapping[str, Any]], verdicts: Sequence[Mapping[str, Any]], close_on: str = gate.CRITICAL
+) -> dict[str, Any]:
+    if close_on not in (gate.CRITICAL, gate.WARNING):
+        raise AnsibleFilterError(
+            f"gate_nodes: close_on is '{close_on}'. Expected: critical or warning. Next step: correct health_close_on."
+        )
+    return gate.judge_farm(probes, verdicts, close_on)
+
+
+class FilterModule:
+    def filters(self) -> dict[str, Callable[..., Any]]:
+        return {"gate_nodes": gate_nodes}

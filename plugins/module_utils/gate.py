@@ -1,0 +1,359 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""The gate of a node: closed, Nomad places nothing new on it; and the gate opens only what it closed itself.
+
+C(decide) is pure and says what has to be done, C(carry_out) does it. Who closed a node, why and since when is in the
+node's meta, where jobs and people read it. A node that is down takes no meta, so there it is in the meta of a drain,
+which Nomad's servers keep.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import re
+import time
+import urllib.parse
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ansible_collections.gpufarm.core.plugins.module_utils import nomad
+
+STATE_KEY = "gpufarm_gate"
+REASON_KEY = "gpufarm_gate_reason"
+SINCE_KEY = "gpufarm_gate_since"
+CLOSED_BY_KEY = "gpufarm_gate_closed_by"
+CLOSED = "closed"
+OPEN = "open"
+
+FARM = "farm"
+"""Closed from outside, with a view of the whole farm."""
+NODE = "node"
+"""Closed by the node's own timer, which may open again only what it closed."""
+
+KEYS = (STATE_KEY, REASON_KEY, SINCE_KEY, CLOSED_BY_KEY)
+MAX_REASON = 500
+_NANOSECONDS = 1_000_000_000
+
+
+@dataclasses.dataclass(frozen=True)
+class GateNode:
+    """One node as Nomad has it now."""
+
+    id: str
+    name: str
+    status: str
+    eligible: bool
+    draining: bool
+    meta: Mapping[str, str]
+    drain_meta: Mapping[str, str]
+
+    @property
+    def marks(self) -> Mapping[str, str]:
+        """What the gate wrote when it closed the node; empty when it did not, or when the node is open again."""
+        if self.meta.get(STATE_KEY) == CLOSED:
+            return self.meta
+        # A drain's meta stays for ever, so it counts only until the gate opens the node the next time.
+        newer = self.drain_meta.get(SINCE_KEY, "") > self.meta.get(SINCE_KEY, "")
+        if self.drain_meta.get(STATE_KEY) == CLOSED and not self.eligible and newer:
+            return self.drain_meta
+        return {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Wish:
+    """What the gate should do with a node."""
+
+    healthy: bool
+    reason: str | None = None
+    drain: bool = False
+    drain_deadline_s: int = 3600
+    closed_by: str = FARM
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """What has to be done, in this order; C(None) and C(False) are nothing."""
+
+    action: str
+    """close, open, update, none"""
+    message: str
+    meta: Mapping[str, str | None] | None = None
+    drain: bool = False
+    eligible: bool | None = None
+    cancel_drain: bool = False
+
+    @property
+    def changes(self) -> bool:
+        return self.action != "none"
+
+
+def gate_node(node: Mapping[str, Any]) -> GateNode:
+    """The answer of C(GET /v1/node/:id)."""
+    return GateNode(
+        id=node.get("ID") or "",
+        name=node.get("Name") or "",
+        status=node.get("Status") or "",
+        eligible=node.get("SchedulingEligibility") == "eligible",
+        draining=bool(node.get("DrainStrategy") or node.get("Drain")),
+        meta=node.get("Meta") or {},
+        drain_meta=(node.get("LastDrain") or {}).get("Meta") or {},
+    )
+
+
+def clean_reason(text: str | None) -> str:
+    """A reason fit for Nomad's meta: one line of printable ASCII."""
+    plain = "".join(letter if " " <= letter <= "~" else " " for letter in text or "")
+    plain = " ".join(plain.split()) or "no reason given"
+    return plain if len(plain) <= MAX_REASON else f"{plain[: MAX_REASON - 3]}..."
+
+
+def decide(node: GateNode, wish: Wish, now: str) -> Decision:
+    """What has to be done so that the node is as its health says; C(now) is the time for the node's meta."""
+    return _decide_open(node, wish, now) if wish.healthy else _decide_close(node, wish, now)
+
+
+def _decide_open(node: GateNode, wish: Wish, now: str) -> Decision:
+    marks = node.marks
+    if not marks:
+        if node.eligible:
+            return Decision("none", "healthy and open")
+        why = "is drained" if node.draining else "is ineligible"
+        return Decision("none", f"healthy, but {why} by somebody else; left as it is")
+    if node.status != "ready":
+        return Decision("none", f"its status is {node.status}; it stays closed until it is ready")
+    closed_by = marks.get(CLOSED_BY_KEY, FARM)
+    if wish.closed_by == NODE and closed_by != NODE:
+        return Decision("none", f"closed by the farm for {marks.get(REASON_KEY)}; only the farm's run opens it")
+    meta = {STATE_KEY: OPEN, REASON_KEY: None, SINCE_KEY: now, CLOSED_BY_KEY: None}
+    if node.eligible:
+        return Decision("update", "opened by somebody else before; its old reason is removed", meta=meta)
+    return Decision(
+        "open",
+        f"opened after a clean probe; it was closed for {marks.get(REASON_KEY)}",
+        meta=meta,
+        eligible=None if node.draining else True,
+        cancel_drain=node.draining,
+    )
+
+
+def _decide_close(node: GateNode, wish: Wish, now: str) -> Decision:
+    reason = clean_reason(wish.reason)
+    if node.eligible:
+        return _close(node, wish, _marks(reason, now, wish.closed_by))
+    marks = node.marks
+    if not marks:
+        why = "drained" if node.draining else "ineligible"
+        return Decision("none", f"already {why} by somebody else; its health: {reason}")
+    since, closed_by = marks.get(SINCE_KEY, now), marks.get(CLOSED_BY_KEY, FARM)
+    drain = wish.drain and not node.draining and node.drain_meta.get(SINCE_KEY) != since
+    # The node alone cannot see whether the farm's reason is gone.
+    others = wish.closed_by == NODE and closed_by == FARM
+    known = others or marks.get(REASON_KEY) == reason
+    if node.status != "ready" or (known and not drain):
+        return Decision("none", f"closed since {since} for {marks.get(REASON_KEY)}")
+    if known:
+        return Decision("update", f"closed since {since}, now drained: {marks.get(REASON_KEY)}", marks, drain=True)
+    return Decision("update", f"closed since {since}, now for {reason}", _marks(reason, since, wish.closed_by), drain)
+
+
+def _close(node: GateNode, wish: Wish, marks: Mapping[str, str]) -> Decision:
+    if node.status != "ready":
+        # Nothing runs there any more that a drain could move; it is the only mark that a node without agent takes.
+        return Decision("close", f"closed, {node.status}: {marks[REASON_KEY]}", marks, drain=True)
+    return Decision(
+        "close", f"closed: {marks[REASON_KEY]}", marks, drain=wish.drain, eligible=None if wish.drain else False
+    )
+
+
+def _marks(reason: str, since: str, closed_by: str) -> dict[str, str]:
+    return {STATE_KEY: CLOSED, REASON_KEY: reason, SINCE_KEY: since, CLOSED_BY_KEY: closed_by}
+
+
+def carry_out(client: nomad.Client, node: GateNode, decision: Decision, wish: Wish) -> None:
+    """Do what was decided. A node is marked before it is closed, and opened before its mark goes.
+
+    So whatever stops in between leaves a node that the next run puts right.
+    """
+    path = f"/v1/node/{urllib.parse.quote(node.id)}"
+    opening = decision.action == "open"
+    if decision.meta and not opening and node.status == "ready":
+        _write_meta(client, node, decision.meta)
+    if decision.drain:
+        spec = {"Deadline": wish.drain_deadline_s * _NANOSECONDS, "IgnoreSystemJobs": True}
+        client.call("POST", f"{path}/drain", {"NodeID": node.id, "DrainSpec": spec, "Meta": decision.meta})
+    if decision.cancel_drain:
+        client.call("POST", f"{path}/drain", {"NodeID": node.id, "DrainSpec": None, "MarkEligible": True})
+    if decision.eligible is not None:
+        word = "eligible" if decision.eligible else "ineligible"
+        client.call("POST", f"{path}/eligibility", {"NodeID": node.id, "Eligibility": word})
+    if decision.meta and opening:
+        _write_meta(client, node, decision.meta)
+
+
+def _write_meta(client: nomad.Client, node: GateNode, meta: Mapping[str, str | None]) -> None:
+    client.call("POST", "/v1/client/metadata", {"NodeID": node.id, "Meta": dict(meta)})
+
+
+def find_nodes(client: nomad.Client, names: Iterable[str]) -> dict[str, GateNode | None]:
+    """Names or IDs of nodes to what Nomad lists of them; None where it has no such node. The list tells no meta.
+
+    A client that lost its data registers anew, so of several nodes with one name the youngest that lives counts.
+    """
+    wanted = set(names)
+    found: dict[str, dict[str, Any]] = {}
+    for node in client.items("/v1/nodes", {}).items:
+        for key in (node.get("Name"), node.get("ID")):
+            if key in wanted and (key not in found or _rank(node) > _rank(found[key])):
+                found[key] = node
+    return {name: gate_node(found[name]) if name in found else None for name in wanted}
+
+
+def _rank(node: Mapping[str, Any]) -> tuple[bool, int]:
+    return node.get("Status") != "down", int(node.get("CreateIndex") or 0)
+
+
+def marked_nodes(client: nomad.Client) -> set[str]:
+    """IDs of the nodes whose meta says that the gate closed them."""
+    query = {"filter": f'Meta.{STATE_KEY} == "{CLOSED}"'}
+    return {node.get("ID") or "" for node in client.items("/v1/nodes", query).items}
+
+
+def read_node(client: nomad.Client, node_id: str) -> GateNode:
+    """One node as it is now, its meta included."""
+    node = gate_node(client.call("GET", f"/v1/node/{urllib.parse.quote(node_id)}") or {})
+    if node.status != "ready":
+        return node
+    try:
+        # The servers learn of new meta seconds later; the client has it at once.
+        answer = client.call("GET", "/v1/client/metadata", query={"node_id": node_id}) or {}
+    except nomad.NomadError as error:
+        if error.status not in (404, 500):
+            raise
+        return node
+    return dataclasses.replace(node, meta=answer.get("Meta") or {})
+
+
+def timestamp(seconds: float | None = None) -> str:
+    """A time for a node's meta, in UTC."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+
+# --- the node's own agent --------------------------------------------------------------------
+
+AGENT_OK = "ok"
+AGENT_STOPPED = "stopped"
+AGENT_UNHEALTHY = "unhealthy"
+PLUGIN_STOPPED = "plugin_stopped"
+
+PLUGIN_AGE_MAX_S = 60.0
+"""Nomad's agent collects statistics every second, or as its telemetry block says."""
+
+_TIME = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(Z|[+-]\d\d:\d\d)$")
+
+
+def agent_state(status: int | None, stats: Mapping[str, Any] | None, max_age_s: float = PLUGIN_AGE_MAX_S) -> str:
+    """How a client agent is, by the HTTP status of C(/v1/agent/health) and by what C(/v1/client/stats) says.
+
+    C(ok), C(stopped), C(unhealthy), or C(plugin_stopped): a device plugin that ends and cannot be started again, or
+    hangs, leaves its devices in Nomad for ever, and only its statistics get no newer. An agent without statistics of
+    devices tells nothing; with MIG the plugin has none.
+    """
+    if status is None or status < 100:
+        return AGENT_STOPPED
+    if status != 200:
+        return AGENT_UNHEALTHY
+    age = plugin_age_s(stats or {})
+    return PLUGIN_STOPPED if age is not None and age > max_age_s else AGENT_OK
+
+
+def plugin_age_s(stats: Mapping[str, Any]) -> float | None:
+    """Seconds between the agent's own statistics and the newest of GPUs; None where there are none of GPUs."""
+    times = [
+        seconds
+        for group in stats.get("DeviceStats") or []
+        if group.get("Type") == nomad.GPU_DEVICE_TYPE
+        for instance in (group.get("InstanceStats") or {}).values()
+        if (seconds := _seconds((instance or {}).get("Timestamp"))) is not None
+    ]
+    taken = stats.get("Timestamp")
+    return max(0.0, taken / _NANOSECONDS - max(times)) if times and isinstance(taken, int) else None
+
+
+def _seconds(text: Any) -> float | None:
+    match = _TIME.match(text) if isinstance(text, str) else None
+    if not match:
+        return None
+    zone = "+00:00" if match[2] == "Z" else match[2]
+    return datetime.datetime.fromisoformat(match[1] + zone).timestamp()
+
+
+# --- a farm ----------------------------------------------------------------------------------
+
+CRITICAL = "critical"
+WARNING = "warning"
+
+
+def judge_farm(
+    probes: Iterable[Mapping[str, Any]], verdicts: Iterable[Mapping[str, Any]], close_on: str = CRITICAL
+) -> dict[str, Any]:
+    """What the probes on the nodes and Nomad's view say together.
+
+    C(probes) are C({"node": name in Nomad, "host": name of the host, "probe": what nvidia_gpu_health returned, "agent":
+    what agent_state says}), where the probe can be a failed or an unreachable one. C(verdicts) are the C(nodes) of
+    nomad_gpu_verify. Returns
+
+    - C(nodes): what nomad_gpu_gate takes, for every node that can be judged,
+    - C(unprobed): node and C(message) of those that could not be probed and that Nomad holds for well: they stay as
+      they are, because a broken way to them says nothing about their GPUs,
+    - C(missing): names of nodes that Nomad does not know, and so cannot close,
+    - C(sick): node, C(reason) and C(message) of all that are not healthy, the missing ones included,
+    - C(warnings): node and C(reason) of those that are healthy with a warning.
+    """
+    by_name = {verdict["name"]: verdict for verdict in verdicts}
+    judged: dict[str, list[Any]] = {"nodes": [], "unprobed": [], "missing": [], "sick": [], "warnings": []}
+    for entry in probes:
+        name, probe = entry["node"], entry.get("probe") or {}
+        codes = [problem["code"] for problem in (by_name.get(name) or {}).get("problems") or []]
+        verdict = probe.get("verdict")
+        agent = entry.get("agent") or AGENT_OK
+        if agent != AGENT_OK and verdict is not None:
+            codes.insert(0, agent if agent == PLUGIN_STOPPED else f"agent_{agent}")
+        closes = verdict == CRITICAL or (verdict == WARNING and close_on == WARNING)
+        told = ["not_probed"] if verdict is None else [probe["reason"]] if closes else []
+        reason = clean_reason("; ".join(told + [f"nomad {code}" for code in dict.fromkeys(codes)]))
+        if verdict is None and not codes:
+            judged["unprobed"].append({"node": name, "message": _why_unprobed(entry.get("host") or name, probe)})
+            continue
+        sick = bool(codes) or closes
+        if sick:
+            judged["sick"].append({"node": name, "reason": reason, "message": _why_sick(name, reason, codes)})
+        elif verdict == WARNING:
+            judged["warnings"].append({"node": name, "reason": clean_reason(probe["reason"])})
+        if "node_missing" in codes:
+            judged["missing"].append(name)
+        else:
+            judged["nodes"].append({"node": name, "healthy": not sick, "reason": reason if sick else None})
+    return judged
+
+
+def _why_sick(node: str, reason: str, codes: Iterable[str]) -> str:
+    next_step = "repair it and run playbooks/health.yml again, which opens the node after a clean probe"
+    if "agent_stopped" in codes:
+        next_step = "read `journalctl -u nomad` there and start Nomad"
+    elif PLUGIN_STOPPED in codes:
+        next_step = "read `journalctl -u nomad` there, run playbooks/site.yml for it and restart Nomad"
+    if "node_missing" in codes:
+        next_step = "run playbooks/site.yml for it, because Nomad cannot close a node that it does not know"
+    return f"Node {node}: found {reason}. Expected: healthy GPUs that Nomad has. Next step: {next_step}."
+
+
+def _why_unprobed(host: str, probe: Mapping[str, Any]) -> str:
+    found = probe.get("msg") or "no answer"
+    what = "cannot be reached" if probe.get("unreachable") else "could not be probed"
+    return (
+        f"{host}: {what} ({clean_reason(str(found))}). Expected: a host that Ansible reaches, with Python and root "
+        f"rights. Next step: run `ansible {host} -m ansible.builtin.ping --become`. Its node stays as it is in Nomad."
+    )

@@ -1,0 +1,321 @@
+#!/usr/bin/python
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: nomad_gpu_gate
+short_description: Close Nomad nodes with sick GPUs, and open them again
+version_added: 1.0.0
+author:
+  - gpufarm contributors (@gpufarm)
+description:
+  - Makes a sick node ineligible, so that Nomad places nothing new on it, and drains it on request. The reason is in the
+    node's meta (C(gpufarm_gate), C(gpufarm_gate_reason), C(gpufarm_gate_since), C(gpufarm_gate_closed_by)).
+  - Makes a healthy node eligible again, and only one that this gate has closed. What an operator has closed or drained
+    stays as it is.
+  - A node that is down takes no meta. It is drained with the reason in the meta of the drain, which moves nothing,
+    because nothing runs there any more.
+extends_documentation_fragment:
+  - gpufarm.core.nomad
+  - gpufarm.core.nomad.actiongroup_nomad
+attributes:
+  check_mode:
+    support: full
+    description: Can run in C(check_mode) and returns what it would do.
+  diff_mode:
+    support: full
+    description: Returns eligibility, drain and meta of each node that changes, before and after.
+  idempotent:
+    support: full
+    description: A node that is as it should be is not touched.
+  platform:
+    platforms: posix
+    support: full
+    description: Runs wherever Nomad's HTTP API can be reached, usually on a server.
+options:
+  nodes:
+    description:
+      - The nodes and their health. Nodes that are not named stay as they are.
+    type: list
+    elements: dict
+    required: true
+    suboptions:
+      node:
+        description:
+          - Name of the node in Nomad, or its ID.
+        type: str
+        required: true
+      healthy:
+        description:
+          - Whether the node may have work.
+        type: bool
+        required: true
+      reason:
+        description:
+          - Why not, in a line of at most 500 characters. Needed with O(nodes[].healthy=false).
+        type: str
+  drain:
+    description:
+      - Whether what runs on a sick node is moved away. Otherwise it may end there.
+    type: bool
+    default: false
+  drain_deadline:
+    description:
+      - Seconds that allocations have to end by themselves before they are stopped. V(0) waits without limit.
+    type: int
+    default: 3600
+notes:
+  - The token needs the rule C(node:write).
+  - Nodes are changed one by one. When one of them cannot be changed, the others are still done, and the module fails
+    with what is missing.
+seealso:
+  - module: gpufarm.core.nvidia_gpu_health
+  - module: gpufarm.core.nomad_gpu_verify
+"""
+
+EXAMPLES = r"""
+- name: A node with a lost GPU gets no new work
+  gpufarm.core.nomad_gpu_gate:
+    address: https://nomad.example.com:4646
+    nodes:
+      - node: gpu01
+        healthy: false
+        reason: gpu_lost GPU-3672890b-e127-9850-0c65-415ee8cf8a17
+      - node: gpu02
+        healthy: true
+  delegate_to: localhost
+  run_once: true
+"""
+
+RETURN = r"""
+nodes:
+  description: What was done with each node, in the order given.
+  type: list
+  elements: dict
+  returned: always, once Nomad answered
+  contains:
+    name:
+      description: Node as it was given.
+      type: str
+      sample: gpu01
+    id:
+      description: Nomad's ID of the node; null when Nomad does not know it.
+      type: str
+      sample: 282de321-2e0d-83b0-30d3-e93839ed5f74
+    status:
+      description: Status of the node before; null when Nomad does not know it.
+      type: str
+      sample: ready
+    eligible:
+      description: Whether Nomad places work on the node, after this run; null when Nomad does not know it.
+      type: bool
+      sample: false
+    draining:
+      description: Whether the node was being drained before.
+      type: bool
+      sample: false
+    action:
+      description: >-
+        V(close), V(open), V(update) when only the reason or the drain changed, V(none), or V(failed).
+      type: str
+      sample: close
+    message:
+      description: What was done and why.
+      type: str
+      sample: "closed: gpu_lost GPU-3672890b-e127-9850-0c65-415ee8cf8a17"
+table:
+  description: The same as text in columns.
+  type: str
+  returned: always, once Nomad answered
+  sample: |-
+    NODE   STATUS  ELIGIBLE  ACTION  WHY
+    gpu01  ready   no        close   closed: gpu_lost GPU-3672890b-e127-9850-0c65-415ee8cf8a17
+"""
+
+import dataclasses
+import platform
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpufarm.core.plugins.module_utils import gate, nomad, nomad_options
+
+# Requests to one agent at a time.
+WORKERS = 8
+# How long the servers may take to miss an agent, and Nomad's answer for a node that it cannot reach.
+HEARTBEAT_S = 90
+NO_PATH = 404
+PAUSE_S = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Done:
+    """What became of one node."""
+
+    name: str
+    node: gate.GateNode | None
+    decision: gate.Decision
+
+    @property
+    def eligible(self) -> bool | None:
+        if self.node is None:
+            return None
+        if self.decision.action == "close":
+            return False
+        return True if self.decision.action == "open" else self.node.eligible
+
+    def result(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "id": self.node.id if self.node else None,
+            "status": self.node.status if self.node else None,
+            "eligible": self.eligible,
+            "draining": self.node.draining if self.node else False,
+            "action": self.decision.action,
+            "message": self.decision.message,
+        }
+
+
+def failed(name: str, node: gate.GateNode | None, why: str) -> Done:
+    return Done(name, node, gate.Decision("failed", why))
+
+
+def do_node(client: nomad.Client, name: str, listed: gate.GateNode | None, wish: gate.Wish, check_mode: bool) -> Done:
+    if listed is None:
+        return failed(
+            name,
+            None,
+            f"Node {name}: Nomad knows no such node. Expected: its name or ID in Nomad. "
+            "Next step: check that the Nomad client runs there ('nomad node status')",
+        )
+    node = listed
+    deadline = time.monotonic() + HEARTBEAT_S
+    while True:
+        try:
+            node = gate.read_node(client, listed.id)
+            decision = gate.decide(node, wish, gate.timestamp())
+            if decision.changes and not check_mode:
+                gate.carry_out(client, node, decision, wish)
+        except nomad.NomadError as error:
+            # Its agent has just stopped and takes no mark; once the servers miss it, a drain is the mark.
+            if error.status != NO_PATH or wish.healthy or time.monotonic() > deadline:
+                return failed(name, node, f"Node {name}: {error}")
+            time.sleep(PAUSE_S)
+        else:
+            return Done(name, node, decision)
+
+
+def check_nodes(items: list[dict[str, Any]]) -> None:
+    names = [item["node"] for item in items]
+    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    if twice:
+        raise nomad.NomadError(
+            found=f"node {twice[0]} is twice in the option 'nodes'",
+            expected="one entry a node",
+            next_step="merge the entries",
+        )
+    for item in items:
+        if not item["healthy"] and not (item["reason"] or "").strip():
+            raise nomad.NomadError(
+                found=f"node {item['node']} is not healthy and no reason is given",
+                expected="a reason, because somebody will ask",
+                next_step="set 'nodes[].reason'",
+            )
+
+
+def table(done: list[Done]) -> str:
+    rows = [("NODE", "STATUS", "ELIGIBLE", "ACTION", "WHY")]
+    for each in done:
+        eligible = "-" if each.eligible is None else "yes" if each.eligible else "no"
+        status = each.node.status if each.node else "-"
+        rows.append((each.name, status, eligible, each.decision.action, each.decision.message))
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    return "\n".join("  ".join([*(row[column].ljust(widths[column]) for column in range(4)), row[4]]) for row in rows)
+
+
+def states(done: list[Done]) -> dict[str, str]:
+    """Eligibility, drain and meta of the nodes that change, before and after, as text."""
+    before, after = [], []
+    for each in done:
+        node, decision = each.node, each.decision
+        if node is None or decision.action not in ("close", "open", "update"):
+            continue
+        draining = (node.draining or decision.drain) and not decision.cancel_drain
+        meta = {**node.meta, **(decision.meta or {})}
+        before.append(describe(each.name, node.eligible, node.draining, node.meta))
+        after.append(describe(each.name, bool(each.eligible), draining, meta))
+    return {"before": "".join(before), "after": "".join(after)}
+
+
+def describe(name: str, eligible: bool, draining: bool, meta: Any) -> str:
+    lines = [f"{name}: {'eligible' if eligible else 'ineligible'}{', draining' if draining else ''}"]
+    lines += [f"  {key} = {meta[key]}" for key in gate.KEYS if meta.get(key)]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            **nomad_options.argument_spec(),
+            "nodes": {
+                "type": "list",
+                "elements": "dict",
+                "required": True,
+                "options": {
+                    "node": {"type": "str", "required": True},
+                    "healthy": {"type": "bool", "required": True},
+                    "reason": {"type": "str"},
+                },
+            },
+            "drain": {"type": "bool", "default": False},
+            "drain_deadline": {"type": "int", "default": 3600},
+        },
+        required_together=nomad_options.REQUIRED_TOGETHER,
+        supports_check_mode=True,
+    )
+    params = module.params
+    try:
+        check_nodes(params["nodes"])
+        if params["drain_deadline"] < 0:
+            raise nomad.NomadError(
+                found=f"drain_deadline is {params['drain_deadline']}",
+                expected="seconds, 0 or more",
+                next_step="correct the option",
+            )
+        client = nomad.Client(nomad_options.connection_of(params))
+        listed = gate.find_nodes(client, [item["node"] for item in params["nodes"]])
+        marked = gate.marked_nodes(client)
+    except nomad.NomadError as error:
+        module.fail_json(msg=f"{platform.node()}: {error}")
+
+    def do(item: dict[str, Any]) -> Done:
+        node = listed[item["node"]]
+        if item["healthy"] and node is not None and node.eligible and node.id not in marked:
+            # Most nodes of a farm: nothing to ask and nothing to do.
+            return Done(item["node"], node, gate.Decision("none", "healthy and open"))
+        wish = gate.Wish(item["healthy"], item["reason"], params["drain"], params["drain_deadline"])
+        return do_node(client, item["node"], node, wish, module.check_mode)
+
+    with ThreadPoolExecutor(WORKERS) as pool:
+        done = list(pool.map(do, params["nodes"]))
+    wrong = [each for each in done if each.decision.action == "failed"]
+    result = {
+        "changed": any(each.decision.action in ("close", "open", "update") for each in done),
+        "nodes": [each.result() for each in done],
+        "table": table(done),
+        "diff": states(done),
+    }
+    if wrong:
+        told = "\n".join(each.decision.message for each in wrong)
+        module.fail_json(
+            msg=f"{platform.node()}: {len(wrong)} of {len(done)} nodes could not be set:\n{told}", **result
+        )
+    module.exit_json(**result)
+
+
+if __name__ == "__main__":
+    main()
