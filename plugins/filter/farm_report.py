@@ -1,0 +1,169 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: farm_report
+short_description: Put together what a farm's nodes and Nomad say about its GPUs
+version_added: 1.0.0
+author:
+  - gpufarm contributors (@gpufarm)
+description:
+  - Makes one document of the results of M(gpufarm.core.nvidia_gpu_health) on each host and of
+    M(gpufarm.core.nomad_gpu_info), the texts of a page about it, and one more line of a history.
+  - It never fails because of a host or of Nomad. Who gave no answer is in the document with the reason.
+  - The playbook C(gpufarm.core.report) uses it. The head of C(plugins/module_utils/report.py) describes every key of
+    the document with its unit.
+options:
+  _input:
+    description:
+      - One entry for each host that was asked, with C(name), C(nomad_name), C(asked_at) (ISO 8601), C(gpus_expected)
+        (number or V(null)) and C(health), the registered result of M(gpufarm.core.nvidia_gpu_health).
+    type: list
+    elements: dict
+    required: true
+  hosts:
+    description:
+      - Names of all hosts that belong into the report. One without an entry is reported as not asked.
+    type: list
+    elements: str
+    required: true
+  made_at:
+    description:
+      - Time of the report, ISO 8601.
+    type: str
+    required: true
+  servers:
+    description:
+      - One entry for each Nomad server that was asked, with C(server), C(asked_at), C(result), the registered result of
+        M(gpufarm.core.nomad_gpu_info), and C(reasons), a dictionary of node IDs to why the node is closed. The first
+        one with nodes counts.
+    type: list
+    elements: dict
+    default: []
+  models:
+    description:
+      - Names of GPU models as C(nvidia-smi) writes them, each with C(relative_throughput) and C(price_per_hour).
+      - A number that cannot be used is told in the document and taken as not given.
+    type: dict
+    default: {}
+  productivity:
+    description:
+      - Factor by which throughput is worth more or less to the people who use it.
+    type: float
+    default: 1.0
+  currency:
+    description:
+      - Name of the currency of the prices.
+    type: str
+    default: EUR
+  title:
+    description:
+      - Title of the page.
+    type: str
+    default: GPU farm
+  history:
+    description:
+      - Text of the history so far.
+    type: str
+    default: ""
+  history_path:
+    description:
+      - Where the history is, for messages.
+    type: str
+"""
+
+EXAMPLES = r"""
+- name: Know how many GPUs have a problem
+  ansible.builtin.debug:
+    msg: "{{ (report.json | from_json).summary.verdicts }}"
+  vars:
+    report: >-
+      {{ [{'name': 'gpu01', 'asked_at': '2026-01-01T12:00:00Z', 'health': health}]
+      | gpufarm.core.farm_report(hosts=['gpu01'], made_at='2026-01-01T12:00:05Z') }}
+"""
+
+RETURN = r"""
+_value:
+  description: The report.
+  type: dict
+  contains:
+    json:
+      description: The document as JSON text.
+      type: str
+      sample: '{"schema": 1, "title": "GPU farm"}'
+    page:
+      description: What the page shows, as texts that are not escaped.
+      type: dict
+      sample: {"title": "GPU farm", "made_at": "2026-01-01 12:00:05 UTC"}
+    history:
+      description: Text of the history with this report's line; V(null) where O(history) is not one of a report's.
+      type: str
+      sample: '{"made_at": "2026-01-01T12:00:05Z", "gpus": 8}'
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ansible.errors import AnsibleFilterError
+from ansible_collections.gpufarm.core.plugins.module_utils import report, report_page
+
+INDENTED_GPUS = 500
+
+
+def plain(value: Any) -> Any:
+    """Ansible's containers template themselves at each access; thousands of GPUs are read faster from plain ones."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        return [plain(inner) for inner in value]
+    return str(value) if isinstance(value, str) else value
+
+
+def farm_report(
+    answers: Sequence[Mapping[str, Any]],
+    hosts: Sequence[str],
+    made_at: str,
+    *,
+    servers: Sequence[Mapping[str, Any]] = (),
+    models: Any = None,
+    productivity: float = 1.0,
+    currency: str = "EUR",
+    title: str = "GPU farm",
+    history: str = "",
+    history_path: str | None = None,
+) -> dict[str, Any]:
+    """The document as text, the page's texts and the history's new text."""
+    try:
+        report.parse_time(made_at)
+    except (TypeError, ValueError) as error:
+        raise AnsibleFilterError(
+            f"farm_report: made_at is {made_at!r}. Expected: a time in ISO 8601. Next step: correct the argument."
+        ) from error
+    options = report.Options(
+        title=str(title),
+        currency=str(currency),
+        productivity=plain(productivity),
+        models={} if models is None else plain(models),
+        history_path=None if history_path is None else str(history_path),
+    )
+    data, text = report.build(
+        plain(hosts), plain(answers), plain(servers), options, made_at=str(made_at), history=str(history or "")
+    )
+    # What nobody reads by eye any more need not have the size of its indentation.
+    indent = 1 if data["summary"]["gpus"] <= INDENTED_GPUS else None
+    return {
+        "json": json.dumps(data, indent=indent, ensure_ascii=False) + "\n",
+        "page": report_page.page(data),
+        "history": text,
+    }
+
+
+class FilterModule:
+    """How Ansible finds the filter."""
+
+    def filters(self) -> dict[str, Callable[..., Any]]:
+        return {"farm_report": farm_report}

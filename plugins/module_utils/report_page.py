@@ -1,0 +1,695 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""The report's document as the texts of its page.
+
+C(page) is all that the template needs: it only loops and escapes. How much of a large farm is shown in full is decided
+here, because a browser lays out every row, whether somebody looks at it or not.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ansible_collections.gpufarm.core.plugins.module_utils.report import (
+    VERDICTS,
+    mean,
+    parse_time,
+    total,
+)
+
+DETAILED_NODES = 60
+"""So many nodes get a table of their own; the others share groups, because a browser has to lay all of it out."""
+OPEN_NODES = 6
+PROBLEM_ROWS = 8
+TABLE_ROWS = 40
+NAMES = 8
+
+WORDS = {"critical": "critical", "warning": "warning", "ok": "healthy", "unknown": "not known"}
+STATES = {
+    "answered": "answered",
+    "unreachable": "unreachable",
+    "failed": "check failed",
+    "not_asked": "not asked",
+    "not_in_inventory": "not in the inventory",
+}
+FIELDS = {
+    "driver_version": "Driver",
+    "cuda_version": "CUDA",
+    "vbios_version": "VBIOS",
+    "gsp_firmware_version": "GSP firmware",
+    "nomad_driver_version": "Driver in Nomad",
+}
+UNKNOWN = "\N{EN DASH}"
+
+
+def count_text(number: float | None, singular: str = "", plural: str = "") -> str:
+    """A number for people, with its noun; shares of GPUs keep one digit."""
+    if number is None:
+        return UNKNOWN
+    text = f"{number:,.0f}" if float(number).is_integer() else f"{number:,.1f}"
+    noun = singular if number == 1 else plural or f"{singular}s"
+    return f"{text} {noun}" if singular else text
+
+
+def _percent_text(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.0f} %"
+
+
+def power_text(value_w: float | None) -> str:
+    if value_w is None:
+        return UNKNOWN
+    if value_w >= 1_000_000:
+        return f"{value_w / 1_000_000:,.2f} MW"
+    return f"{value_w / 1000:,.1f} kW" if value_w >= 1000 else f"{value_w:,.0f} W"
+
+
+def memory_text(used_mib: float | None, total_mib: float | None) -> str:
+    if total_mib is None:
+        return UNKNOWN
+    total = f"{total_mib / 1024:,.0f} GiB"
+    return f"of {total}" if used_mib is None else f"{used_mib / 1024:,.1f} of {total}"
+
+
+def _plain(value: float | None, digits: int = 2) -> str:
+    if value is None:
+        return UNKNOWN
+    text = f"{value:,.{digits}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def _money(value: float | None, currency: str) -> str:
+    return UNKNOWN if value is None else f"{value:,.2f} {currency}"
+
+
+def time_text(text: str | None) -> str:
+    return f"{parse_time(text).astimezone(datetime.UTC):%Y-%m-%d %H:%M:%S} UTC" if text else "never"
+
+
+def age_text(asked_at: str | None, made_at: str) -> str:
+    """How old a value is when the page is made."""
+    if not asked_at:
+        return UNKNOWN
+    seconds = max(0, round((parse_time(made_at) - parse_time(asked_at)).total_seconds()))
+    if seconds < 120:
+        return f"{seconds} s"
+    return f"{seconds // 60} min" if seconds < 7200 else f"{seconds // 3600} h"
+
+
+def _names(names: Sequence[str], limit: int = NAMES) -> str:
+    rest = len(names) - limit
+    return ", ".join(names[:limit]) + (f" and {rest:,} more" if rest > 0 else "")
+
+
+def _share(part: float | None, whole: float | None) -> int | None:
+    """Percent for a bar, never outside of it."""
+    return None if part is None or not whole else max(0, min(100, round(part / whole * 100)))
+
+
+def _job(held: Mapping[str, Any]) -> str:
+    namespace = held.get("namespace")
+    return f"{held.get('job_id')}" if namespace in (None, "default") else f"{namespace}/{held.get('job_id')}"
+
+
+def _used_by(gpu: Mapping[str, Any]) -> str:
+    if gpu["allocations"]:
+        jobs = Counter(_job(held) for held in gpu["allocations"])
+        return ", ".join(f"{number} x {job}" if number > 1 else job for job, number in jobs.items())
+    computing = [process for process in gpu["processes"] or [] if "C" in str(process.get("type"))]
+    if computing:
+        return f"{count_text(len(computing), 'process', 'processes')}, no allocation"
+    if gpu["in_nomad"] is None:
+        return UNKNOWN
+    return "free" if gpu["in_nomad"] else "not in Nomad"
+
+
+def _gpu_view(gpu: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "index": UNKNOWN if gpu["index"] is None else str(gpu["index"]),
+        "uuid": gpu["uuid"] or "no UUID told",
+        "model": gpu["model"] or "unknown model",
+        "bus": gpu["pci_bus_id"] or "",
+        "level": gpu["verdict"],
+        "word": WORDS[gpu["verdict"]],
+        "utilization": _percent_text(gpu["utilization_gpu_percent"]),
+        "utilization_bar": _share(gpu["utilization_gpu_percent"], 100),
+        "memory": memory_text(gpu["memory_used_mib"], gpu["memory_total_mib"]),
+        "memory_bar": _share(gpu["memory_used_mib"], gpu["memory_total_mib"]),
+        "power": power_text(gpu["power_draw_w"]),
+        "power_bar": _share(gpu["power_draw_w"], gpu["power_limit_w"]),
+        "temperature": UNKNOWN if gpu["temperature_gpu_c"] is None else f"{gpu['temperature_gpu_c']} °C",
+        "used_by": _used_by(gpu),
+        "migs": [
+            {
+                "uuid": device["uuid"] or "no UUID told",
+                "profile": device["profile"] or "MIG device",
+                "used_by": _job(device["allocation"]) if device["allocation"] else "free",
+            }
+            for device in gpu["mig_devices"]
+        ],
+    }
+
+
+def _nomad_text(node: Mapping[str, Any], with_nomad: bool) -> str:
+    known = node["nomad"]
+    if not with_nomad:
+        return "Nomad gave no answer"
+    if not known:
+        return "not in Nomad"
+    words = [str(known["status"]), str(known["eligibility"])]
+    words += ["draining"] if known["drain"] else []
+    return ", ".join(words) + (f": {known['reason']}" if known["reason"] else "")
+
+
+def _closed_text(node: Mapping[str, Any]) -> str:
+    """Why Nomad places no work on a node, for its row; nothing for one that takes work."""
+    known = node["nomad"]
+    if not known or (known["status"] == "ready" and known["eligibility"] == "eligible" and not known["drain"]):
+        return ""
+    if known["status"] != "ready":
+        return f"{known['status']} in Nomad"
+    return "draining" if known["drain"] else "takes no new work"
+
+
+def _models_text(node: Mapping[str, Any]) -> str:
+    models = Counter(gpu["model"] or "unknown model" for gpu in node["gpus"])
+    return ", ".join(f"{number} x {model}" for model, number in models.items()) or "no GPU known"
+
+
+def _versions_text(node: Mapping[str, Any]) -> str:
+    words = [node["platform"] or ""]
+    words += [f"driver {node['driver_version']}"] if node["driver_version"] else []
+    words += [f"CUDA {node['cuda_version']}"] if node["cuda_version"] else []
+    return ", ".join(word for word in words if word)
+
+
+def _gpus_text(node: Mapping[str, Any]) -> str:
+    found, expected = len(node["gpus"]), node["gpus_expected"]
+    if expected is None or expected == found:
+        return count_text(found, "GPU")
+    return f"{found} of {count_text(expected, 'expected GPU')}"
+
+
+def _node_view(node: Mapping[str, Any], number: int, data: Mapping[str, Any]) -> dict[str, Any]:
+    with_nomad = data["nomad"]["answered"]
+    return {
+        "id": f"node-{number}",
+        "name": node["name"],
+        "level": node["verdict"],
+        "word": WORDS[node["verdict"]] if node["state"] == "answered" else STATES[node["state"]],
+        "reason": node["reason"] or "",
+        "models": _models_text(node),
+        "versions": _versions_text(node),
+        "count": _gpus_text(node),
+        "allocated": (
+            f"{count_text(node['allocated_gpus'])} of {len(node['gpus'])} allocated"
+            if with_nomad and node["gpus"]
+            else ""
+        ),
+        "utilization": _percent_text(node["utilization_percent"]),
+        "utilization_bar": _share(node["utilization_percent"], 100),
+        "power": power_text(node["power_draw_w"]),
+        "nomad": _nomad_text(node, with_nomad),
+        "closed": _closed_text(node),
+        "age": age_text(node["asked_at"], data["made_at"]) if node["asked_at"] else "",
+        "from_nomad": any(gpu["source"] == "nomad" for gpu in node["gpus"]),
+    }
+
+
+def _compact_lines(node: Mapping[str, Any]) -> str:
+    """The GPUs of a node as text: a table for each of thousands of nodes is what a browser cannot open."""
+    rows = []
+    for gpu in node["gpus"]:
+        view = _gpu_view(gpu)
+        state = "" if gpu["verdict"] == "ok" else f"  {view['word']}"
+        rows.append(
+            f"{view['index']:>2}  {view['uuid']}  {view['utilization']:>5}  {view['power']:>6}  "
+            f"{view['temperature']:>6}  {view['used_by']}{state}"
+        )
+        rows += [f"      {mig['profile']}  {mig['uuid']}  {mig['used_by']}" for mig in view["migs"]]
+    rows += [_sentence(problem) for problem in _alike(node)]
+    return "\n".join(rows)
+
+
+def _groups(nodes: Sequence[tuple[int, Mapping[str, Any]]], data: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Nodes that are alike, sick ones first as they come."""
+    alike: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
+    members: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
+    for number, node in nodes:
+        key = (node["verdict"], node["state"], _models_text(node), _versions_text(node))
+        view = _node_view(node, number, data)
+        words = [view["count"], view["utilization"], view["power"], view["allocated"], view["reason"], view["nomad"]]
+        alike[key].append(
+            {
+                "id": view["id"],
+                "name": view["name"],
+                "line": ", ".join(word for word in words if word),
+                "lines": _compact_lines(node),
+            }
+        )
+        members[key] += node["gpus"]
+    return [
+        {
+            "level": key[0],
+            "word": WORDS[key[0]] if key[1] == "answered" else STATES[key[1]],
+            "models": key[2],
+            "versions": key[3],
+            "count": count_text(len(views), "node"),
+            "gpus": count_text(len(members[key]), "GPU"),
+            "utilization": _percent_text(mean(gpu["utilization_gpu_percent"] for gpu in members[key])),
+            "power": power_text(total(gpu["power_draw_w"] for gpu in members[key])),
+            "nodes": views,
+        }
+        for key, views in alike.items()
+    ]
+
+
+def _next_step(problem: Mapping[str, Any]) -> str:
+    """What to do, for people: the action of the health check is a word for programs."""
+    said = str(problem["message"] or "").rpartition("Next step: ")
+    return (said[2] if said[1] else str(problem["action"] or "").replace("_", " ")).rstrip(".")
+
+
+def _gpus_named(indexes: Sequence[str]) -> str:
+    """The GPUs of one entry: those with a number by number, others by what they have."""
+    numbers = [index for index in indexes if index.isdigit()]
+    named = [f"GPU {numbers[0]}"] if len(numbers) == 1 else []
+    named += [f"GPUs {', '.join(numbers)}"] if len(numbers) > 1 else []
+    return ", ".join(named + [index for index in indexes if not index.isdigit()])
+
+
+def _alike(node: Mapping[str, Any]) -> list[dict[str, str]]:
+    """A node's problems; those that differ by nothing but the GPU are one."""
+    indexes = {gpu["uuid"]: gpu["index"] for gpu in node["gpus"] if gpu["uuid"]}
+    found: dict[tuple[str, ...], list[str]] = {}
+    for problem in node["problems"]:
+        key = (
+            str(problem["severity"]),
+            str(problem["code"]),
+            str(problem["found"] or problem["message"] or ""),
+            str(problem["expected"] or ""),
+            _next_step(problem),
+        )
+        index = indexes.get(problem["uuid"])
+        name = str(problem["uuid"] or problem["pci_bus_id"] or "") if index is None else str(index)
+        found.setdefault(key, []).extend([name] if name else [])
+    return [
+        {
+            "severity": severity,
+            "code": code,
+            "gpu": _gpus_named(list(dict.fromkeys(names))),
+            "found": text,
+            "expected": expected,
+            "action": action,
+        }
+        for (severity, code, text, expected, action), names in found.items()
+    ]
+
+
+def _sentence(problem: Mapping[str, str]) -> str:
+    where = f", {problem['gpu']}" if problem["gpu"] else ""
+    text = f"{problem['severity']}{where}: found {problem['found']}."
+    text += f" Expected: {problem['expected']}." if problem["expected"] else ""
+    return text + (f" Next step: {problem['action']}." if problem["action"] else "")
+
+
+def _problem_groups(nodes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Problems by their code, so that one cause on a thousand nodes is one entry."""
+    found: dict[tuple[str, str], list[dict[str, str]]] = defaultdict(list)
+    for number, node in enumerate(nodes):
+        for problem in _alike(node):
+            found[problem["severity"], problem["code"]].append(
+                {"id": f"node-{number}", "node": node["name"], **problem}
+            )
+    order = {severity: place for place, severity in enumerate(VERDICTS)}
+    groups = sorted(found.items(), key=lambda item: (order.get(item[0][0], 1), -len(item[1]), item[0][1]))
+    return [
+        {
+            "level": severity if severity in VERDICTS else "unknown",
+            "word": severity,
+            "code": code.replace("_", " "),
+            "count": count_text(len({row["id"] for row in rows}), "node"),
+            "rows": rows[:PROBLEM_ROWS],
+            "more": count_text(len(rows) - PROBLEM_ROWS, "more like this", "more like these")
+            if len(rows) > PROBLEM_ROWS
+            else "",
+        }
+        for (severity, code), rows in groups
+    ]
+
+
+def _nice_ceiling(value: float) -> float:
+    """The next of 1, 2, 5 times a power of ten: what an axis ends with."""
+    if value <= 0:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(step * power for step in (1, 2, 5, 10) if step * power >= value)
+
+
+def plot(points: Sequence[tuple[float, float]], ceiling: float) -> str:
+    """The points of an SVG line in a box of 100 by 40, time to the right."""
+    first, last = points[0][0], points[-1][0]
+    width = (last - first) or 1.0
+    return " ".join(
+        f"{(moment - first) / width * 100:.2f},{40 - min(value, ceiling) / ceiling * 40:.2f}"
+        for moment, value in points
+    )
+
+
+def _plots(points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    found = []
+    for title, key, text in (
+        ("Utilisation, mean of all GPUs", "utilization_percent", _percent_text),
+        ("Power, all GPUs together", "power_draw_w", power_text),
+    ):
+        known = [point for point in points if point[key] is not None]
+        if len(known) < 2:
+            continue
+        values = [float(point[key]) for point in known]
+        ceiling = 100.0 if key == "utilization_percent" else _nice_ceiling(max(values))
+        moments = [parse_time(point["made_at"]).timestamp() for point in known]
+        line = plot(list(zip(moments, values, strict=True)), ceiling)
+        found.append(
+            {
+                "title": title,
+                "now": text(values[-1]),
+                "top": text(ceiling),
+                "middle": text(ceiling / 2),
+                "bottom": text(0.0),
+                "first": time_text(known[0]["made_at"])[:16],
+                "last": time_text(known[-1]["made_at"])[:16],
+                "line": line,
+                "area": f"0,40 {line} 100,40",
+                "words": f"{len(known)} reports: lowest {text(min(values))}, highest {text(max(values))}, "
+                f"now {text(values[-1])}",
+            }
+        )
+    return found
+
+
+BUCKETS = (
+    (0, 0, "0 %"),
+    (1, 25, "1 to 25 %"),
+    (26, 50, "26 to 50 %"),
+    (51, 75, "51 to 75 %"),
+    (76, 100, "76 to 100 %"),
+)
+
+
+def _distribution(nodes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    values = [gpu["utilization_gpu_percent"] for node in nodes for gpu in node["gpus"]]
+    counts = [
+        (label, sum(1 for value in values if value is not None and low <= value <= high))
+        for low, high, label in BUCKETS
+    ]
+    counts.append(("not told", sum(1 for value in values if value is None)))
+    return [
+        {"label": label, "gpus": count_text(number, "GPU"), "bar": _share(number, len(values)) or 0}
+        for label, number in counts
+        if values
+    ]
+
+
+def _cost_view(data: Mapping[str, Any]) -> dict[str, Any]:
+    cost, currency = data["cost"], data["currency"]
+
+    def row(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "model": name,
+            "gpus": count_text(entry["gpus"])
+            + (f" ({entry['gpus_critical']} critical)" if entry["gpus_critical"] else ""),
+            "each": _plain(entry.get("relative_throughput")),
+            "throughput": _plain(entry["throughput"]),
+            "price": _money(entry.get("price_per_hour"), currency),
+            "cost": _money(entry["cost_per_hour"], currency),
+            "gain": _plain(entry["return"], 3),
+            "allocated": (
+                f"{count_text(entry['allocated_gpus'])} of {count_text(entry['gpus'])}"
+                if entry["allocated_gpus"] is not None
+                else UNKNOWN
+            ),
+            "utilized": (
+                f"{count_text(entry['utilized_gpus'])} of {count_text(entry['utilization_gpus'])}"
+                if entry["utilized_gpus"] is not None
+                else UNKNOWN
+            ),
+            "idle": _money(entry["idle_cost_per_hour"], currency),
+            "unused": _money(entry["unused_cost_per_hour"], currency),
+            "gain_allocated": _plain(entry["return_allocated"], 3),
+            "gain_utilized": _plain(entry["return_utilized"], 3),
+        }
+
+    return {
+        "rows": [row(entry["model"], entry) for entry in cost["models"] if entry["model"] not in cost["unpriced"]],
+        "total": row("All priced models", cost["total"]) if cost["total"] else None,
+        "unpriced": [
+            {"model": entry["model"], "gpus": count_text(entry["gpus"], "GPU")}
+            for entry in cost["models"]
+            if entry["model"] in cost["unpriced"]
+        ],
+        "unmatched": cost["unmatched"],
+        "productivity": _plain(data["productivity"]),
+        "currency": currency,
+    }
+
+
+def _users_view(data: Mapping[str, Any]) -> dict[str, Any]:
+    jobs, outside = data["users"]["jobs"], data["users"]["outside"]
+    return {
+        "jobs": [
+            {
+                "job": job["job_id"],
+                "namespace": job["namespace"],
+                "gpus": count_text(job["gpus"]),
+                "models": _names(job["models"]),
+                "nodes": _names(job["nodes"], 4),
+                "utilization": _percent_text(job["utilization_percent"]),
+                "utilization_bar": _share(job["utilization_percent"], 100),
+                "power": power_text(job["power_draw_w"]),
+            }
+            for job in jobs[:TABLE_ROWS]
+        ],
+        "more_jobs": count_text(len(jobs) - TABLE_ROWS, "more job") if len(jobs) > TABLE_ROWS else "",
+        "outside": [
+            {
+                "program": entry["program"],
+                "gpus": count_text(entry["gpus"], "GPU"),
+                "memory": memory_text(None, entry["memory_used_mib"]).removeprefix("of "),
+                "nodes": _names(entry["nodes"], 4),
+            }
+            for entry in outside[:TABLE_ROWS]
+        ],
+        "answered": data["nomad"]["answered"],
+    }
+
+
+def _drift_view(data: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {
+            "model": group["model"],
+            "platform": group["platform"],
+            "size": f"{count_text(group['gpus'], 'GPU')} on {count_text(group['nodes'], 'node')}",
+            "agrees": all(field["agrees"] for field in group["fields"]),
+            "fields": [
+                {
+                    "name": FIELDS[field["field"]],
+                    "agrees": field["agrees"],
+                    "majority": field["majority"] or "not told",
+                    "majority_gpus": count_text(field["values"][0]["gpus"], "GPU") if field["values"] else "",
+                    "others": [
+                        {
+                            "value": other["value"],
+                            "gpus": count_text(other["gpus"], "GPU"),
+                            "nodes": _names(other["nodes"]),
+                        }
+                        for other in field["values"][1:NAMES]
+                    ],
+                    "unknown": (
+                        f"{count_text(field['unknown_gpus'], 'GPU')} did not tell"
+                        if field["unknown_gpus"] and field["values"]
+                        else ""
+                    ),
+                }
+                for field in group["fields"]
+            ],
+        }
+        for group in data["drift"]
+    ]
+
+
+def _mig_view(data: Mapping[str, Any]) -> dict[str, Any]:
+    gpus = data["mig"]["gpus"]
+    return {
+        "gpus": [
+            {
+                "node": gpu["node"],
+                "gpu": UNKNOWN if gpu["index"] is None else f"GPU {gpu['index']}",
+                "model": gpu["model"] or "unknown model",
+                "mode": gpu["mode"] or "not told",
+                "pending": gpu["pending"] or "",
+                "devices": ", ".join(
+                    f"{number} x {profile}"
+                    for profile, number in Counter(
+                        device["profile"] or "profile not told" for device in gpu["devices"]
+                    ).items()
+                )
+                or "none",
+                "allocated": (
+                    f"{sum(1 for device in gpu['devices'] if device['allocation'])} of {len(gpu['devices'])}"
+                    if data["nomad"]["answered"]
+                    else UNKNOWN
+                ),
+            }
+            for gpu in gpus[:TABLE_ROWS]
+        ],
+        "more": count_text(len(gpus) - TABLE_ROWS, "more GPU") if len(gpus) > TABLE_ROWS else "",
+        "profiles": [
+            {
+                "model": entry["model"],
+                "profile": entry["profile"],
+                "devices": count_text(entry["devices"]),
+                "allocated": count_text(entry["allocated"]),
+            }
+            for entry in data["mig"]["profiles"]
+        ],
+    }
+
+
+def _ages_text(ages: Sequence[datetime.datetime], made_at: str) -> str:
+    if not ages:
+        return ""
+    newest, oldest = (age_text(moment.isoformat(), made_at) for moment in (max(ages), min(ages)))
+    return newest if newest == oldest else f"between {newest} and {oldest}"
+
+
+def _headline(data: Mapping[str, Any]) -> dict[str, str]:
+    """The farm in one sentence, and how bad it is."""
+    summary = data["summary"]
+    gpus, nodes = summary["verdicts"], summary["node_verdicts"]
+    parts = []
+    level = "ok"
+    if nodes["critical"] or gpus["critical"]:
+        sick = count_text(gpus["critical"], "GPU") if gpus["critical"] else count_text(nodes["critical"], "node")
+        parts.append(f"{sick} critical")
+        level = "critical"
+    if nodes["warning"]:
+        parts.append(f"{count_text(nodes['warning'], 'node')} with a warning")
+        level = "warning" if level == "ok" else level
+    if summary["nodes_unanswered"]:
+        parts.append(f"{count_text(summary['nodes_unanswered'], 'node')} without an answer")
+        level = "unknown" if level == "ok" else level
+    if not data["nomad"]["answered"]:
+        parts.append("Nomad without an answer")
+        level = "unknown" if level == "ok" else level
+    if not summary["gpus"]:
+        parts.insert(0, "No GPU known")
+        level = "unknown" if level == "ok" else level
+    if not parts:
+        everything = count_text(summary["gpus"], "GPU")
+        text = f"All {everything} healthy" if summary["gpus"] != 1 else "The one GPU is healthy"
+        return {"level": "ok", "text": text}
+    return {"level": level, "text": ", ".join(parts)}
+
+
+def _tiles(data: Mapping[str, Any]) -> list[dict[str, Any]]:
+    summary, currency, money = data["summary"], data["currency"], data["cost"]["total"]
+    verdicts = summary["verdicts"]
+    others = [f"{verdicts[verdict]:,} {WORDS[verdict]}" for verdict in VERDICTS if verdicts[verdict]]
+    expected = summary["gpus_expected"]
+    if expected is not None and summary["gpus_expected_nodes"] == summary["nodes"] and expected != summary["gpus"]:
+        others.insert(0, f"{expected:,} expected")
+    told = f"{summary['utilization_gpus']:,} of {count_text(summary['gpus'], 'GPU')} told it"
+    allocated = summary["allocated_gpus"]
+    tiles: list[dict[str, Any]] = [
+        {"label": "GPUs", "value": count_text(summary["gpus"]), "note": ", ".join(others), "bar": None},
+        {
+            "label": "Nodes",
+            "value": count_text(summary["nodes"]),
+            "note": "all answered"
+            if not summary["nodes_unanswered"]
+            else f"{summary['nodes_unanswered']:,} without an answer",
+            "bar": None,
+        },
+        {
+            "label": "Allocated",
+            "value": count_text(allocated),
+            "note": f"of {count_text(summary['gpus'], 'GPU')}" if allocated is not None else "Nomad gave no answer",
+            "bar": _share(allocated, summary["gpus"]),
+        },
+        {
+            "label": "Utilisation",
+            "value": _percent_text(summary["utilization_percent"]),
+            "note": told,
+            "bar": _share(summary["utilization_percent"], 100),
+        },
+        {
+            "label": "Power",
+            "value": power_text(summary["power_draw_w"]),
+            "note": f"{summary['power_gpus']:,} of {count_text(summary['gpus'], 'GPU')} told it",
+            "bar": None,
+        },
+    ]
+    if money:
+        tiles.append(
+            {
+                "label": "Idle money",
+                "value": _money(money["idle_cost_per_hour"], currency),
+                "note": f"an hour, of {_money(money['cost_per_hour'], currency)}",
+                "bar": _share(money["idle_cost_per_hour"], money["cost_per_hour"]),
+            }
+        )
+    return tiles
+
+
+def page(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The document as the texts of the page. Nothing is escaped here: that is the template's part."""
+    nodes = data["nodes"]
+    numbered = list(enumerate(nodes))
+    detailed = []
+    for number, node in numbered[:DETAILED_NODES]:
+        sick = node["verdict"] != "ok"
+        detailed.append(
+            {
+                **_node_view(node, number, data),
+                "open": (sick and number < OPEN_NODES) or len(nodes) <= OPEN_NODES,
+                "gpus": [_gpu_view(gpu) for gpu in node["gpus"]],
+                "problems": [_sentence(problem) for problem in _alike(node)],
+            }
+        )
+    ages = [parse_time(node["asked_at"]) for node in nodes if node["asked_at"] and node["state"] == "answered"]
+    unanswered = [
+        {"name": node["name"], "id": f"node-{number}", "state": STATES[node["state"]], "reason": node["reason"]}
+        for number, node in numbered
+        if node["state"] != "answered"
+    ]
+    return {
+        "title": data["title"],
+        "made_at": time_text(data["made_at"]),
+        "headline": _headline(data),
+        "tiles": _tiles(data),
+        "notices": data["notices"],
+        "unanswered": unanswered[:TABLE_ROWS],
+        "more_unanswered": count_text(len(unanswered) - TABLE_ROWS, "more node")
+        if len(unanswered) > TABLE_ROWS
+        else "",
+        "problems": _problem_groups(nodes),
+        "plots": _plots(data["history"]["points"]),
+        "distribution": _distribution(nodes),
+        "users": _users_view(data),
+        "cost": _cost_view(data),
+        "drift": _drift_view(data),
+        "mig": _mig_view(data),
+        "nodes": detailed,
+        "groups": _groups(numbered[DETAILED_NODES:], data),
+        "ages": _ages_text(ages, data["made_at"]),
+        "nomad": (
+            f"{data['nomad']['server']}, asked {age_text(data['nomad']['asked_at'], data['made_at'])} before"
+            if data["nomad"]["answered"]
+            else ""
+        ),
+    }

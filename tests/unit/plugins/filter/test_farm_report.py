@@ -1,0 +1,76 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+import yaml
+from ansible.errors import AnsibleFilterError
+from ansible_collections.gpufarm.core.plugins.filter import farm_report
+from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import report_helper as helper
+
+apply = farm_report.FilterModule().filters()["farm_report"]
+
+
+class Lazy(Mapping[str, Any]):
+    """A mapping that is no dict, as Ansible's variables of a host are."""
+
+    def __init__(self, content: Mapping[str, Any]) -> None:
+        self._content = content
+
+    def __getitem__(self, key: str) -> Any:
+        return self._content[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._content)
+
+    def __len__(self) -> int:
+        return len(self._content)
+
+
+def test_document_page_and_history() -> None:
+    farm = helper.farm(2, 2)
+    answers = (Lazy(entry) for entry in farm["answers"])
+    result = apply(
+        list(answers), hosts=tuple(farm["hosts"]), made_at=helper.MADE_AT, servers=farm["servers"], title="A farm"
+    )
+    assert set(result) == {"json", "page", "history"}
+    data = json.loads(result["json"])
+    assert data["title"] == "A farm" == result["page"]["title"] and data["summary"]["gpus"] == 4
+    assert json.loads(result["history"])["gpus"] == 4
+
+
+def test_only_a_small_farm_is_indented(monkeypatch: pytest.MonkeyPatch) -> None:
+    farm = helper.farm(1, 2)
+    assert apply(farm["answers"], farm["hosts"], helper.MADE_AT)["json"].count("\n") > 20
+    monkeypatch.setattr(farm_report, "INDENTED_GPUS", 1)
+    assert apply(farm["answers"], farm["hosts"], helper.MADE_AT)["json"].count("\n") == 1
+
+
+def test_history_of_somebody_else_is_none() -> None:
+    assert apply([], hosts=[], made_at=helper.MADE_AT, history="my notes\n")["history"] is None
+
+
+@pytest.mark.parametrize("made_at", ["yesterday", None])
+def test_time_that_is_none_is_refused(made_at: Any) -> None:
+    with pytest.raises(AnsibleFilterError, match=r"made_at is .* Expected: .* Next step: "):
+        apply([], hosts=[], made_at=made_at)
+
+
+def test_documented_options_are_those_of_the_function() -> None:
+    documented = yaml.safe_load(farm_report.DOCUMENTATION)["options"]
+    parameters = inspect.signature(apply).parameters
+    assert list(documented) == ["_input", *list(parameters)[1:]]
+    for name, option in list(documented.items())[1:]:
+        default = parameters[name].default
+        assert option.get("required", False) == (default is inspect.Parameter.empty), name
+        if "default" in option:
+            assert option["default"] == (default or option["default"]) and (default or not option["default"]), name
+    returned = yaml.safe_load(farm_report.RETURN)["_value"]["contains"]
+    assert set(returned) == set(apply([], hosts=[], made_at=helper.MADE_AT))

@@ -1,0 +1,555 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The document of the report, from the answers of nodes and Nomad."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from typing import Any
+
+import pytest
+from ansible_collections.gpufarm.core.plugins.module_utils import report, report_page
+from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import report_helper as helper
+
+
+def of(*answers: dict[str, Any], nomad: list[dict[str, Any]] | None = None, **more: Any) -> dict[str, Any]:
+    """The arguments of a farm of these answers; without a list of Nomad's no server was asked."""
+    servers = [] if nomad is None else [helper.server(nomad)]
+    return {"hosts": [entry["name"] for entry in answers], "answers": list(answers), "servers": servers, **more}
+
+
+def one(name: str = "gpu01", recording: str = helper.H100, gpus: int = 2, **values: Any) -> dict[str, Any]:
+    return helper.answer(name, helper.health(helper.facts(recording, 1, gpus, **values)))
+
+
+def by_name(data: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(node for node in data["nodes"] if node["name"] == name)
+
+
+# Who answered
+
+
+@pytest.mark.parametrize(
+    ("result", "state", "reason"),
+    [
+        (
+            {"unreachable": True, "msg": "Failed to connect\n to the host"},
+            "unreachable",
+            "Failed to connect to the host",
+        ),
+        ({"msg": "gpu01: timeout is -1. Expected: more."}, "failed", "gpu01: timeout is -1. Expected: more."),
+        ({"msg": "MODULE FAILURE", "module_stderr": "Trace\nImportError: no x"}, "failed", "ImportError: no x"),
+        ({}, "not_asked", "it was left out of this run (--limit), or failed before it could be asked"),
+    ],
+)
+def test_who_gives_no_answer_stays_with_the_reason(result: dict[str, Any], state: str, reason: str) -> None:
+    data = helper.document(of(one("good"), helper.answer("bad", result)))
+    node = by_name(data, "bad")
+    assert (node["state"], node["reason"], node["verdict"], node["gpus"]) == (state, reason, "unknown", [])
+    assert data["summary"]["nodes_unanswered"] == 1 and data["summary"]["nodes_answered"] == 1
+    assert [node["name"] for node in data["nodes"]] == ["bad", "good"]
+
+
+def test_host_without_an_entry_is_reported() -> None:
+    data = helper.document(of(one(), hosts=["gpu01", "gpu02"]))
+    assert by_name(data, "gpu02")["state"] == "not_asked"
+
+
+def test_gpus_of_a_silent_host_are_those_that_nomad_last_knew() -> None:
+    smi = helper.facts(helper.T4, 7, 2)
+    node = helper.nomad_node("gone", helper.devices(smi, {1: "training"}), status="down")
+    silent = helper.answer("gone", {"unreachable": True, "msg": "no route"})
+    found = by_name(helper.document(of(silent, nomad=[node])), "gone")
+    assert [(gpu["uuid"], gpu["source"], gpu["verdict"], gpu["allocated_share"]) for gpu in found["gpus"]] == [
+        (helper.uuid_of(7, 0), "nomad", "unknown", 0.0),
+        (helper.uuid_of(7, 1), "nomad", "unknown", 1.0),
+    ]
+    assert [problem["code"] for problem in found["problems"]] == ["node_down"]
+    assert found["verdict"] == "unknown" and found["nomad"]["status"] == "down"
+
+
+def test_mig_devices_of_a_silent_host_are_put_together_by_their_address() -> None:
+    smi = helper.facts(helper.MIG, 7, 2)
+    parts = helper.devices(smi)
+    silent = helper.answer("gone", {"unreachable": True, "msg": "no route"})
+    found = by_name(helper.document(of(silent, nomad=[helper.nomad_node("gone", parts)])), "gone")
+    assert [len(gpu["mig_devices"]) for gpu in found["gpus"]] == [4, 4]
+    assert {gpu["model"] for gpu in found["gpus"]} == {smi["gpus"][0]["name"]}
+
+
+def test_node_that_only_nomad_knows_is_reported() -> None:
+    smi = helper.facts(helper.T4, 9, 1)
+    extra = helper.nomad_node("stranger", helper.devices(smi))
+    cpu_only = helper.nomad_node("cpu", [])
+    data = helper.document(of(one(), nomad=[extra, cpu_only]))
+    assert by_name(data, "stranger")["state"] == "not_in_inventory"
+    assert "cpu" not in {node["name"] for node in data["nodes"]}
+
+
+def test_dead_nomad_is_told_and_nothing_is_guessed() -> None:
+    dead = {"server": "control", "result": {"msg": "control: refused. Expected: an agent. Next step: start it."}}
+    data = helper.document(of(one(), servers=[dead]))
+    assert data["nomad"] == {
+        "answered": False,
+        "server": None,
+        "asked_at": None,
+        "failures": [{"server": "control", "reason": dead["result"]["msg"]}],
+    }
+    assert data["notices"] == [
+        {
+            "found": "Nomad could not be asked on control: control: refused",
+            "expected": "an agent",
+            "action": "start it",
+        }
+    ]
+    assert data["summary"]["allocated_gpus"] is None and data["cost"]["total"]["idle_cost_per_hour"] is None
+    assert {gpu["in_nomad"] for gpu in data["nodes"][0]["gpus"]} == {None}
+    assert by_name(data, "gpu01")["verdict"] == "ok"
+
+
+def test_the_second_server_speaks_when_the_first_is_dead() -> None:
+    dead = {"server": "control-a", "result": {"unreachable": True, "msg": "no route"}}
+    smi = helper.facts(helper.H100, 1, 2)
+    alive = helper.server([helper.nomad_node("gpu01", helper.devices(smi))], server="control-b")
+    data = helper.document(of(one(), servers=[dead, alive]))
+    assert data["nomad"]["answered"] and data["nomad"]["server"] == "control-b"
+    assert [failure["server"] for failure in data["nomad"]["failures"]] == ["control-a"] and len(data["notices"]) == 1
+
+
+def test_no_server_at_all_is_told() -> None:
+    assert helper.document(of(one()))["notices"][0]["found"] == "No Nomad server was asked"
+
+
+# GPUs and their health
+
+
+def test_verdicts_are_those_of_the_health_check() -> None:
+    smi = helper.facts(helper.H100, 1, 3)
+    sick = [helper.problem(smi["gpus"][1]), helper.problem(smi["gpus"][2], "pcie_width", "warning")]
+    data = helper.document(of(helper.answer("gpu01", helper.health(smi, sick))))
+    assert [gpu["verdict"] for gpu in data["nodes"][0]["gpus"]] == ["ok", "critical", "warning"]
+    assert data["summary"]["verdicts"] == {"critical": 1, "unknown": 0, "warning": 1, "ok": 1}
+    assert [problem["source"] for problem in data["nodes"][0]["problems"]] == ["node", "node"]
+
+
+def test_gpu_that_only_the_health_check_knows_does_not_vanish() -> None:
+    smi = helper.facts(helper.H100, 1, 2)
+    result = helper.health(smi)
+    lost = {"index": None, "uuid": None, "name": "H100", "pci_bus_id": "0000:09:00.0", "verdict": "critical"}
+    result["gpus"].append({**lost, "problems": []})
+    result["gpus"][0]["pci_bus_id"] = "0000:01:00.0"
+    gpus = helper.document(of(helper.answer("gpu01", result)))["nodes"][0]["gpus"]
+    assert [gpu["verdict"] for gpu in gpus] == ["ok", "ok", "critical"] and gpus[2]["pci_bus_id"] == "0000:09:00.0"
+
+
+def test_sick_nodes_come_first_and_names_sort_by_number() -> None:
+    smi = helper.facts(helper.H100, 3, 1)
+    sick = helper.answer("gpu30", helper.health(smi, [helper.problem(smi["gpus"][0])]))
+    warned = helper.answer("gpu1", helper.health(smi, [helper.problem(smi["gpus"][0], "pcie_width", "warning")]))
+    silent = helper.answer("gpu20", {"unreachable": True, "msg": "x"})
+    data = helper.document(of(one("gpu10"), one("gpu9"), warned, silent, sick))
+    assert [node["name"] for node in data["nodes"]] == ["gpu30", "gpu20", "gpu1", "gpu9", "gpu10"]
+
+
+@pytest.mark.parametrize("recording", [helper.H100, helper.T4, helper.RTX4090, helper.MIG])
+def test_every_recording_makes_a_page(recording: str) -> None:
+    data = helper.document(of(one(recording=recording)))
+    assert json.loads(json.dumps(data)) == data
+    assert recording == helper.MIG or data["nodes"][0]["gpus"][0]["model"] in helper.render(data)
+
+
+def test_unknown_values_stay_null() -> None:
+    data = helper.document(of(one(utilization_gpu_percent=None, power_draw_w=None)))
+    summary = data["summary"]
+    assert summary["utilization_percent"] is None and summary["utilization_gpus"] == 0
+    assert summary["power_draw_w"] is None and summary["power_gpus"] == 0
+    assert data["cost"]["models"][0]["utilized_gpus"] is None
+
+
+# Nomad against the nodes
+
+
+def with_nomad(change: Any, recording: str = helper.H100) -> dict[str, Any]:
+    """A node of two GPUs whose Nomad node was changed."""
+    smi = helper.facts(recording, 1, 2)
+    node = helper.nomad_node("gpu01", helper.devices(smi))
+    change(node)
+    return by_name(helper.document(of(helper.answer("gpu01", helper.health(smi)), nomad=[node])), "gpu01")
+
+
+@pytest.mark.parametrize("recording", [helper.H100, helper.MIG])
+def test_nomad_that_agrees_is_no_problem(recording: str) -> None:
+    node = with_nomad(lambda _node: None, recording)
+    assert node["problems"] == [] and node["verdict"] == "ok"
+    assert all(gpu["in_nomad"] for gpu in node["gpus"])
+
+
+def test_gpu_that_nomad_lost_is_a_warning_at_that_gpu() -> None:
+    node = with_nomad(lambda node: node["gpus"].pop(1))
+    assert [problem["code"] for problem in node["problems"]] == ["gpu_missing"]
+    assert node["problems"][0]["uuid"] == helper.uuid_of(1, 1) and node["problems"][0]["source"] == "nomad"
+    assert [gpu["verdict"] for gpu in node["gpus"]] == ["ok", "warning"] and node["verdict"] == "warning"
+    assert node["gpus"][1]["in_nomad"] is False
+    message = node["problems"][0]["message"]
+    assert message.startswith("Node gpu01: found") and "Expected: " in message and "Next step: " in message
+
+
+def test_stale_driver_in_nomad_is_a_warning() -> None:
+    node = with_nomad(lambda node: [gpu.update(driver_version="570.1") for gpu in node["gpus"]])
+    assert [problem["code"] for problem in node["problems"]] == ["driver_version_stale"]
+
+
+def test_mig_devices_without_uuid_are_not_taken_for_missing() -> None:
+    smi = helper.facts(helper.MIG, 1, 1)
+    node = helper.nomad_node("gpu01", helper.devices(smi))
+    smi["gpus"][0]["mig_devices"][0]["uuid"] = None
+    found = helper.document(of(helper.answer("gpu01", helper.health(smi)), nomad=[node]))["nodes"][0]
+    assert found["problems"] == []
+
+
+def test_lost_gpu_that_nomad_still_lists_is_told_once() -> None:
+    smi = helper.facts(helper.H100, 1, 2)
+    smi["gpus"][1].update(status="lost")
+    node = helper.nomad_node("gpu01", helper.devices(smi))
+    result = helper.health(smi, [helper.problem(smi["gpus"][1], "gpu_lost")])
+    found = helper.document(of(helper.answer("gpu01", result), nomad=[node]))["nodes"][0]
+    assert [problem["code"] for problem in found["problems"]] == ["gpu_lost"]
+
+
+def test_reason_of_a_closed_node() -> None:
+    smi = helper.facts(helper.H100, 1, 2)
+    node = helper.nomad_node("gpu01", helper.devices(smi), eligibility="ineligible")
+    arguments = of(helper.answer("gpu01", helper.health(smi)), nomad=[node])
+    arguments["servers"][0]["reasons"] = {node["id"]: "xid_79 GPU-1"}
+    assert helper.document(arguments)["nodes"][0]["nomad"]["reason"] == "xid_79 GPU-1"
+
+
+def test_nomad_name_is_what_joins_host_and_node() -> None:
+    smi = helper.facts(helper.H100, 1, 2)
+    arguments = of(
+        helper.answer("gpu01", helper.health(smi), nomad_name="rack1-a"),
+        nomad=[helper.nomad_node("rack1-a", helper.devices(smi, {0: "training"}))],
+    )
+    data = helper.document(arguments)
+    assert len(data["nodes"]) == 1 and data["nodes"][0]["allocated_gpus"] == 1
+
+
+# Who uses what
+
+
+def test_jobs_and_their_gpus() -> None:
+    smi = helper.facts(helper.H100, 1, 4, utilization_gpu_percent=50, power_draw_w=400.0)
+    node = helper.nomad_node("gpu01", helper.devices(smi, {0: "b", 1: "a", 2: "a"}))
+    data = helper.document(of(helper.answer("gpu01", helper.health(smi)), nomad=[node]))
+    jobs = [
+        (job["job_id"], job["gpus"], job["utilization_percent"], job["power_draw_w"]) for job in data["users"]["jobs"]
+    ]
+    assert jobs == [("a", 2, 50.0, 800.0), ("b", 1, 50.0, 400.0)]
+    assert data["summary"]["allocated_gpus"] == 3
+
+
+def test_mig_devices_count_by_their_memory() -> None:
+    smi = helper.facts(helper.MIG, 1, 1)
+    for device, size in zip(smi["gpus"][0]["mig_devices"], (40000, 20000, 10000, 10000), strict=True):
+        device["memory_total_mib"] = size
+    node = helper.nomad_node("gpu01", helper.devices(smi, {0: "big", 3: "small"}))
+    data = helper.document(of(helper.answer("gpu01", helper.health(smi)), nomad=[node]))
+    assert data["nodes"][0]["gpus"][0]["allocated_share"] == 0.625
+    assert [(job["job_id"], job["gpus"]) for job in data["users"]["jobs"]] == [("big", 0.5), ("small", 0.12)]
+    assert data["mig"]["profiles"] == [
+        {"model": smi["gpus"][0]["name"], "profile": "1g.10gb", "devices": 4, "allocated": 2}
+    ]
+
+
+def test_two_mig_devices_of_one_task() -> None:
+    smi = helper.facts(helper.MIG, 1, 1)
+    parts = helper.devices(smi, {0: "job"})
+    parts[1]["allocation"] = parts[0]["allocation"]
+    data = helper.document(of(helper.answer("gpu01", helper.health(smi)), nomad=[helper.nomad_node("gpu01", parts)]))
+    assert data["users"]["jobs"][0]["devices"] == 2 and data["users"]["jobs"][0]["gpus"] == 0.5
+
+
+def test_processes_outside_of_nomad() -> None:
+    compute = {"pid": 1, "type": "C", "name": "C:\\tools\\miner.exe", "memory_used_mib": 2048}
+    display = {"pid": 2, "type": "G", "name": "/usr/bin/Xorg", "memory_used_mib": 10}
+    data = helper.document(of(one(processes=[compute, display])))
+    assert data["users"]["outside"] == [
+        {"program": "miner.exe", "gpus": 2, "memory_used_mib": 4096, "nodes": ["gpu01"]}
+    ]
+
+
+# Drift and MIG
+
+
+def drift_of(data: dict[str, Any], field: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(entry for entry in data["drift"][0]["fields"] if entry["field"] == field)
+    return found
+
+
+def test_drift_names_the_majority_and_who_deviates() -> None:
+    answers = [one(f"gpu{number}", gpus=1) for number in range(3)]
+    answers[1]["health"]["nvidia_smi"].update(driver_version="570.1")
+    data = helper.document(of(*answers))
+    assert len(data["drift"]) == 1 and data["drift"][0]["gpus"] == 3
+    driver = drift_of(data, "driver_version")
+    assert driver["agrees"] is False and driver["majority"] == "580.159.04"
+    assert driver["values"][1] == {"value": "570.1", "gpus": 1, "nodes": ["gpu1"]}
+    assert drift_of(data, "cuda_version")["agrees"] is True
+
+
+def test_of_two_equal_halves_the_newer_is_the_majority() -> None:
+    answers = [one("gpu0", gpus=1), one("gpu1", gpus=1)]
+    answers[0]["health"]["nvidia_smi"].update(driver_version="580.9")
+    answers[1]["health"]["nvidia_smi"].update(driver_version="580.86")
+    assert drift_of(helper.document(of(*answers)), "driver_version")["majority"] == "580.86"
+
+
+def test_other_models_and_platforms_are_no_drift() -> None:
+    wsl = one("pc", helper.RTX4090, gpus=1)
+    wsl["health"]["nvidia_smi"]["platform"] = "wsl"
+    data = helper.document(of(one("a", gpus=1), one("b", helper.T4, gpus=1), wsl, one("c", helper.RTX4090, gpus=1)))
+    assert len(data["drift"]) == 4
+    assert all(field["agrees"] for group in data["drift"] for field in group["fields"])
+
+
+def test_what_was_not_told_is_no_drift() -> None:
+    answers = [one("gpu0", gpus=1), one("gpu1", gpus=1, vbios_version=None)]
+    vbios = drift_of(helper.document(of(*answers)), "vbios_version")
+    assert vbios["agrees"] is True and vbios["unknown_gpus"] == 1
+
+
+def test_pending_mig_mode() -> None:
+    data = helper.document(of(one(mig_mode="Disabled", mig_mode_pending="Enabled", gpus=1)))
+    assert [(gpu["mode"], gpu["pending"]) for gpu in data["mig"]["gpus"]] == [("Disabled", "Enabled")]
+
+
+# Money
+
+
+def costs(**options: Any) -> dict[str, Any]:
+    """Four H100, two of them allocated, at 100, 50, 0 and 50 percent, and one RTX 4090 without a price."""
+    smi = helper.facts(helper.H100, 1, 4)
+    for gpu, percent in zip(smi["gpus"], (100, 50, 0, 50), strict=True):
+        gpu["utilization_gpu_percent"] = percent
+    nodes = [helper.nomad_node("gpu01", helper.devices(smi, {0: "a", 1: "a"}))]
+    pc = helper.answer("pc", helper.health(helper.facts(helper.RTX4090, 2, 1)))
+    arguments = of(helper.answer("gpu01", helper.health(smi)), pc, nomad=nodes)
+    cost: dict[str, Any] = helper.document(arguments, **options)["cost"]
+    return cost
+
+
+def test_return_is_throughput_times_productivity_by_cost() -> None:
+    row = costs(productivity=1.5)["models"][0]
+    assert (row["throughput"], row["cost_per_hour"]) == (9.6, 12.0)
+    assert row["return"] == pytest.approx(9.6 * 1.5 / 12)
+    assert row["return_allocated"] == pytest.approx(9.6 * 1.5 / 12 / 2)
+    assert row["allocated_gpus"] == 2 and row["idle_cost_per_hour"] == 6.0
+    assert row["utilized_gpus"] == 2 and row["utilization_gpus"] == 4 and row["unused_cost_per_hour"] == 6.0
+
+
+def test_model_without_numbers_is_named_and_not_guessed() -> None:
+    cost = costs()
+    assert cost["unpriced"] == ["NVIDIA GeForce RTX 4090"]
+    row = cost["models"][1]
+    assert {row[key] for key in ("throughput", "cost_per_hour", "return", "idle_cost_per_hour")} == {None}
+    assert cost["total"]["gpus"] == 4 and cost["total"]["cost_per_hour"] == 12.0
+
+
+def test_price_of_a_model_that_is_not_there() -> None:
+    assert costs(models={"Tesla X": {"price_per_hour": 1}})["unmatched"] == ["Tesla X"]
+
+
+def test_total_weights_models_by_their_throughput() -> None:
+    fast = helper.facts(helper.H100, 1, 1, utilization_gpu_percent=0)
+    slow = helper.facts(helper.T4, 2, 1, utilization_gpu_percent=100)
+    nodes = [helper.nomad_node("a", helper.devices(fast)), helper.nomad_node("b", helper.devices(slow, {0: "job"}))]
+    arguments = of(helper.answer("a", helper.health(fast)), helper.answer("b", helper.health(slow)), nomad=nodes)
+    total = helper.document(arguments)["cost"]["total"]
+    assert total["return"] == pytest.approx((2.4 + 0.2) / 3.5, abs=1e-4)
+    assert total["return_allocated"] == pytest.approx(0.2 / 3.5, abs=1e-4) == total["return_utilized"]
+    assert total["idle_cost_per_hour"] == 3.0
+
+
+def test_free_gpus_have_no_return_instead_of_an_infinite_one() -> None:
+    row = costs(models={"NVIDIA H100 80GB HBM3": {"relative_throughput": 1, "price_per_hour": 0}})["models"][0]
+    assert row["cost_per_hour"] == 0 and row["return"] is None
+
+
+@pytest.mark.parametrize("value", ["abc", True, -1, float("nan"), float("inf"), [1], {"a": 1}])
+def test_numbers_that_are_none_are_told(value: Any) -> None:
+    models = {"NVIDIA H100 80GB HBM3": {"relative_throughput": 1, "price_per_hour": value}}
+    data = helper.document(of(one()), models=models)
+    assert any("price_per_hour of NVIDIA H100 80GB HBM3" in notice["found"] for notice in data["notices"])
+    assert data["cost"]["unpriced"] == ["NVIDIA H100 80GB HBM3"]
+    assert not math.isnan(data["productivity"])
+
+
+@pytest.mark.parametrize("models", [["Tesla T4"], "Tesla T4", 5, {"Tesla T4": 5}, {"Tesla T4": {"price": 5}}])
+def test_prices_of_another_shape_are_told(models: Any) -> None:
+    assert helper.document(of(one()), models=models)["notices"][1]["found"].startswith("report_gpu_models")
+
+
+def test_numbers_as_text_are_numbers() -> None:
+    models = {"NVIDIA H100 80GB HBM3": {"relative_throughput": "2", "price_per_hour": "4"}}
+    data = helper.document(of(one()), models=models, productivity="1.5")
+    assert data["cost"]["total"]["return"] == 0.75
+
+
+def test_productivity_that_is_no_number_is_told() -> None:
+    data = helper.document(of(one()), productivity="much")
+    assert data["productivity"] == 1.0 and "report_productivity" in data["notices"][1]["found"]
+
+
+# History
+
+
+def test_history_grows_by_one_line_and_is_plotted() -> None:
+    data, text = helper.build(of(one(utilization_gpu_percent=40, power_draw_w=100.0)), "")
+    assert text is not None and len(text.splitlines()) == 1
+    assert report_page.page(data)["plots"] == []
+    line = json.loads(text)
+    sums = {
+        "gpus": 2,
+        "utilization_sum_percent": 80,
+        "utilization_gpus": 2,
+        "power_draw_w": 200.0,
+        "power_gpus": 2,
+    }
+    assert line == {"made_at": helper.MADE_AT, **sums, "allocated_gpus": None, "nodes": {"gpu01": sums}}
+    later = "2026-03-01T13:00:10Z"
+    data, text = helper.build(of(one(utilization_gpu_percent=60, power_draw_w=300.0)), text, made_at=later)
+    assert text is not None and len(text.splitlines()) == 2
+    assert [point["utilization_percent"] for point in data["history"]["points"]] == [40.0, 60.0]
+    plots = report_page.page(data)["plots"]
+    assert plots[0]["line"] == "0.00,24.00 100.00,16.00" and plots[0]["now"] == "60 %"
+    assert plots[1]["now"] == "600 W" and plots[1]["top"] == "1.0 kW"
+
+
+def test_history_is_bounded_in_lines() -> None:
+    text: str | None = ""
+    data, text = helper.build(of(one()), "")
+    assert text is not None
+    data, text = helper.build(of(one()), text * (report.HISTORY_LINES + 20))
+    assert text is not None
+    assert len(text.splitlines()) == report.HISTORY_LINES == len(data["history"]["points"])
+
+
+def test_history_is_bounded_in_bytes_and_keeps_the_totals(monkeypatch: pytest.MonkeyPatch) -> None:
+    _data, text = helper.build(of(one()), "")
+    assert text is not None
+    monkeypatch.setattr(report, "HISTORY_BYTES", 3 * len(text))
+    data, text = helper.build(of(one()), text * 9)
+    assert text is not None
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert len(lines) == 10 and ["nodes" in line for line in lines][-4:] == [False, True, True, True]
+    assert not any("nodes" in line for line in lines[:6]) and lines[0]["gpus"] == 2
+    assert len(data["history"]["points"]) == 10
+
+
+@pytest.mark.parametrize(
+    "text", ["not json\n", "[]\n", "{}\n", '{"made_at": 5}\n', '{"gpus": 1, "made_at": "yesterday"}\n', "[" * 100000]
+)
+def test_file_of_somebody_else_is_not_written_over(text: str) -> None:
+    good = helper.build(of(one()), "")[1]
+    assert good is not None
+    data, written = helper.build(of(one()), good + text, history_path="/home/me/notes.txt")
+    assert written is None
+    notice = data["notices"][-1]
+    assert notice["found"].startswith("line 2 of /home/me/notes.txt") and notice["action"].startswith("move the file")
+    assert len(data["history"]["points"]) == 1
+
+
+def test_runs_out_of_order_are_plotted_in_order() -> None:
+    _data, text = helper.build(of(one()), "", made_at="2026-03-02T00:00:00Z")
+    data, _text = helper.build(of(one()), text or "")
+    assert [point["made_at"][:10] for point in data["history"]["points"]] == ["2026-03-01", "2026-03-02"]
+
+
+def test_plot_of_one_moment_is_no_division_by_zero() -> None:
+    assert report_page.plot([(5.0, 10.0), (5.0, 20.0)], 20.0) == "0.00,20.00 0.00,0.00"
+
+
+# The page's words
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, "\N{EN DASH}"), (0, "0 W"), (999.4, "999 W"), (4187, "4.2 kW"), (28e6, "28.00 MW")]
+)
+def test_power_text(value: float | None, text: str) -> None:
+    assert report_page.power_text(value) == text
+
+
+@pytest.mark.parametrize(
+    ("asked_at", "text"),
+    [(None, "\N{EN DASH}"), ("2026-03-01T12:00:00Z", "10 s"), ("2026-03-01T11:40:00Z", "20 min"),
+     ("2026-03-01T07:00:00+00:00", "5 h"), ("2026-03-01T12:30:00Z", "0 s")],
+)  # fmt: skip
+def test_age_text(asked_at: str | None, text: str) -> None:
+    assert report_page.age_text(asked_at, helper.MADE_AT) == text
+
+
+def test_headline_says_the_worst_first() -> None:
+    assert report_page.page(helper.document(helper.farm(2)))["headline"] == {
+        "level": "ok",
+        "text": "All 16 GPUs healthy",
+    }
+    arguments = helper.farm(3, sick=1)
+    arguments["answers"][2]["health"] = {"unreachable": True, "msg": "x"}
+    arguments["servers"] = []
+    headline = report_page.page(helper.document(arguments))["headline"]
+    assert headline == {
+        "level": "critical",
+        "text": "1 GPU critical, 1 node without an answer, Nomad without an answer",
+    }
+
+
+def test_one_cause_on_many_nodes_is_one_entry() -> None:
+    groups = report_page.page(helper.document(helper.farm(40, 1, sick=30)))["problems"]
+    assert len(groups) == 1 and groups[0]["count"] == "30 nodes"
+    assert len(groups[0]["rows"]) == report_page.PROBLEM_ROWS and groups[0]["more"].startswith("22 more")
+    assert groups[0]["rows"][0]["action"] == "drain the node and power-cycle it"
+
+
+def test_same_problem_of_several_gpus_is_one_line() -> None:
+    smi = helper.facts(helper.H100, 1, 4)
+    found = [helper.problem(gpu, "pcie_width", "warning") for gpu in smi["gpus"][1:]]
+    lost = {**found[0], "code": "gpu_lost", "severity": "critical", "uuid": None, "pci_bus_id": "0000:09:00.0"}
+    page = report_page.page(helper.document(of(helper.answer("gpu01", helper.health(smi, [*found, lost])))))
+    rows = [[(row["node"], row["gpu"]) for row in group["rows"]] for group in page["problems"]]
+    assert rows == [[("gpu01", "0000:09:00.0")], [("gpu01", "GPUs 1, 2, 3")]]
+    assert page["nodes"][0]["problems"][0] == (
+        "warning, GPUs 1, 2, 3: found Xid 79 (the GPU fell off the bus) once. Expected: no Xid 79. "
+        "Next step: drain the node and power-cycle it."
+    )
+
+
+def test_warning_of_a_node_is_in_the_headline() -> None:
+    result = helper.health(helper.facts(helper.H100, 1, 1))
+    own = {
+        **helper.problem(result["nvidia_smi"]["gpus"][0], "check_failed", "warning"),
+        "uuid": None,
+        "pci_bus_id": None,
+    }
+    result.update(verdict="warning", problems=[own])
+    smi = helper.facts(helper.H100, 1, 1)
+    data = helper.document(of(helper.answer("gpu01", result), nomad=[helper.nomad_node("gpu01", helper.devices(smi))]))
+    assert report_page.page(data)["headline"] == {"level": "warning", "text": "1 node with a warning"}
+
+
+def test_large_farm_groups_nodes_that_are_alike() -> None:
+    page = report_page.page(helper.document(helper.farm(200, 1)))
+    assert len(page["nodes"]) == report_page.DETAILED_NODES and len(page["groups"]) == 1
+    group = page["groups"][0]
+    assert len(group["nodes"]) == 200 - report_page.DETAILED_NODES
+    assert (group["count"], group["gpus"], group["word"]) == ("140 nodes", "140 GPUs", "healthy")
+    assert group["nodes"][0]["line"].startswith("1 GPU, ") and helper.uuid_of(60, 0) in group["nodes"][0]["lines"]
+
+
+def test_arguments_stay_as_they_are() -> None:
+    arguments = helper.farm(2, sick=1)
+    before = copy.deepcopy(arguments)
+    helper.document(arguments)
+    assert arguments == before
