@@ -395,15 +395,16 @@ TYPES: dict[str, dict[str, Any]] = {
 }
 
 
-def main() -> None:
+def argument_spec() -> dict[str, dict[str, Any]]:
+    """Each option's type, with the default that the on-node gate has too."""
     defaults = health.defaults()
-    module = AnsibleModule(
-        argument_spec={
-            name: kind if defaults[name] is None else {**kind, "default": defaults[name]}
-            for name, kind in TYPES.items()
-        },
-        supports_check_mode=True,
-    )
+    return {
+        name: kind if defaults[name] is None else {**kind, "default": defaults[name]} for name, kind in TYPES.items()
+    }
+
+
+def main() -> None:
+    module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
     try:
         options = health.HealthOptions.from_mapping(module.params)
     except ValueError as error:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tests.simulator import farm
 from tests.simulator.farm.jobs import job_image
+from tests.simulator.gpu.faults import start_kernel_log
 from tests.simulator.mirror.build import mirror
 from tests.simulator.mirror.pki import pki
 from tests.simulator.node.build import SUITES, base
@@ -54,5 +55,10 @@ def start(name: str, built: Built, publish: dict[str, list[str]], say: Callable[
             )
         )
         list(pool.map(lambda node: farm.wait_for_systemd(name, node), nodes))
+        # Under WSL the driver is Windows', and so is its log.
+        logged = [
+            node for node, is_new in new.items() if is_new and not (nodes[node]["profile"] or "-wsl").endswith("-wsl")
+        ]
+        list(pool.map(lambda node: start_kernel_log(f"{name}-{node}"), logged))
     for node, fresh in new.items():
         say(f"      {name}-{node}: {'started' if fresh else 'kept'}")

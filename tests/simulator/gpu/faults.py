@@ -332,6 +332,12 @@ def remake_devices(container: str) -> None:
     _docker(container, DEVICES_COMMAND)
 
 
+def start_kernel_log(container: str) -> None:
+    """Give the node a kernel log, with the line that every kernel begins with."""
+    release = _docker(container, "uname", "-rv").strip()
+    _docker(container, "sh", "-c", KMSG_COMMAND, "kmsg", f"Linux version {release}")
+
+
 def xid(container: str, which: int | str, number: int, text: str | None = None) -> str:
     """Let the node's kernel log tell of an Xid, and return the message once `journalctl --dmesg` shows it."""
     message = xid_message(load(_docker(container, "cat", PROFILE_PATH)), which, number, text)

@@ -410,6 +410,12 @@ def test_the_first_xid_gives_the_node_a_kernel_log(docker: Path) -> None:
     assert (docker / "bin/systemctl.calls").read_text() == "restart systemd-journald\n"
 
 
+def test_a_node_has_the_kernels_first_line(docker: Path) -> None:
+    faults.start_kernel_log("node")
+    (line,) = (docker / "log").read_text().splitlines()
+    assert line.startswith(f"Linux version {os.uname().release} ")
+
+
 def test_an_xid_that_journald_does_not_import_is_an_error(docker: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (docker / "broken").touch()
     assert faults.main(["node", "xid", "1", "79"]) == 1
