@@ -1,7 +1,11 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from testinfra.host import Host
@@ -46,6 +50,11 @@ def test_secrets_are_for_root_alone(host: Host) -> None:
     assert (config.user, config.mode) == ("root", 0o600)
 
 
+def test_inventory_reaches_the_gate(host: Host) -> None:
+    config = json.loads(host.file("/etc/gpufarm/health.json").content_string)
+    assert config["health"] == {"gpus": 4, "temperature_gpu_max_c": 95}
+
+
 def test_sick_gpu_closes_the_node_and_a_clean_probe_opens_it(host: Host) -> None:
     assert wait_for(host, "eligible")
     faults.apply_to_container(NODE, lambda profile: faults.ecc_errors(profile, 1))
@@ -70,3 +79,21 @@ def test_what_an_operator_has_closed_stays_closed(host: Host) -> None:
     assert "somebody else" in status["message"]
     assert node(host)["SchedulingEligibility"] == "ineligible"
     host.check_output("nomad node eligibility -self -enable")
+
+
+def test_role_removes_what_it_brought(host: Host) -> None:
+    ansible_playbook = str(Path(sys.executable).with_name("ansible-playbook"))
+    playbook = str(Path(__file__).parents[1] / "remove.yml")
+    told = ""
+    for changed in (True, False):
+        removal = subprocess.run(
+            [ansible_playbook, "-i", os.environ["MOLECULE_INVENTORY_FILE"], playbook],
+            capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False,
+        )  # fmt: skip
+        told = removal.stdout + removal.stderr
+        assert removal.returncode == 0, told
+        assert (" changed=0 " not in told) == changed, told
+    for path in ("/usr/local/sbin/gpufarm-health", "/usr/local/lib/gpufarm", "/etc/gpufarm/health.json"):
+        assert not host.file(path).exists
+    assert host.run("systemctl cat gpufarm-health.timer").rc == 1
+    assert node(host)["SchedulingEligibility"] == "eligible"
