@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,6 +64,35 @@ def test_too_many_gpus_are_not_placed() -> None:
     with pytest.raises(jobs.JobError, match="no allocation"):
         jobs.run(FARM, "gpu-docker", {"image": jobs.job_image(), "count": 9}, timeout=8)
     jobs.nomad(FARM, "job", "stop", "-purge", "gpu-docker")
+
+
+def test_job_on_every_gpu_sees_the_one_that_it_was_given(tmp_path: Path) -> None:
+    told = tmp_path / "told.json"
+    code, output = run_playbook(
+        "verify.yml", verify_jobs=True, verify_jobs_driver="docker", verify_jobs_image=jobs.job_image(),
+        verify_report=str(told),
+    )  # fmt: skip
+    assert code == 0, output
+    seen = json.loads(told.read_text(encoding="utf-8"))["jobs"]
+    assert seen["problems"] == []
+    assert len({gpu["uuid"] for gpu in seen["gpus"]}) == 13
+    assert {gpu["verdict"] for gpu in seen["gpus"]} == {"ok"}
+
+
+def test_report_shows_every_gpu(tmp_path: Path) -> None:
+    page = tmp_path / "farm.html"
+    models = {"Tesla T4": {"relative_throughput": 0.2, "price_per_hour": 0.4}}
+    for _ in range(2):
+        code, output = run_playbook("report.yml", report_path=str(page), report_gpu_models=models)
+        assert code == 0, output
+        assert "WARNING" not in output
+    data = json.loads(page.with_suffix(".json").read_text(encoding="utf-8"))
+    assert sum(len(node["gpus"]) for node in data["nodes"]) == 13
+    assert len((tmp_path / "farm-history.jsonl").read_text(encoding="utf-8").splitlines()) == 2
+    text = page.read_text(encoding="utf-8")
+    for expected in ("Tesla T4", "NVIDIA H100 80GB HBM3", "NVIDIA GeForce RTX 4090", "580.159.04", "581.57"):
+        assert expected in text
+    assert not re.search(r"(src|href)=.?(https?:|//)|url\(|@import", text), "the page needs something from elsewhere"
 
 
 def test_deleted_plugin_is_found_and_only_a_verified_one_replaces_it(mirror_faults: Path) -> None:
