@@ -60,7 +60,7 @@ def test_sick_gpu_closes_the_node_and_a_clean_probe_opens_it(host: Host) -> None
     faults.apply_to_container(NODE, lambda profile: faults.ecc_errors(profile, 1))
     closed = wait_for(host, "ineligible")
     assert closed["Meta"]["gpufarm_gate_closed_by"] == "node"
-    assert closed["Meta"]["gpufarm_gate_reason"].startswith("ecc_uncorrected GPU-")
+    assert "ecc_uncorrected GPU-" in closed["Meta"]["gpufarm_gate_reason"]
     assert closed["DrainStrategy"] is None
 
     faults.apply_to_container(NODE, lambda profile: faults.reset_gpu(profile, 1))
