@@ -22,12 +22,13 @@ import tempfile
 import time
 import urllib.error
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from ansible.module_utils.urls import ConnectionError as UrlsConnectionError
 from ansible.module_utils.urls import NoSSLError, open_url
+from ansible_collections.gpufarm.core.plugins.module_utils import openpgp
 
 ARCHITECTURES = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
 SMALL_FILE_LIMIT = 4 * 1024 * 1024
@@ -307,6 +308,25 @@ def parse_gpgv_status(text: str) -> GpgvVerdict:
         expired_signature="EXPSIG" in seen,
         missing_keys=tuple(missing),
     )
+
+
+def pinned_fingerprints(option: str, values: Sequence[str]) -> list[str]:
+    """The fingerprints that a module's option pins, normalized and sorted; at least one."""
+    try:
+        pinned = sorted({openpgp.normalize_fingerprint(value) for value in values})
+    except openpgp.OpenPGPError as error:
+        raise ReleaseError(
+            found=f"in the option '{option}', {error}",
+            expected="full fingerprints as 'gpg --show-keys' prints them",
+            next_step="copy the whole fingerprint, a short key ID does not identify a key",
+        ) from error
+    if not pinned:
+        raise ReleaseError(
+            found=f"the option '{option}' is empty",
+            expected="at least one full fingerprint",
+            next_step="pin the fingerprint that the signer publishes",
+        )
+    return pinned
 
 
 def judge_signature(verdict: GpgvVerdict, pinned: list[str], url: str, said: str = "") -> str:

@@ -262,22 +262,11 @@ def make_plan(params: dict[str, Any]) -> Plan:
         check_name(option, value, r"^(?!\.{1,2}$)[^/\0]+$", "a file name without a folder")
     architecture = params["architecture"] or release.architecture_of(platform.machine())
     check_name("architecture", architecture, r"^[a-z0-9_]+$", "an architecture such as amd64 or arm64")
-    signers: list[str] = []
-    if params["verify_signature"]:
-        try:
-            signers = [openpgp.normalize_fingerprint(value) for value in params["key_fingerprints"]]
-        except openpgp.OpenPGPError as error:
-            raise release.ReleaseError(
-                found=f"in the option 'key_fingerprints', {error}",
-                expected="full fingerprints as 'gpg --show-keys' prints them",
-                next_step="copy the whole fingerprint, a short key ID does not identify a key",
-            ) from error
-        if not signers:
-            raise release.ReleaseError(
-                found="the option 'key_fingerprints' is empty",
-                expected="at least one full fingerprint while 'verify_signature' is true",
-                next_step="pin the fingerprint that the signer publishes",
-            )
+    signers = (
+        release.pinned_fingerprints("key_fingerprints", params["key_fingerprints"])
+        if params["verify_signature"]
+        else []
+    )
     return Plan(
         wanted=release.Wanted(
             product=product,

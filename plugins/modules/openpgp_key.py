@@ -163,25 +163,6 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufarm.core.plugins.module_utils import openpgp, release
 
 
-def read_pinned(values: list[str]) -> list[str]:
-    """The pinned fingerprints, normalized."""
-    try:
-        pinned = sorted({openpgp.normalize_fingerprint(value) for value in values})
-    except openpgp.OpenPGPError as error:
-        raise release.ReleaseError(
-            found=f"in the option 'fingerprints', {error}",
-            expected="full fingerprints as 'gpg --show-keys' prints them",
-            next_step="copy the whole fingerprint, a short key ID does not identify a key",
-        ) from error
-    if not pinned:
-        raise release.ReleaseError(
-            found="the option 'fingerprints' is empty",
-            expected="at least one full fingerprint",
-            next_step="pin the fingerprint that the publisher of the key states",
-        )
-    return pinned
-
-
 def read_existing(path: Path) -> tuple[bytes, list[openpgp.PublicKey]]:
     """What is at the destination; a file that is no keyring counts as one without keys."""
     try:
@@ -228,7 +209,7 @@ def check_pinned(keys: list[openpgp.PublicKey], pinned: list[str], source: str) 
 
 def apply(module: AnsibleModule) -> dict[str, Any]:
     params = module.params
-    pinned = read_pinned(params["fingerprints"])
+    pinned = release.pinned_fingerprints("fingerprints", params["fingerprints"])
     dest = Path(params["dest"])
     armored = dest.suffix == ".asc"
     before_data, before_keys = read_existing(dest)
