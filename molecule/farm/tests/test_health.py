@@ -54,8 +54,9 @@ def health(*options: str, **extra: object) -> tuple[int, str]:
     return code, words(output)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def all_nodes_are_open() -> None:
+    # Each test ends with it, too.
     opened()
 
 
