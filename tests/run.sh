@@ -6,11 +6,13 @@ root=$(pwd)
 farms="gpufarm-test gpufarm-farm"
 interpreter_minor=$("$bin/python" -c 'import sys; print(sys.version_info.minor)')
 
-sh tests/lint.sh "$bin"
-
 # The collection promises two generations of Python and ansible-core; the other one runs the unit tests.
-other=$(sh tests/other-python.sh "$interpreter_minor")
-if [ -n "$other" ]; then
+other_generation() {
+    other=$(sh tests/other-python.sh "$interpreter_minor")
+    if [ -z "$other" ]; then
+        echo "test: no second Python interpreter here; unit tests run with one"
+        return
+    fi
     venv=.venv-$("$other" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
     if [ ! -e "$venv/.installed" ] || [ pyproject.toml -nt "$venv/.installed" ]; then
         PYTHON="$other" sh tests/setup.sh "$venv" unit
@@ -18,13 +20,24 @@ if [ -n "$other" ]; then
     fi
     echo "test: unit tests with $("$venv/bin/python" --version) and $("$venv/bin/ansible" --version | head -n 1)"
     "$venv/bin/python" -m pytest --quiet -n 2 tests/unit
-else
-    echo "test: no second Python interpreter here; unit tests run with one"
-fi
+}
 
-# Docker, the artefacts, the images and the mirror that all scenarios share.
-"$bin/python" -m tests.simulator.farm mirror gpufarm-test
+# Neither needs Docker, so they run while the artefacts, the images and the mirror that all scenarios share are built.
+echo "test: linters and the other Python's unit tests run meanwhile, logs in .cache"
+mkdir -p .cache
+other_generation >.cache/other-generation.log 2>&1 &
+other_generation=$!
+sh tests/lint.sh "$bin" >.cache/lint.log 2>&1 &
+lint=$!
+built=0
+"$bin/python" -m tests.simulator.farm mirror gpufarm-test || built=$?
 status=0
+wait "$lint" || status=$?
+cat .cache/lint.log
+wait "$other_generation" || status=$?
+cat .cache/other-generation.log
+[ "$built" -eq 0 ] && [ "$status" -eq 0 ] || exit 1
+
 PYTHONPATH="$root" "$bin/python" -m pytest -n "${GPUFARM_TEST_PROCESSES:-3}" --dist worksteal \
     tests/scenarios tests/unit || status=$?
 for farm in $farms; do "$bin/python" -m tests.simulator.farm down "$farm" >/dev/null || true; done

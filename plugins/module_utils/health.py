@@ -319,7 +319,7 @@ def _gpu_status(gpu: Mapping[str, Any], _options: HealthOptions) -> Iterator[_Co
     if action not in (None, "None"):
         wanted = action.lower()
         step = "reboot" if "reboot" in wanted else "reset_gpu" if wanted == "reset" else None
-        yield _Complaint("recovery_action", f"that the driver wants: {action}", action=step)
+        yield _Complaint("recovery_action", f"the recovery action {action}", action=step)
 
 
 def _gpu_memory(gpu: Mapping[str, Any], options: HealthOptions) -> Iterator[_Complaint]:

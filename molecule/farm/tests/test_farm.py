@@ -80,7 +80,7 @@ def test_job_on_every_gpu_sees_the_one_that_it_was_given(tmp_path: Path) -> None
 
 
 def test_report_shows_every_gpu(tmp_path: Path) -> None:
-    page = tmp_path / "farm.html"
+    page = tmp_path / "new" / "farm.html"
     models = {"Tesla T4": {"relative_throughput": 0.2, "price_per_hour": 0.4}}
     for _ in range(2):
         code, output = run_playbook("report.yml", report_path=str(page), report_gpu_models=models)
@@ -88,7 +88,7 @@ def test_report_shows_every_gpu(tmp_path: Path) -> None:
         assert "WARNING" not in output
     data = json.loads(page.with_suffix(".json").read_text(encoding="utf-8"))
     assert sum(len(node["gpus"]) for node in data["nodes"]) == 13
-    assert len((tmp_path / "farm-history.jsonl").read_text(encoding="utf-8").splitlines()) == 2
+    assert len(page.with_name("farm-history.jsonl").read_text(encoding="utf-8").splitlines()) == 2
     text = page.read_text(encoding="utf-8")
     for expected in ("Tesla T4", "NVIDIA H100 80GB HBM3", "NVIDIA GeForce RTX 4090", "580.159.04", "581.57"):
         assert expected in text
