@@ -29,15 +29,14 @@ other_generation >.cache/other-generation.log 2>&1 &
 other_generation=$!
 sh tests/lint.sh "$bin" >.cache/lint.log 2>&1 &
 lint=$!
-built=0
-"$bin/python" -m tests.simulator.farm mirror gpufarm-test || built=$?
-status=0
-wait "$lint" || status=$?
-cat .cache/lint.log
-wait "$other_generation" || status=$?
-cat .cache/other-generation.log
-[ "$built" -eq 0 ] && [ "$status" -eq 0 ] || exit 1
+failed=""
+"$bin/python" -m tests.simulator.farm mirror gpufarm-test || failed=/dev/null
+wait "$lint" && cat .cache/lint.log || failed="$failed .cache/lint.log"
+wait "$other_generation" && cat .cache/other-generation.log || failed="$failed .cache/other-generation.log"
+# shellcheck disable=SC2086 # names without spaces; what failed is told last
+[ -z "$failed" ] || { cat $failed; exit 1; }
 
+status=0
 PYTHONPATH="$root" "$bin/python" -m pytest -n "${GPUFARM_TEST_PROCESSES:-3}" --dist worksteal \
     tests/scenarios tests/unit || status=$?
 for farm in $farms; do "$bin/python" -m tests.simulator.farm down "$farm" >/dev/null || true; done
