@@ -31,8 +31,8 @@ sh tests/lint.sh "$bin" >.cache/lint.log 2>&1 &
 lint=$!
 failed=""
 "$bin/python" -m tests.simulator.farm mirror gpufarm-test || failed=/dev/null
-wait "$lint" && cat .cache/lint.log || failed="$failed .cache/lint.log"
-wait "$other_generation" && cat .cache/other-generation.log || failed="$failed .cache/other-generation.log"
+if wait "$lint"; then cat .cache/lint.log; else failed="$failed .cache/lint.log"; fi
+if wait "$other_generation"; then cat .cache/other-generation.log; else failed="$failed .cache/other-generation.log"; fi
 # shellcheck disable=SC2086 # names without spaces; what failed is told last
 [ -z "$failed" ] || { cat $failed; exit 1; }
 
