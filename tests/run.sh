@@ -29,6 +29,8 @@ other_generation >.cache/other-generation.log 2>&1 &
 other_generation=$!
 sh tests/lint.sh "$bin" >.cache/lint.log 2>&1 &
 lint=$!
+down() { for farm in $farms; do "$bin/python" -m tests.simulator.farm down "$farm" >/dev/null || true; done; }
+trap down EXIT
 failed=""
 "$bin/python" -m tests.simulator.farm mirror gpufarm-test || failed=/dev/null
 if wait "$lint"; then cat .cache/lint.log; else failed="$failed .cache/lint.log"; fi
@@ -36,8 +38,4 @@ if wait "$other_generation"; then cat .cache/other-generation.log; else failed="
 # shellcheck disable=SC2086 # names without spaces; what failed is told last
 [ -z "$failed" ] || { cat $failed; exit 1; }
 
-status=0
-PYTHONPATH="$root" "$bin/python" -m pytest -n "${GPUFARM_TEST_PROCESSES:-3}" --dist worksteal \
-    tests/scenarios tests/unit || status=$?
-for farm in $farms; do "$bin/python" -m tests.simulator.farm down "$farm" >/dev/null || true; done
-exit $status
+PYTHONPATH="$root" "$bin/python" -m pytest -n "${GPUFARM_TEST_PROCESSES:-3}" --dist worksteal tests/scenarios tests/unit
