@@ -18,7 +18,7 @@ other_generation() {
         PYTHON="$other" sh tests/setup.sh "$venv" unit
         touch "$venv/.installed"
     fi
-    echo "test: unit tests with $("$venv/bin/python" --version) and $("$venv/bin/ansible" --version | head -n 1)"
+    echo "test: unit tests with $("$venv/bin/python" --version) and $("$venv/bin/ansible" --version | sed -n 1p)"
     "$venv/bin/python" -m pytest --quiet -n 2 tests/unit
 }
 

@@ -23,6 +23,7 @@ options:
       - One entry for each node, with its name in Nomad (C(node)), the name of the host (C(host)), the result of
         M(gpufarm.core.nvidia_gpu_health) (C(probe)), which may be that of a failed or unreachable host, and the state
         of the host's Nomad agent (C(agent)), as P(gpufarm.core.nomad_agent_state#filter) says it.
+      - Its own C(close_on) goes before O(close_on); its own C(drain) and C(drain_deadline) are handed on.
     type: list
     elements: dict
     required: true
@@ -81,10 +82,12 @@ from ansible_collections.gpufarm.core.plugins.module_utils import gate
 def gate_nodes(
     probes: Sequence[Mapping[str, Any]], verdicts: Sequence[Mapping[str, Any]], close_on: str = gate.CRITICAL
 ) -> dict[str, Any]:
-    if close_on not in (gate.CRITICAL, gate.WARNING):
-        raise AnsibleFilterError(
-            f"gate_nodes: close_on is '{close_on}'. Expected: critical or warning. Next step: correct health_close_on."
-        )
+    for owner, given in (("gate_nodes", close_on), *((probe["node"], probe.get("close_on")) for probe in probes)):
+        if given not in (None, gate.CRITICAL, gate.WARNING):
+            raise AnsibleFilterError(
+                f"{owner}: close_on is '{given}'. Expected: critical or warning. "
+                "Next step: correct gpu_health_close_on of this host."
+            )
     return gate.judge_farm(probes, verdicts, close_on)
 
 

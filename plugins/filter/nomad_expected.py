@@ -14,7 +14,7 @@ description:
   - Makes an entry of O(gpufarm.core.nomad_gpu_verify#module:expected) from what M(gpufarm.core.nvidia_smi_facts) found
     on the node.
   - Of a GPU with MIG on, its MIG devices are expected.
-positional: node
+positional: node, ignored
 options:
   _input:
     description: C(ansible_facts.nvidia_smi) of the node, with the default subsets or more.
@@ -24,6 +24,11 @@ options:
     description: Name of the node in Nomad.
     type: str
     required: true
+  ignored:
+    description: UUIDs that the device plugin hides, as its C(ignored_gpu_ids) has them.
+    type: list
+    elements: str
+    default: []
 """
 
 EXAMPLES = r"""
@@ -38,7 +43,7 @@ RETURN = r"""
 _value:
   description: >-
     C(node), C(uuids) and C(driver_version); C(models) too, unless a GPU has MIG on, because Nomad names MIG devices in
-    its own way.
+    its own way. C(count) too, where a GPU is so sick that its UUID is not known.
   type: dict
   sample:
     node: gpu01
@@ -47,16 +52,16 @@ _value:
     models: [NVIDIA H100 80GB HBM3]
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
 from ansible_collections.gpufarm.core.plugins.module_utils import nomad
 
 
-def nomad_expected(facts: Mapping[str, Any], node: str) -> dict[str, Any]:
+def nomad_expected(facts: Mapping[str, Any], node: str, ignored: Sequence[str] = ()) -> dict[str, Any]:
     try:
-        return nomad.expected_of_facts(facts, node)
+        return nomad.expected_of_facts(facts, node, ignored)
     except (KeyError, TypeError) as error:
         raise AnsibleFilterError(
             f"{node}: the facts of its GPUs lack {error}. Expected: ansible_facts.nvidia_smi as the module "

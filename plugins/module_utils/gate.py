@@ -49,17 +49,27 @@ class GateNode:
     draining: bool
     meta: Mapping[str, str]
     drain_meta: Mapping[str, str]
+    drained_at: str = ""
+    """When the last drain began, RFC 3339."""
 
     @property
     def marks(self) -> Mapping[str, str]:
         """What the gate wrote when it closed the node; empty when it did not, or when the node is open again."""
         if self.meta.get(STATE_KEY) == CLOSED:
             return self.meta
-        # A drain's meta stays for ever, so it counts only until the gate opens the node the next time.
+        # A drain's meta stays for ever, so it counts only until the gate finds or makes the node open the next time.
         newer = self.drain_meta.get(SINCE_KEY, "") > self.meta.get(SINCE_KEY, "")
-        if self.drain_meta.get(STATE_KEY) == CLOSED and not self.eligible and newer:
+        if self.drain_meta.get(STATE_KEY) == CLOSED and newer:
             return self.drain_meta
         return {}
+
+    @property
+    def drained_by_others(self) -> bool:
+        """Whether somebody has drained the node after the gate has closed it; a new drain has its own meta, or none."""
+        since = self.marks.get(SINCE_KEY, "")
+        if self.drain_meta.get(SINCE_KEY) == since:
+            return False
+        return self.draining or (_seconds(self.drained_at) or 0) > (_seconds(since) or 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +110,7 @@ def gate_node(node: Mapping[str, Any]) -> GateNode:
         draining=bool(node.get("DrainStrategy") or node.get("Drain")),
         meta=node.get("Meta") or {},
         drain_meta=(node.get("LastDrain") or {}).get("Meta") or {},
+        drained_at=(node.get("LastDrain") or {}).get("StartedAt") or "",
     )
 
 
@@ -117,16 +128,19 @@ def decide(node: GateNode, wish: Wish, now: str) -> Decision:
 
 def _decide_open(node: GateNode, wish: Wish, now: str) -> Decision:
     marks = node.marks
-    if not marks:
-        if node.eligible:
-            return Decision("none", "healthy and open")
-        why = "is drained" if node.draining else "is ineligible"
-        return Decision("none", f"healthy, but {why} by somebody else; left as it is")
-    if node.status != "ready":
-        return Decision("none", f"its status is {node.status}; it stays closed until it is ready")
     closed_by = marks.get(CLOSED_BY_KEY, FARM)
-    if wish.closed_by == NODE and closed_by != NODE:
-        return Decision("none", f"closed by the farm for {marks.get(REASON_KEY)}; only the farm's run opens it")
+    why_not = None
+    if not marks:
+        why = "is drained" if node.draining else "is ineligible"
+        why_not = "healthy and open" if node.eligible else f"healthy, but {why} by somebody else; left as it is"
+    elif node.status != "ready":
+        why_not = f"its status is {node.status}; it stays closed until it is ready"
+    elif wish.closed_by == NODE and closed_by != NODE:
+        why_not = f"closed by the farm for {marks.get(REASON_KEY)}; only the farm's run opens it"
+    elif not node.eligible and node.drained_by_others:
+        why_not = "healthy, but drained by somebody else; left as it is"
+    if why_not:
+        return Decision("none", why_not)
     meta = {STATE_KEY: OPEN, REASON_KEY: None, SINCE_KEY: now, CLOSED_BY_KEY: None}
     if node.eligible:
         return Decision("update", "opened by somebody else before; its old reason is removed", meta=meta)
@@ -160,6 +174,9 @@ def _decide_close(node: GateNode, wish: Wish, now: str) -> Decision:
 
 
 def _close(node: GateNode, wish: Wish, marks: Mapping[str, str]) -> Decision:
+    if node.status not in ("ready", "down"):
+        # Nomad waits for it: it places nothing there, and a drain would end what may still run.
+        return Decision("none", f"not closed, Nomad holds it for {node.status}; its health: {marks[REASON_KEY]}")
     if node.status != "ready":
         # Nothing runs there any more that a drain could move; it is the only mark that a node without agent takes.
         return Decision("close", f"closed, {node.status}: {marks[REASON_KEY]}", marks, drain=True)
@@ -197,14 +214,17 @@ def _write_meta(client: nomad.Client, node: GateNode, meta: Mapping[str, str | N
     client.call("POST", "/v1/client/metadata", {"NodeID": node.id, "Meta": dict(meta)})
 
 
-def find_nodes(client: nomad.Client, names: Iterable[str]) -> dict[str, GateNode | None]:
+def find_nodes(
+    client: nomad.Client, names: Iterable[str], query: Mapping[str, str] | None = None
+) -> dict[str, GateNode | None]:
     """Names or IDs of nodes to what Nomad lists of them; None where it has no such node. The list tells no meta.
 
-    A client that lost its data registers anew, so of several nodes with one name the youngest that lives counts.
+    C(query) narrows the list. A client that lost its data registers anew, so of several nodes with one name the
+    youngest that lives counts.
     """
     wanted = set(names)
     found: dict[str, dict[str, Any]] = {}
-    for node in client.items("/v1/nodes", {}).items:
+    for node in client.items("/v1/nodes", dict(query or {})).items:
         for key in (node.get("Name"), node.get("ID")):
             if key in wanted and (key not in found or _rank(node) > _rank(found[key])):
                 found[key] = node
@@ -302,7 +322,8 @@ def judge_farm(
     """What the probes on the nodes and Nomad's view say together.
 
     C(probes) are C({"node": name in Nomad, "host": name of the host, "probe": what nvidia_gpu_health returned, "agent":
-    what agent_state says}), where the probe can be a failed or an unreachable one. C(verdicts) are the C(nodes) of
+    what agent_state says}), where the probe can be a failed or an unreachable one; C(close_on), C(drain) and
+    C(drain_deadline) are the node's own wishes, if it has some. C(verdicts) are the C(nodes) of
     nomad_gpu_verify. Returns
 
     - C(nodes): what nomad_gpu_gate takes, for every node that can be judged,
@@ -321,7 +342,7 @@ def judge_farm(
         agent = entry.get("agent") or AGENT_OK
         if agent != AGENT_OK and verdict is not None:
             codes.insert(0, agent if agent == PLUGIN_STOPPED else f"agent_{agent}")
-        closes = verdict == CRITICAL or (verdict == WARNING and close_on == WARNING)
+        closes = verdict == CRITICAL or (verdict == WARNING and (entry.get("close_on") or close_on) == WARNING)
         told = ["not_probed"] if verdict is None else [probe["reason"]] if closes else []
         reason = clean_reason("; ".join(told + [f"nomad {code}" for code in dict.fromkeys(codes)]))
         if verdict is None and not codes:
@@ -335,7 +356,8 @@ def judge_farm(
         if "node_missing" in codes:
             judged["missing"].append(name)
         else:
-            judged["nodes"].append({"node": name, "healthy": not sick, "reason": reason if sick else None})
+            wishes = {key: entry[key] for key in ("drain", "drain_deadline") if entry.get(key) is not None}
+            judged["nodes"].append({"node": name, "healthy": not sick, "reason": reason if sick else None, **wishes})
     return judged
 
 

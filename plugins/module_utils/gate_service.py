@@ -26,8 +26,13 @@ from ansible_collections.gpufarm.core.plugins.module_utils import gate, health, 
 
 CONFIG = "/etc/gpufarm/health.json"
 
-HEALTHY, SICK, BROKEN = 0, 1, 2
-"""Exit codes: the node may have work, it may not, the gate could not do its work."""
+HEALTHY, SICK, BROKEN = 0, 3, 2
+"""Exit codes: the node may have work, it may not, the gate could not do its work; 1 is Python's own for a defect."""
+
+KEYS: dict[str, type] = {
+    "node": str, "connection": dict, "health": dict, "ignored": list, "drain": bool, "drain_deadline": int,
+    "close_on": str, "plugin_age_max": int, "status_file": str,
+}  # fmt: skip
 
 
 class ConfigError(Exception):
@@ -40,9 +45,9 @@ def load(path: str) -> dict[str, Any]:
         config = json.loads(Path(path).read_text(encoding="utf-8"))
         if not isinstance(config, dict):
             raise ValueError(f"it holds a {type(config).__name__}")
-        missing = {"node", "connection", "health", "drain", "drain_deadline", "close_on", "status_file"} - set(config)
-        if missing:
-            raise ValueError(f"it lacks {', '.join(sorted(missing))}")
+        wrong = [key for key, kind in KEYS.items() if type(config.get(key)) is not kind]
+        if wrong:
+            raise ValueError(f"{wrong[0]} is {config.get(wrong[0])!r} and no {KEYS[wrong[0]].__name__}")
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"{path} cannot be used ({error}). Expected: the configuration that the role gpu_health writes. "
@@ -59,10 +64,12 @@ def run(config: Mapping[str, Any], probe: Callable[[Any], dict[str, Any]] = heal
     facts = found["nvidia_smi"]
     wanted = nomad.Expected(node=name)
     if facts["available"]:
-        said = nomad.expected_of_facts(facts, name)
-        wanted = nomad.Expected(node=name, uuids=tuple(said["uuids"]), driver_version=said["driver_version"])
+        said = nomad.expected_of_facts(facts, name, config["ignored"])
+        wanted = nomad.Expected(
+            node=name, count=said.get("count"), uuids=tuple(said["uuids"]), driver_version=said["driver_version"]
+        )
     problems = compare(client, wanted, config.get("nomad_timeout", 20))
-    agent = gate.agent_state(200, client.call("GET", "/v1/client/stats"))
+    agent = gate.agent_state(200, statistics(client), config["plugin_age_max"])
     judged = gate.judge_farm(
         [{"node": name, "host": name, "probe": found, "agent": agent}],
         [{"name": name, "problems": [{"code": problem.code} for problem in problems]}],
@@ -75,9 +82,9 @@ def run(config: Mapping[str, Any], probe: Callable[[Any], dict[str, Any]] = heal
             next_step="look at the Nomad client ('journalctl -u nomad') and at the name in the configuration",
         )
     (entry,) = judged["nodes"]
-    node_id = gate.find_nodes(client, [name])[name]
-    assert node_id is not None, "it was compared above"
-    node = gate.read_node(client, node_id.id)
+    listed = gate.find_nodes(client, [name], {"filter": nomad.name_filter([name])})[name]
+    assert listed is not None, "it was compared above"
+    node = gate.read_node(client, listed.id)
     wish = gate.Wish(entry["healthy"], entry["reason"], config["drain"], config["drain_deadline"], gate.NODE)
     decision = gate.decide(node, wish, gate.timestamp())
     if decision.changes:
@@ -92,6 +99,15 @@ def run(config: Mapping[str, Any], probe: Callable[[Any], dict[str, Any]] = heal
         "nomad_problems": [vars(problem) for problem in problems],
         "checked_at": gate.timestamp(),
     }
+
+
+def statistics(client: nomad.Client) -> dict[str, Any]:
+    """What the agent measured last; nothing when it does not say, which is no reason to keep a sick node open."""
+    try:
+        answer: dict[str, Any] = client.call("GET", "/v1/client/stats") or {}
+    except nomad.NomadError:
+        return {}
+    return answer
 
 
 def compare(client: nomad.Client, wanted: nomad.Expected, timeout: float) -> list[nomad.Problem]:

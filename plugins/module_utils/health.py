@@ -416,6 +416,9 @@ def _judge_node(facts: Mapping[str, Any], options: HealthOptions, checks: Mappin
     fabric_manager = str(checks.get("fabric_manager"))
     if fabric_manager.startswith("failed"):
         yield _Complaint("fabric_manager", fabric_manager.partition(": ")[2])
+    # It may run elsewhere, as outside of a virtual machine; then the GPUs say that their fabric is complete.
+    elif fabric_manager == "not_installed" and not any(gpu["fabric_state"] == "Completed" for gpu in facts["gpus"]):
+        yield _Complaint("fabric_manager", f"no unit {_FABRIC_MANAGER}")
 
 
 _ASK = {
@@ -937,7 +940,8 @@ def processes_without_owner(
     if facts["platform"] == "wsl":
         return "skipped: under WSL the driver names processes of Windows", {}
     try:
-        namespace = str((root / "proc/self/ns/pid").readlink())
+        # Path.readlink needs Python 3.9, which not all nodes have.
+        namespace = os.readlink(root / "proc/self/ns/pid")  # noqa: PTH115
     except OSError as error:
         return f"skipped: the pid namespace is unknown ({error.strerror})", {}
     if namespace != HOST_PID_NAMESPACE:

@@ -139,7 +139,6 @@ class Client:
     """Asks one Nomad agent."""
 
     def __init__(self, connection: Connection) -> None:
-        self.connection = connection
         parts = urllib.parse.urlsplit(connection.address)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise NomadError(
@@ -147,6 +146,15 @@ class Client:
                 expected="an address such as https://nomad.example.com:4646",
                 next_step="correct the option 'address' or the variable NOMAD_ADDR",
             )
+        # As a file or a lookup gives it, with its newline. What no header can hold would be quoted in an error.
+        token = (connection.token or "").strip()
+        if not re.fullmatch("[!-~]*", token):
+            raise NomadError(
+                found="the token of Nomad holds characters that no HTTP header may have",
+                expected="the Secret ID of an ACL token",
+                next_step="correct the option 'token' or the variable NOMAD_TOKEN",
+            )
+        self.connection = dataclasses.replace(connection, token=token or None)
         handlers: list[urllib.request.BaseHandler] = [_NoRedirect()]
         if parts.scheme == "https":
             tls = self._tls()
@@ -236,8 +244,11 @@ class Client:
         try:
             return self._opener.open(request, timeout=timeout)
         except urllib.error.HTTPError as error:
-            body = error.read(2000).decode("utf-8", "replace").strip()
-            _refused(address, error.code, self._without_token(body), error.headers.get("Location"))
+            try:
+                said = error.read(2000).decode("utf-8", "replace").strip()
+            except (OSError, http.client.HTTPException):
+                said = ""
+            _refused(address, error.code, self._without_token(said), error.headers.get("Location"))
         except (OSError, http.client.HTTPException, ValueError) as error:
             _unreachable(address, error)
 
@@ -306,7 +317,8 @@ def _refused(address: str, status: int, body: str, location: str | None) -> NoRe
 
 
 def _unreachable(address: str, error: Exception) -> NoReturn:
-    reason = getattr(error, "reason", None) or error
+    # An alert that arrives while the answer is read is an error of its own, whose reason is a text.
+    reason = error if isinstance(error, ssl.SSLError) else getattr(error, "reason", None) or error
     text = str(reason) or type(error).__name__
     if isinstance(reason, ssl.SSLCertVerificationError) or "CERTIFICATE_VERIFY_FAILED" in text:
         raise NomadError(
@@ -601,22 +613,39 @@ class Expected:
         return None if self.model_counts is None else sum(self.model_counts.values())
 
 
-def expected_of_facts(facts: Mapping[str, Any], node: str) -> dict[str, Any]:
+def expected_of_facts(facts: Mapping[str, Any], node: str, ignored: Iterable[str] = ()) -> dict[str, Any]:
     """What Nomad must have of a node with these C(nvidia_smi) facts, as an entry of nomad_gpu_verify's C(expected).
 
     The plugin lists each MIG device under a name of its own and not the GPU that it is on, so models are those of
-    nodes without MIG. A KeyError names what the facts lack.
+    nodes without MIG. It hides the UUIDs in C(ignored). A GPU that the driver could not start may have no UUID and no
+    model; Nomad must have it all the same, so it counts. Of a node whose GPUs, or MIG devices, could not be asked,
+    Nomad must have at least one. A KeyError names what the facts lack.
     """
-    uuids: list[str] = []
+    if not facts["available"]:
+        # It must have one at least.
+        return {"node": node}
+    hidden = {uuid.lower() for uuid in ignored}
+    uuids: list[str | None] = []
+    known_devices = True
+    models: set[str | None] = set()
     divided = False
     for gpu in facts["gpus"]:
         if gpu["mig_mode"] == "Enabled":
             divided = True
-            uuids += [device["uuid"] for device in gpu["mig_devices"] or []]
-        else:
+            known_devices = known_devices and gpu["mig_devices"] is not None
+            # A divided GPU without devices is lost to jobs, so it is missing under its own UUID.
+            uuids += [device["uuid"] for device in gpu["mig_devices"] or [gpu]]
+        elif (gpu["uuid"] or "").lower() not in hidden:
             uuids.append(gpu["uuid"])
-    expected = {"node": node, "uuids": uuids, "driver_version": facts["driver_version"]}
-    return expected if divided else {**expected, "models": sorted({gpu["name"] for gpu in facts["gpus"]})}
+            models.add(gpu["name"])
+    uuids = [uuid for uuid in uuids if (uuid or "").lower() not in hidden]
+    if not known_devices:
+        return {"node": node, "driver_version": facts["driver_version"]}
+    known = [uuid for uuid in uuids if uuid]
+    expected: dict[str, Any] = {"node": node, "uuids": known, "driver_version": facts["driver_version"]}
+    if len(known) < len(uuids):
+        expected["count"] = len(uuids)
+    return expected if divided or None in models else {**expected, "models": sorted(filter(None, models))}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -973,15 +1002,21 @@ def wait_until(
     """
     deadline = clock() + timeout
     index = 0
+    answers: list[Any] = []
     while True:
         left = deadline - clock()
         try:
             index, answer = fetch(index, max(0.0, min(left, LONGEST_WAIT)))
         except NomadError as error:
-            if not error.transient or deadline - clock() <= 0:
+            if not error.transient:
+                raise
+            if deadline - clock() <= 0:
+                if answers:
+                    return answers[0]
                 raise
             index = 0
         else:
+            answers = [answer]
             if good(answer) or deadline - clock() <= 0:
                 return answer
         # Also where every answer has news, a busy farm must not be asked without a break.

@@ -843,6 +843,10 @@ def _judge_allocation(run: Run, pin: Pin, stub: Mapping[str, Any], last: bool) -
     # The list of a job's allocations does not tell their devices.
     allocation = run.client.call("GET", f"/v1/allocation/{name}") or {}
     assigned = assigned_devices(allocation)
+    if allocation.get("AllocatedResources") and not assigned:
+        # Older Nomad counts free GPUs before it looks for the one that was asked for (hashicorp/nomad#18364).
+        holder = held_devices(run.client, pin.node_id).get((pin.node_id, pin.uuid))
+        return result_of(pin, busy_finding(holder), "busy" if run.settings.skip_busy else "failed", allocation_id=name)
     state = _state_of(allocation)
     listing, stderr = read_listing(""), ""
     if state.get("StartedAt"):

@@ -591,6 +591,13 @@ def _mig_devices(gpu: _Node) -> list[dict[str, Any]] | None:
     ]
 
 
+def _fabric_status(gpu: _Node) -> str | None:
+    """Success, or why the GPU could not join its fabric: NVML's words for an error are the value here."""
+    status = gpu.find("fabric/status")
+    text = _bare(status.text if status else None)
+    return None if text.lower() in ("", "n/a", "not supported") else text
+
+
 def _recovery_action(gpu: _Node) -> str | None:
     """What the driver recommends, in the words of newer ones: drivers from 535 to 555 or so gave two flags instead."""
     action = _text(gpu.value("gpu_recovery_action"))
@@ -679,7 +686,7 @@ def _gpu_of_xml(element: _Node, index: int) -> dict[str, Any]:
             "replay_count": _int(element.value("pci/replay_counter")),
         },
         fabric_state=_text(element.value("fabric/state")),
-        fabric_status=_text(element.value("fabric/status")),
+        fabric_status=_fabric_status(element),
         processes=_processes(element),
     )
     return gpu

@@ -44,10 +44,16 @@ class ReleaseError(Exception):
     """Something is not as it must be; the text says what was found, what was expected and what to do."""
 
     def __init__(self, found: str, expected: str, next_step: str) -> None:
+        found = without_login(found)
         super().__init__(f"{found}. Expected: {expected}. Next step: {next_step}.")
         self.found = found
         self.expected = expected
         self.next_step = next_step
+
+
+def without_login(text: str) -> str:
+    """The text with addresses that hold no name and no password; what is said of a mirror is read by many."""
+    return re.sub(r"(https?://)[^/@\s]+@", r"\1", text)
 
 
 # --- names -----------------------------------------------------------------------------------

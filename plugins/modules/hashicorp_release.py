@@ -312,11 +312,12 @@ def verified_sum(module: AnsibleModule, plan: Plan, network: release.Network) ->
         verdict, said = release.run_gpgv(gpgv, keyring, signature, sums, module.tmpdir)
         signed_by = release.judge_signature(verdict, list(wanted.signers), plan.files.signature_url, said)
         if verdict.expired_key:
-            module.warn(f"The key {signed_by} that signed {plan.files.sums_url} has expired; its signature is good.")
+            signed = release.without_login(plan.files.sums_url)
+            module.warn(f"The key {signed_by} that signed {signed} has expired; its signature is good.")
     elif not wanted.checksum:
         module.warn(
-            f"{plan.files.archive_url} is compared with a list of checksums that nothing vouches for; "
-            "set verify_signature=true or pin a checksum."
+            f"{release.without_login(plan.files.archive_url)} is compared with a list of checksums that nothing "
+            "vouches for; set verify_signature=true or pin a checksum."
         )
     listed = release.listed_sum(
         release.parse_sums(sums.decode("utf-8", "replace")),
@@ -405,7 +406,7 @@ def install(module: AnsibleModule, plan: Plan, before: str | None) -> release.Re
         path=wanted.path,
         zip_sha256=zip_sum,
         binary_sha256=binary_sum,
-        source=files.archive_url,
+        source=release.without_login(files.archive_url),
         signed_by=signed_by,
     )
 
@@ -463,7 +464,7 @@ def apply(module: AnsibleModule) -> dict[str, Any]:
         "binary_changed": bool(reasons) if after is None else after != before,
         "zip_sha256": current.zip_sha256 if current else wanted.checksum,
         "signature": current.signed_by if current else None,
-        "source": current.source if current else plan.files.archive_url,
+        "source": current.source if current else release.without_login(plan.files.archive_url),
         "reasons": reasons,
     }
     if module._diff:

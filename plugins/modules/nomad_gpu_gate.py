@@ -57,6 +57,14 @@ options:
         description:
           - Why not, in a line of at most 500 characters. Needed with O(nodes[].healthy=false).
         type: str
+      drain:
+        description:
+          - Whether what runs on this node is moved away, instead of O(drain).
+        type: bool
+      drain_deadline:
+        description:
+          - Seconds for this node, instead of O(drain_deadline).
+        type: int
   drain:
     description:
       - Whether what runs on a sick node is moved away. Otherwise it may end there.
@@ -269,6 +277,8 @@ def main() -> None:
                     "node": {"type": "str", "required": True},
                     "healthy": {"type": "bool", "required": True},
                     "reason": {"type": "str"},
+                    "drain": {"type": "bool"},
+                    "drain_deadline": {"type": "int"},
                 },
             },
             "drain": {"type": "bool", "default": False},
@@ -280,12 +290,13 @@ def main() -> None:
     params = module.params
     try:
         check_nodes(params["nodes"])
-        if params["drain_deadline"] < 0:
-            raise nomad.NomadError(
-                found=f"drain_deadline is {params['drain_deadline']}",
-                expected="seconds, 0 or more",
-                next_step="correct the option",
-            )
+        for given in (params, *params["nodes"]):
+            if (given["drain_deadline"] or 0) < 0:
+                raise nomad.NomadError(
+                    found=f"drain_deadline is {given['drain_deadline']}",
+                    expected="seconds, 0 or more",
+                    next_step="correct the option",
+                )
         client = nomad.Client(nomad_options.connection_of(params))
         listed = gate.find_nodes(client, [item["node"] for item in params["nodes"]])
         marked = gate.marked_nodes(client)
@@ -294,10 +305,13 @@ def main() -> None:
 
     def do(item: dict[str, Any]) -> Done:
         node = listed[item["node"]]
-        if item["healthy"] and node is not None and node.eligible and node.id not in marked:
+        if item["healthy"] and node is not None and node.eligible and node.id not in marked and not node.marks:
             # Most nodes of a farm: nothing to ask and nothing to do.
             return Done(item["node"], node, gate.Decision("none", "healthy and open"))
-        wish = gate.Wish(item["healthy"], item["reason"], params["drain"], params["drain_deadline"])
+        drain, deadline = (
+            params[option] if item[option] is None else item[option] for option in ("drain", "drain_deadline")
+        )
+        wish = gate.Wish(item["healthy"], item["reason"], drain, deadline)
         return do_node(client, item["node"], node, wish, module.check_mode)
 
     with ThreadPoolExecutor(WORKERS) as pool:

@@ -11,6 +11,7 @@ import pytest
 from tests.simulator import farm
 from tests.simulator.docker import docker
 from tests.simulator.farm import jobs
+from tests.simulator.gpu import faults
 from tests.testinfra import playbooks
 from tests.testinfra.playbooks import words
 
@@ -125,6 +126,16 @@ def test_deleted_plugin_is_found_and_only_a_verified_one_replaces_it(mirror_faul
     assert code == 0, output
     code, output = run_playbook("verify.yml")
     assert code == 0, output
+
+
+def test_gpu_that_does_not_answer_fails_although_nomad_still_has_it() -> None:
+    faults.apply_to_container(f"{FARM}-t4", lambda profile: faults.lose_gpu(profile, 2))
+    code, output = run_playbook("verify.yml", verify_timeout=0)
+    faults.apply_to_container(f"{FARM}-t4", lambda profile: faults.recover_gpu(profile, 2))
+    docker("exec", f"{FARM}-t4", "systemctl", "restart", "nomad")
+    assert code != 0
+    assert "t4: found GPUs that do not answer:" in words(output)
+    assert "Next step: run playbooks/health.yml" in words(output)
 
 
 def test_hidden_gpu_is_found() -> None:

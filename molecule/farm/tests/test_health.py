@@ -107,7 +107,7 @@ def test_driver_mismatch_and_stopped_plugin() -> None:
     plugin = "/opt/nomad/plugins/nomad-device-nvidia"
     change("h100", lambda profile: faults.mismatch_driver(profile, "570.1.2"))
     inside("t4", "sh", "-c", f"mv {plugin} /root/plugin && pkill -KILL -f '^{plugin}'")
-    code, output = health(health_nomad_timeout=0, health_plugin_age_max=2)
+    code, output = health(health_nomad_timeout=0, gpu_health_plugin_age_max=2)
     assert code != 0
     assert "plugin_stopped" in output
     found = nodes()
@@ -118,6 +118,10 @@ def test_driver_mismatch_and_stopped_plugin() -> None:
 
     change("h100", faults.restore_driver)
     inside("t4", "mv", "/root/plugin", plugin)
+    # The file is the right one, and nvidia-smi and Nomad agree.
+    code, output = playbooks.run_playbook(FARM, "verify.yml", "--limit", "t4", gpu_health_plugin_age_max=2)
+    assert code != 0
+    assert "t4: the device plugin gives no statistics any more" in words(output)
     for node in ("t4", "h100"):
         restart_nomad(node)
     opened()

@@ -18,7 +18,7 @@ def facts(*mig: bool) -> dict[str, Any]:
         }
         for number, on in enumerate(mig)
     ]
-    return {"driver_version": "580.95.05", "gpus": gpus}
+    return {"available": True, "driver_version": "580.95.05", "gpus": gpus}
 
 
 def test_gpus_are_expected_as_they_are() -> None:
@@ -38,12 +38,57 @@ def test_of_a_divided_gpu_its_devices_are_expected() -> None:
     }
 
 
+def test_hidden_gpus_are_not_expected() -> None:
+    assert nomad_expected(facts(False, False, True), "a", ["gpu-0", "MIG-2-1"])["uuids"] == ["GPU-1", "MIG-2-0"]
+    assert nomad_expected(facts(False), "a", ["GPU-0"])["uuids"] == []
+
+
+def test_gpu_without_a_name_counts() -> None:
+    sick = facts(False, False)
+    sick["gpus"][1].update(uuid=None, name=None)
+    assert nomad_expected(sick, "a") == {
+        "node": "a",
+        "uuids": ["GPU-0"],
+        "count": 2,
+        "driver_version": "580.95.05",
+    }
+
+
+def test_divided_gpu_without_devices_is_missing() -> None:
+    empty = facts(True)
+    empty["gpus"][0]["mig_devices"] = []
+    assert nomad_expected(empty, "a")["uuids"] == ["GPU-0"]
+
+
+def test_of_devices_that_nobody_could_list_one_is_expected() -> None:
+    unknown = facts(True)
+    unknown["gpus"][0]["mig_devices"] = None
+    assert nomad_expected(unknown, "a") == {"node": "a", "driver_version": "580.95.05"}
+    assert nomad_expected({"available": False, "gpus": []}, "a") == {"node": "a"}
+
+
 def test_facts_that_are_none_are_refused() -> None:
-    with pytest.raises(AnsibleFilterError, match=r"^a: the facts of its GPUs lack 'gpus'\. Expected: .* Next step: "):
+    with pytest.raises(
+        AnsibleFilterError, match=r"^a: the facts of its GPUs lack 'available'\. Expected: .* Next step: "
+    ):
         nomad_expected({"ansible_facts": {}}, "a")
 
 
 def test_unknown_verdict_is_refused() -> None:
     with pytest.raises(AnsibleFilterError, match=r"close_on is 'never'\. Expected: critical or warning\. Next step: "):
         gate_nodes([], [], "never")
+    with pytest.raises(AnsibleFilterError, match=r"^a: close_on is 'no'"):
+        gate_nodes([{"node": "a", "close_on": "no"}], [])
     assert gate_nodes([], [])["nodes"] == []
+
+
+def test_wishes_of_a_node_go_before_those_of_the_farm() -> None:
+    probe = {"verdict": "warning", "reason": "temperature GPU-1"}
+    entries = [
+        {"node": "a", "probe": probe, "close_on": "warning", "drain": True, "drain_deadline": 60},
+        {"node": "b", "probe": probe},
+    ]
+    assert gate_nodes(entries, [])["nodes"] == [
+        {"node": "a", "healthy": False, "reason": "temperature GPU-1", "drain": True, "drain_deadline": 60},
+        {"node": "b", "healthy": True, "reason": None},
+    ]

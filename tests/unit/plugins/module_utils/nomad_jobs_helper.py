@@ -14,6 +14,7 @@ import copy
 import dataclasses
 import http.server
 import json
+import math
 import threading
 import time
 import urllib.parse
@@ -44,6 +45,7 @@ class Fate:
 
     unplaced: str | None = None
     """Name of recorded evaluations of a job that was not placed."""
+    unplaced_for_s: float = math.inf
     fails: bool = False
     """The image cannot be pulled."""
     status: str = "complete"
@@ -57,6 +59,10 @@ class Fate:
     runs_for_s: float = 0
     assigned: str | None = None
     desired: tuple[str, str] = ("run", "")
+
+    def waits(self, job: dict[str, Any]) -> bool:
+        """Whether Nomad has not placed the task yet."""
+        return self.unplaced is not None and time.monotonic() - job["began"] < self.unplaced_for_s
 
 
 class FakeNomad:
@@ -167,7 +173,7 @@ class FakeNomad:
     def stub(self, job: dict[str, Any], group: dict[str, Any]) -> dict[str, Any] | None:
         uuid = self.pinned(job, group)
         fate = self.fates.get(uuid, Fate())
-        if fate.unplaced:
+        if fate.waits(job):
             return None
         recorded = copy.deepcopy(RECORDED["image" if fate.fails else "docker"]["allocations"][0])
         recorded.update(
@@ -189,7 +195,7 @@ class FakeNomad:
     def evaluations(self, job: dict[str, Any]) -> Any:
         """As recorded, with this job's groups, node and name."""
         waiting = {group["Name"]: self.fates.get(self.pinned(job, group), Fate()) for group in job["TaskGroups"]}
-        unplaced = {name: fate.unplaced for name, fate in waiting.items() if fate.unplaced}
+        unplaced = {name: fate.unplaced for name, fate in waiting.items() if fate.waits(job)}
         name = next(iter(unplaced.values()), None) or "docker"
         node = next(each["RTarget"] for each in job["Constraints"] if each["LTarget"] == "${node.unique.id}")
         evaluations = json.loads(json.dumps(RECORDED[name]["evaluations"]).replace(RECORDED_NODE, node))
@@ -208,7 +214,8 @@ class FakeNomad:
         fate = self.fates.get(uuid, Fate())
         recorded = copy.deepcopy(RECORDED["image" if fate.fails else "docker"]["allocation"])
         recorded.update(self.stub(job, group) or {}, AllocatedResources=recorded["AllocatedResources"])
-        recorded["AllocatedResources"]["Tasks"]["see"]["Devices"][0]["DeviceIDs"] = [fate.assigned or uuid]
+        given = recorded["AllocatedResources"]["Tasks"]["see"]["Devices"][0]
+        given["DeviceIDs"] = [uuid if fate.assigned is None else fate.assigned] if fate.assigned != "" else []
         return 200, recorded
 
     def log(self, name: str, stream: str) -> tuple[int, str]:

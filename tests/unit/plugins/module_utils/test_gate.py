@@ -107,7 +107,7 @@ def test_healthy_node_is_opened_and_then_its_mark_goes() -> None:
 
 
 def test_drain_of_a_node_that_is_healthy_again_is_cancelled() -> None:
-    calls = done(node(eligible=False, draining=True, meta=marks()), HEALTHY)
+    calls = done(node(eligible=False, draining=True, meta=marks(), drain_meta=marks()), HEALTHY)
     assert calls[0] == ("/v1/node/id-1/drain", {"NodeID": "id-1", "DrainSpec": None, "MarkEligible": True})
     assert len(calls) == 2
 
@@ -118,6 +118,34 @@ def test_what_an_operator_closed_is_left_alone(wish: Wish, draining: bool) -> No
     closed = node(eligible=False, draining=draining)
     assert gate.decide(closed, wish, NOW).action == "none"
     assert "somebody else" in gate.decide(closed, wish, NOW).message
+
+
+def test_drain_of_an_operator_on_a_closed_node_is_left_alone() -> None:
+    closed = node(eligible=False, draining=True, meta=marks(), drain_meta={"message": "new riser"})
+    later = "2027-01-01T00:00:00.123456789Z"
+    drained = node(eligible=False, meta=marks(), drained_at=later)
+    for each in (closed, drained):
+        assert gate.decide(each, HEALTHY, NOW).action == "none"
+        assert "drained by somebody else" in gate.decide(each, HEALTHY, NOW).message
+    assert (
+        gate.decide(node(eligible=False, meta=marks(), drained_at="2020-01-01T00:00:00Z"), HEALTHY, NOW).action
+        == "open"
+    )
+
+
+@pytest.mark.parametrize("status", ["disconnected", "initializing"])
+def test_node_that_nomad_waits_for_is_not_drained(status: str) -> None:
+    assert done(node(status=status), SICK) == []
+
+
+def test_node_that_somebody_opened_again_loses_its_old_mark() -> None:
+    """Otherwise the mark of a drain would let the gate open what an operator closes later."""
+    opened = node(drain_meta=marks())
+    assert gate.decide(opened, HEALTHY, NOW).action == "update"
+    ((path, body),) = done(opened, HEALTHY)
+    assert path == "/v1/client/metadata"
+    closed_later = node(eligible=False, meta=body["Meta"], drain_meta=marks())
+    assert gate.decide(closed_later, HEALTHY, "2027-01-01T00:00:00Z").action == "none"
 
 
 def test_operator_who_closes_after_the_gate_has_opened_is_left_alone() -> None:

@@ -38,11 +38,17 @@ def config_of(nomads: Farm, folder: Path, **changes: Any) -> dict[str, Any]:
         "close_on": "critical",
         "drain": False,
         "drain_deadline": 3600,
+        "plugin_age_max": 60,
+        "ignored": [],
         "nomad_timeout": 0,
         "status_file": str(folder / "run/health.json"),
         "health": {},
         **changes,
     }
+
+
+def config_of_types() -> dict[str, Any]:
+    return {key: kind() for key, kind in gate_service.KEYS.items()}
 
 
 def probe(verdict: str = "ok", reason: str | None = None, available: bool = True, gpus: Any = GPUS) -> Any:
@@ -77,6 +83,18 @@ def test_nomads_view_counts_too(nomads: Farm, tmp_path: Path, found: Any, code: 
     assert [problem["code"] for problem in status["nomad_problems"]] == [code]
 
 
+def test_gpu_without_a_uuid_and_hidden_gpus(nomads: Farm, tmp_path: Path) -> None:
+    assert gate_service.run(config_of(nomads, tmp_path), probe(gpus=[*GPUS, None]))["reason"] == "nomad count_mismatch"
+    hidden = config_of(nomads, tmp_path, ignored=["GPU-3"])
+    assert gate_service.run(hidden, probe(gpus=[*GPUS, "GPU-3"]))["healthy"]
+
+
+def test_agent_without_statistics_does_not_keep_a_sick_node_open(nomads: Farm, tmp_path: Path) -> None:
+    nomads.refuse = "/v1/client/stats"
+    status = gate_service.run(config_of(nomads, tmp_path), probe("critical", "gpu_lost GPU-1"))
+    assert (status["action"], status["reason"]) == ("close", "gpu_lost GPU-1")
+
+
 def test_stopped_plugin_closes_the_node(nomads: Farm, tmp_path: Path) -> None:
     instances = {"GPU-1": {"Timestamp": "2026-11-21T15:09:29.461937591Z"}}
     nomads.stats["DeviceStats"] = [{"Type": "gpu", "InstanceStats": instances}]
@@ -94,7 +112,7 @@ def test_command_writes_the_status_for_everybody_and_tells_by_its_exit_code(
     path = tmp_path / "config.json"
     config = config_of(nomads, tmp_path)
     path.write_text(json.dumps(config))
-    for found, code in ((probe(), 0), (probe("critical", "xid_79"), 1)):
+    for found, code in ((probe(), 0), (probe("critical", "xid_79"), 3)):
         monkeypatch.setattr(gate_service.health, "probe", found)
         monkeypatch.setattr(gate_service.run, "__defaults__", (found,))
         assert gate_service.main([str(path)]) == code
@@ -105,7 +123,7 @@ def test_command_writes_the_status_for_everybody_and_tells_by_its_exit_code(
     assert "closed: xid_79" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"node": "a"}'])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"node": "a"}', json.dumps({**config_of_types(), "drain": "false"})])
 def test_configuration_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
     path = tmp_path / "config.json"
     path.write_text(text)

@@ -124,7 +124,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
         "warning",
     ),
     ({"fabric_state": "In Progress"}, {}, "fabric_not_ready", "critical"),
-    ({"fabric_state": "Completed", "fabric_status": "Failure"}, {}, "fabric_not_ready", "critical"),
+    ({"fabric_state": "Completed", "fabric_status": "Insufficient Resources"}, {}, "fabric_not_ready", "critical"),
     ({"persistence_mode": "Disabled"}, {}, "persistence_off", "warning"),
     ({"mig_mode_pending": "Enabled"}, {}, "mig_pending", "warning"),
 ]
@@ -231,6 +231,7 @@ def test_a_missing_gpu_is_told_by_number() -> None:
         ({"kernel_log": "unreadable: dmesg says no"}, "check_failed"),
         ({"dcgm": "failed: no host engine"}, "check_failed"),
         ({"fabric_manager": "failed: it is inactive"}, "fabric_manager"),
+        ({"fabric_manager": "not_installed"}, "fabric_manager"),
         ({"kernel_log": "skipped: WSL", "dcgm": "not_installed", "fabric_manager": "not_needed"}, None),
     ],
 )

@@ -5,10 +5,10 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import json
 import re
-import time
+import ssl
+import urllib.error
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -307,28 +307,6 @@ def test_the_table_shows_failed_nodes_first() -> None:
     assert nomad.table(verdicts, 1).splitlines()[-1] == "... and 2 more nodes"
 
 
-def test_comparing_is_linear() -> None:
-    def seconds(size: int) -> float:
-        template = nomad.actual_node(helper.make_node(0, 8))
-        actual = [
-            dataclasses.replace(
-                template,
-                id=str(number),
-                name=f"node{number:05d}",
-                gpus=[{**gpu, "uuid": helper.uuid_of(number, index)} for index, gpu in enumerate(template.gpus)],
-            )
-            for number in range(size)
-        ]
-        wanted = [wish(number, 8, driver_version=helper.DRIVER) for number in range(size)]
-        started = time.process_time()
-        assert codes(nomad.compare(wanted, actual)) == []
-        return time.process_time() - started
-
-    seconds(100)
-    small, large = seconds(500), seconds(5000)
-    assert large < 25 * max(small, 0.005)
-
-
 # --- the client ------------------------------------------------------------------------------
 
 
@@ -400,6 +378,41 @@ def test_the_token_is_in_no_text(agent: helper.Agent) -> None:
         nomad.Client(connection).items("/v1/nodes", {})
     assert "very-secret" not in str(caught.value) and "ACL token ********" in str(caught.value)
     assert "very-secret" not in repr(connection)
+
+
+@pytest.mark.parametrize("token", ["very\nsecret", "verysecret\x00", "véry-sécret"])
+def test_a_token_that_no_header_can_hold_is_refused_unseen(token: str) -> None:
+    with pytest.raises(nomad.NomadError, match=r"holds characters.*Expected: .*Next step: ") as caught:
+        nomad.Client(nomad.Connection(address="http://127.0.0.1:1", token=token))
+    assert "ver" not in str(caught.value) and not caught.value.transient
+
+
+def test_a_token_comes_with_the_newline_of_its_file(agent: helper.Agent) -> None:
+    nomad.Client(nomad.Connection(address=agent.url, token="very-secret\n")).items("/v1/nodes", {})
+    assert nomad.Client(nomad.Connection(address=agent.url, token="very-secret\n")).connection.token == "very-secret"
+
+
+@pytest.mark.parametrize("error", [ssl.SSLError(1, "[SSL] tlsv13 alert certificate required"), None])
+def test_an_alert_of_tls_is_no_matter_of_the_firewall(error: Exception | None) -> None:
+    failure = error or urllib.error.URLError(ssl.SSLError(1, "[SSL] tlsv13 alert certificate required"))
+    with pytest.raises(nomad.NomadError, match="check the scheme of the address, and client_cert") as caught:
+        nomad._unreachable("https://nomad.example.com:4646", failure)
+    assert not caught.value.transient
+
+
+def test_an_error_whose_text_breaks_off_is_that_error(agent: helper.Agent) -> None:
+    def answer(request: Any) -> bool:
+        request.send_response(502)
+        request.send_header("Transfer-Encoding", "chunked")
+        request.end_headers()
+        request.wfile.write(b"64\r\nhalf")
+        request.close_connection = True
+        return True
+
+    agent.answer = answer
+    with pytest.raises(nomad.NomadError, match="answered HTTP 502") as caught:
+        ask(agent)
+    assert caught.value.transient
 
 
 def test_nobody_listens() -> None:
@@ -499,6 +512,19 @@ def test_a_server_without_leader_is_asked_again() -> None:
         return 1, answer
 
     assert nomad.wait_until(fetch, "good".__eq__, 10, clock, clock.pause) == "good"
+
+
+def test_an_answer_is_not_lost_to_an_error_of_the_last_moment() -> None:
+    clock = Clock()
+
+    def fetch(_index: int, wait: float) -> tuple[int, str]:
+        if clock.now > 3:
+            clock.now += wait
+            raise nomad.NomadError("no leader", "one", "wait", transient=True)
+        clock.now += 2
+        return 1, "bad"
+
+    assert nomad.wait_until(fetch, "good".__eq__, 10, clock, clock.pause) == "bad"
 
 
 @pytest.mark.parametrize(("transient", "timeout"), [(False, 10), (True, 0), (True, 3)])

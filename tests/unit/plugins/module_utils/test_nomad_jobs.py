@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import secrets
 import subprocess
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -514,10 +513,17 @@ def test_what_another_task_of_the_job_holds_is_waited_for(nomad_server: FakeNoma
     """A small node has room for one task after the other; Nomad places the second when the first has ended."""
     first, second = nomad_server.uuids()
     nomad_server.fates[first] = Fate(runs_for_s=1.0)
-    nomad_server.fates[second] = Fate(unplaced="memory")
-    timer = threading.Timer(1.1, nomad_server.fates.pop, [second])
-    timer.start()
+    nomad_server.fates[second] = Fate(unplaced="memory", unplaced_for_s=1.0)
     assert proven(nomad_server)[second].verdict == "ok"
+
+
+@pytest.mark.parametrize(("skip_busy", "verdict"), [(True, "busy"), (False, "failed")])
+def test_placed_without_a_gpu_is_busy(nomad_server: FakeNomad, skip_busy: bool, verdict: str) -> None:
+    """Nomad before 1.11 counts the free GPUs of the node before it looks for the one that was asked for."""
+    uuid = nomad_server.uuids()[0]
+    nomad_server.fates[uuid] = Fate(assigned="")
+    result = proven(nomad_server, skip_busy=skip_busy)[uuid]
+    assert (result.verdict, result.code) == (verdict, "gpu_busy")
 
 
 @pytest.mark.parametrize("visible", [True, False])

@@ -829,3 +829,20 @@ def test_xml_library_is_loaded_only_when_needed() -> None:
 
 def python_path() -> dict[str, str]:
     return {"PYTHONPATH": ":".join(sys.path)}
+
+
+@pytest.mark.parametrize(
+    ("said", "status"),
+    [
+        ("N/A", None),
+        ("Not Supported", None),
+        ("Success", "Success"),
+        ("In use by another client",) * 2,
+        ("Timeout",) * 2,
+    ],
+)
+def test_why_a_gpu_cannot_join_its_fabric_is_a_value(said: str, status: str | None) -> None:
+    """Elsewhere the words of an error say that there is no value."""
+    document = (CORPUS / "580.159.04-h100.xml").read_text(encoding="utf-8")
+    changed = re.sub(r"(<fabric>.*?<status>)[^<]*", rf"\g<1>{said}", document, count=1, flags=re.DOTALL)
+    assert nvidia_smi.parse_query_xml(changed)["gpus"][0]["fabric_status"] == status

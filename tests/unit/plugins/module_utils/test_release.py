@@ -36,6 +36,16 @@ def server() -> Iterator[helper.Server]:
 # --- names and lists -------------------------------------------------------------------------
 
 
+def test_a_login_of_a_mirror_is_in_no_text() -> None:
+    url = "https://robot:s3cret@mirror.example.com/nomad"
+    assert (
+        release.without_login(f"{url} and {url}")
+        == "https://mirror.example.com/nomad and https://mirror.example.com/nomad"
+    )
+    assert "s3cret" not in str(release.ReleaseError(f"{url} answered HTTP 404", "a file", "look there"))
+    assert release.without_login("https://mirror.example.com/a@b") == "https://mirror.example.com/a@b"
+
+
 def test_architectures() -> None:
     assert release.architecture_of("x86_64") == "amd64"
     assert release.architecture_of("aarch64") == "arm64"
