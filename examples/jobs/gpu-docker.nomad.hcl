@@ -35,7 +35,7 @@ variable "model" {
 variable "node" {
   type        = string
   default     = ""
-  description = "Name of the only node that may run the job; empty: any."
+  description = "Inventory name of the only node that may run the job; empty: any."
 }
 
 job "gpu-docker" {
@@ -43,7 +43,7 @@ job "gpu-docker" {
   datacenters = var.datacenters
 
   constraint {
-    attribute = "${attr.unique.hostname}"
+    attribute = "${node.unique.name}"
     operator  = "regexp"
     value     = var.node == "" ? ".*" : "^${var.node}$"
   }
