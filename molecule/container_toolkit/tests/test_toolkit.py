@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from testinfra.host import Host
@@ -25,14 +26,20 @@ def test_cdi_lists_every_gpu(host: Host) -> None:
     if host.backend.get_hostname() == "toolkit-wsl":
         assert devices == ["nvidia.com/gpu=all"]
         return
+    if host.backend.get_hostname() == "toolkit-mig":
+        migs = re.findall(r"UUID: (MIG-[^)]+)", host.check_output("nvidia-smi -L"))
+        assert len(migs) == 14
+        assert {f"nvidia.com/gpu={name}" for name in [*migs, "0:0", "1:6", "all"]} <= set(devices)
+        assert not {f"nvidia.com/gpu={uuid}" for uuid in gpu_uuids(host)} & set(devices)
+        return
     uuids = gpu_uuids(host)
     assert len(uuids) == 4
     assert {f"nvidia.com/gpu={name}" for name in [*uuids, "0", "3", "all"]} <= set(devices)
 
 
 def test_container_sees_only_its_gpu(host: Host) -> None:
-    if host.backend.get_hostname() == "toolkit-wsl":
-        pytest.skip("WSL cannot separate GPUs")
+    if host.backend.get_hostname() != "toolkit-t4":
+        pytest.skip("WSL cannot separate GPUs, and MIG devices have no /proc of their own here")
     # A root file system of the node's own files: the runtime, not an image, is under test.
     wanted = gpu_uuids(host)[2]
     image = host.check_output(
