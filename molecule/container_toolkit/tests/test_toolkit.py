@@ -51,3 +51,13 @@ def test_container_sees_only_its_gpu(host: Host) -> None:
     )
     assert wanted in seen
     assert len(seen.splitlines()) == 1
+
+
+def test_docker_that_was_there_is_left_alone(host: Host) -> None:
+    if host.backend.get_hostname() != "toolkit-t4":
+        pytest.skip("the role brought Docker here")
+    assert host.package("docker-ce").is_installed
+    assert not host.package("docker.io").is_installed
+    now = host.check_output("docker inspect --format '{{.Id}} {{.State.StartedAt}} {{.State.Running}}' before")
+    assert now.endswith(" true")
+    assert now == host.file("/root/container-before").content_string.strip()
