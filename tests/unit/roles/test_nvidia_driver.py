@@ -1,0 +1,112 @@
+"""What the driver role works out from the node: packages, headers, RHEL's streams and locks, what modprobe said."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar
+
+ROLE = Path(__file__).resolve().parents[3] / "roles/nvidia_driver"
+LOCKS = """\
+nvidia-open-3:580.95.05-1.el10.*
+kmod-nvidia-open-dkms-3:580.95.05-1.el10.*
+nvidia-driver-3:570.195.03-1.el10.*
+bash-0:5.2.26-4.el10.*"""
+
+
+def value(name: str, **given: Any) -> Any:
+    loader = DataLoader()
+    files = [
+        loader.load_from_file(str(ROLE / part / "main.yml"), trusted_as_template=True) for part in ("defaults", "vars")
+    ]
+    facts = {"distribution": "Debian", "distribution_major_version": "13", "kernel": "6.12.57+deb13-amd64"}
+    facts.update(given.pop("facts", {}))
+    variables = {**files[0], **files[1], "ansible_facts": facts, **given}
+    return Templar(loader, variables=variables).template(variables[name])
+
+
+def test_packages_are_asked_for_by_branch() -> None:
+    assert value("__nvidia_driver_wanted", nvidia_driver_branch="570") == [
+        "nvidia-driver-cuda=570.*",
+        "nvidia-kernel-open-dkms=570.*",
+    ]
+    assert value("__nvidia_driver_wanted", nvidia_driver_packages=["mine"]) == ["mine"]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "more"),
+    [
+        ("6.12.57+deb13-amd64", ["linux-headers-amd64"]),
+        ("6.1.0-40-cloud-amd64", ["linux-headers-cloud-amd64"]),
+        ("6.1.0-40-rt-arm64", ["linux-headers-rt-arm64"]),
+        ("6.9.0-mine", []),
+    ],
+)
+def test_headers_of_the_next_kernel_come_on_debian(kernel: str, more: list[str]) -> None:
+    assert value("__nvidia_driver_headers", facts={"kernel": kernel}) == [f"linux-headers-{kernel}", *more]
+
+
+def test_other_distributions_get_the_headers_of_the_running_kernel() -> None:
+    facts = {"distribution": "Ubuntu", "kernel": "6.8.0-1-generic"}
+    assert value("__nvidia_driver_headers", facts=facts) == ["linux-headers-6.8.0-1-generic"]
+
+
+@pytest.mark.parametrize("answer", [True, "true", "yes"])
+def test_managed_may_be_a_string(answer: object) -> None:
+    assert value("__nvidia_driver_install", nvidia_driver_managed=answer) is True
+    assert (
+        value("__nvidia_driver_install", nvidia_driver_managed=answer, facts={"kernel": "6.6-microsoft-WSL2"}) is False
+    )
+
+
+@pytest.mark.parametrize("answer", [False, "false", "no"])
+def test_a_string_may_say_no(answer: object) -> None:
+    assert value("__nvidia_driver_install", nvidia_driver_managed=answer) is False
+
+
+@pytest.mark.parametrize(
+    ("said", "helps"),
+    [
+        ("modprobe: ERROR: could not insert 'nvidia': Key was rejected by service", False),
+        ("modprobe: FATAL: Module nvidia not found in directory /lib/modules/6.12.0", False),
+        ("modprobe: FATAL: Module nvidia-current not found in directory /lib/modules/6.12.0", False),
+        ("modprobe: ERROR: could not insert 'nvidia': No such device", True),
+        ("", True),
+    ],
+)
+def test_reboot_only_where_it_can_help(said: str, helps: bool) -> None:
+    assert value("__nvidia_driver_reboot_helps", __nvidia_driver_modprobe={"stderr": said}) is helps
+
+
+def test_reboot_helps_where_modprobe_was_not_needed() -> None:
+    assert value("__nvidia_driver_reboot_helps", __nvidia_driver_modprobe={"skipped": True}) is True
+
+
+@pytest.mark.parametrize(
+    ("state", "stream", "is_new"),
+    [
+        ("[nvidia-driver]\nname=nvidia-driver\nstream=580-open\nprofiles=\nstate=enabled\n", "580-open", False),
+        ("[nvidia-driver]\nname=nvidia-driver\nstream = 570-open\nprofiles=\nstate=enabled\n", "570-open", True),
+        ("[nvidia-driver]\nname=nvidia-driver\nstream=\nprofiles=\nstate=\n", "", True),
+        (None, "", True),
+    ],
+)
+def test_stream_that_rhel_9_is_on(state: str | None, stream: str, is_new: bool) -> None:
+    file = {"failed": False} if state is None else {"content": base64.b64encode(state.encode()).decode()}
+    given = {"__nvidia_driver_stream_file": file, "facts": {"distribution_major_version": "9"}}
+    assert value("__nvidia_driver_stream_now", **given) == stream
+    assert value("__nvidia_driver_branch_is_new", **given) is is_new
+
+
+def test_locks_that_rhel_10_has() -> None:
+    given = {
+        "__nvidia_driver_locks": {"stdout_lines": LOCKS.splitlines()},
+        "facts": {"distribution_major_version": "10"},
+    }
+    assert value("__nvidia_driver_locks_of_others", **given) == ["nvidia-driver-3:570.195.03-1.el10.*"]
+    assert value("__nvidia_driver_branch_is_new", **given) is False
+    assert value("__nvidia_driver_branch_is_new", nvidia_driver_branch="590", **given) is True
