@@ -41,3 +41,32 @@ def test_branch_stays_pinned(host: Host) -> None:
     policy = host.check_output("apt-cache policy nvidia-driver-cuda")
     candidate = next(line.split()[1] for line in policy.splitlines() if "Candidate:" in line)
     assert candidate.startswith(WANTED[name][0])
+
+
+def test_every_package_is_of_that_branch(host: Host) -> None:
+    name = host.backend.get_hostname()
+    if name == "driver-wsl":
+        pytest.skip("no package on WSL")
+    shown = host.check_output(
+        "dpkg-query --show --showformat '${Package} ${Version} ${db:Status-Status}\\n' '*nvidia*' 'libcuda1'"
+    )
+    rows = [line.split() for line in shown.splitlines()]
+    installed = {row[0]: row[1] for row in rows if row[-1] == "installed" and len(row) == 3}
+    assert {"libcuda1", "libnvidia-ml1", "nvidia-driver-cuda", "nvidia-kernel-open-dkms"} <= set(installed)
+    assert {package: version for package, version in installed.items() if not version.startswith(WANTED[name][0])} == {}
+
+
+def test_no_other_branch_is_pinned(host: Host) -> None:
+    name = host.backend.get_hostname()
+    if name == "driver-wsl":
+        pytest.skip("no package on WSL")
+    pins = host.check_output("ls /etc/apt/preferences.d").split()
+    assert pins == [f"nvidia-driver-pinning-{WANTED[name][0].rstrip('.')}"]
+
+
+def test_the_driver_stays_initialised(host: Host) -> None:
+    if host.backend.get_hostname() == "driver-wsl":
+        pytest.skip("Windows keeps it")
+    modes = host.check_output("nvidia-smi --query-gpu=persistence_mode --format=csv,noheader").splitlines()
+    assert set(modes) == {"Enabled"}
+    assert host.service("nvidia-persistenced").is_enabled

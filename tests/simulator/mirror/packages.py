@@ -16,6 +16,8 @@ from tests.simulator.tools import BuildError
 
 LIBRARIES = "/usr/lib/x86_64-linux-gnu"
 DRIVERS = {"570": "570.195.03", "580": "580.159.04"}
+# The newest CUDA that the driver of a branch runs.
+DRIVER_CUDA = {"570": "12.8", "580": "13.0"}
 CUDA = {"12.8": "12.8.1", "13.0": "13.0.2"}
 # The version of nvcc that cuda.txt pins; no package with an nvcc of CUDA 12.8 can be had that way.
 NVCC = {"13.0": "13.0.88"}
@@ -208,10 +210,19 @@ TOOLS = "/usr/local/lib/gpufarm-simulator"
 DEVICE_TOOLS = (DEVICES, "gpufarm-gpu-profile", "install-profile.sh")
 # Where DKMS would build and load the module, the double makes the device nodes of the GPUs that the
 # node's profile plugs in. nvidia-cdi-refresh.service looks for the module's name in modules.dep.
+# The profile names the driver whose module is loaded: another branch is, as after the reboot that a real node needs.
 KERNEL_POSTINST = f"""\
 #!/bin/sh
 set -e
+profile=/etc/gpufarm-simulator/gpu.yml
 if [ "$1" = configure ]; then
+    if [ -e "$profile" ] && ! grep -q '^  version: @VERSION@$' "$profile"; then
+        new=$(sed -e '/^driver:/,/^[^ ]/s/^  version: .*/  version: @VERSION@/' \\
+            -e '/^driver:/,/^[^ ]/s/^  cuda_version: .*/  cuda_version: "@CUDA@"/' "$profile")
+        printf '%s\\n' "$new" >"$profile"
+        # The copy for containers is named by the version and is made anew without this mark.
+        rm -f /run/gpufarm-simulator/linked
+    fi
     modules=/lib/modules/$(uname -r)
     mkdir -p "$modules/updates/dkms"
     : >"$modules/updates/dkms/nvidia.ko"
@@ -234,6 +245,26 @@ if [ "$1" = remove ]; then
     [ ! -d /run/systemd/system ] || systemctl disable --quiet --now {DEVICES}.service || true
 fi
 """
+# The daemon holds the GPUs of a driver that is loaded, so it starts anew with the double's devices.
+PERSISTENCED = """\
+#!/bin/sh
+exec nvidia-smi -pm "${1:-1}"
+"""
+PERSISTENCED_UNIT = f"""\
+[Unit]
+Description=NVIDIA Persistence Daemon (simulated)
+After={DEVICES}.service
+PartOf={DEVICES}.service
+
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart=/usr/bin/nvidia-persistenced
+ExecStopPost=/usr/bin/nvidia-persistenced 0
+
+[Install]
+WantedBy=multi-user.target
+"""
 DOUBLE = "double of NVIDIA's package, with the simulator's GPUs in place of a driver"
 
 
@@ -251,6 +282,7 @@ def pinning(branch: str) -> str:
 def driver(double: Path, branch: str, upstream: str) -> list[Deb]:
     """Return the packages of one driver version."""
     version = f"{upstream}-1"
+    postinst = KERNEL_POSTINST.replace("@VERSION@", upstream).replace("@CUDA@", DRIVER_CUDA[branch])
     library = (double / "libnvidia-ml.so.1").read_bytes()
     needed = "libc6" + (", libyaml-0-2" if b"libyaml-0.so.2" in library else "")
 
@@ -272,7 +304,7 @@ def driver(double: Path, branch: str, upstream: str) -> list[Deb]:
                 f"/lib/systemd/system/{DEVICES}.service": File(double / f"{DEVICES}.service"),
                 **{f"{TOOLS}/{tool}": File(double / tool, 0o755) for tool in DEVICE_TOOLS},
             },
-            scripts={"postinst": KERNEL_POSTINST, "prerm": KERNEL_PRERM},
+            scripts={"postinst": postinst, "prerm": KERNEL_PRERM},
         )
 
     modules = "nvidia-kernel-open-dkms (=) | nvidia-kernel-dkms (=)"
@@ -298,7 +330,15 @@ def driver(double: Path, branch: str, upstream: str) -> list[Deb]:
         deb("nvidia-modprobe"),
         deb("nvidia-kernel-support", "firmware-nvidia-gsp (=)"),
         deb("firmware-nvidia-gsp"),
-        deb("nvidia-persistenced", "libnvidia-ml1 (=)"),
+        deb(
+            "nvidia-persistenced",
+            "libnvidia-ml1 (=)",
+            "nvidia-smi (=)",
+            files={
+                "/usr/bin/nvidia-persistenced": File(PERSISTENCED.encode(), 0o755),
+                "/lib/systemd/system/nvidia-persistenced.service": File(PERSISTENCED_UNIT.encode()),
+            },
+        ),
         kernel_module("nvidia-kernel-open-dkms", "nvidia-kernel-dkms"),
         kernel_module("nvidia-kernel-dkms", "nvidia-kernel-open-dkms"),
         deb(
