@@ -67,7 +67,8 @@ job "gpu-docker" {
         network_mode = "none"
         command      = "sh"
         # Nomad names the assigned devices to the NVIDIA runtime, which hands in just these.
-        args = ["-c", "nvidia-smi -L && nvidia-smi"]
+        # A container that ends at once can take the end of its log with it (hashicorp/nomad#6931).
+        args = ["-c", "nvidia-smi -L && nvidia-smi && sleep 2"]
       }
 
       resources {

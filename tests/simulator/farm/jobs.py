@@ -143,8 +143,8 @@ def assigned(allocation: dict[str, Any], task: str) -> list[str]:
 def run_gpu_docker(farm: str, node: str, count: int) -> Seen:
     """Run the job gpu-docker and require that it listed exactly the GPUs that Nomad assigned."""
     allocation = run(farm, "gpu-docker", {"image": job_image(), "count": count, "node": node})
-    output = nomad(farm, "alloc", "logs", allocation["ID"], "nvidia-smi")
     given = assigned(allocation, "nvidia-smi")
+    output = _whole_log(farm, allocation["ID"], "nvidia-smi", end="Processes:")
     listed = [match for line in output.splitlines() if line.startswith("GPU ") for match in UUID.findall(line)]
     # WSL cannot separate GPUs: a container there sees all of the machine's.
     if sorted(given) != sorted(listed) or len(given) != count:
@@ -153,6 +153,16 @@ def run_gpu_docker(farm: str, node: str, count: int) -> Seen:
             f"Expected: the {count} GPU(s) that Nomad assigned, {given}.\n{output}"
         )
     return Seen(allocation["NodeName"], given, listed, output)
+
+
+def _whole_log(farm: str, allocation: str, task: str, end: str) -> str:
+    """Return a task's log, which comes to the node's disk some time after the task has ended."""
+    deadline = time.monotonic() + 10
+    while True:
+        output = nomad(farm, "alloc", "logs", allocation, task)
+        if end in output or time.monotonic() > deadline:
+            return output
+        time.sleep(0.5)
 
 
 def run_gpu_python(farm: str) -> dict[str, Any]:
