@@ -61,13 +61,13 @@ def run(config: Mapping[str, Any], probe: Callable[[Any], dict[str, Any]] = heal
     found = probe(health.HealthOptions.from_mapping(config["health"]))
     client = nomad.Client(nomad.Connection(**config["connection"]))
     name = config["node"]
-    facts = found["nvidia_smi"]
-    wanted = nomad.Expected(node=name)
-    if facts["available"]:
-        said = nomad.expected_of_facts(facts, name, config["ignored"])
-        wanted = nomad.Expected(
-            node=name, count=said.get("count"), uuids=tuple(said["uuids"]), driver_version=said["driver_version"]
-        )
+    said = nomad.expected_of_facts(found["nvidia_smi"], name, config["ignored"])
+    wanted = nomad.Expected(
+        node=name,
+        count=said.get("count"),
+        uuids=tuple(said["uuids"]) if "uuids" in said else None,
+        driver_version=said.get("driver_version"),
+    )
     problems = compare(client, wanted, config.get("nomad_timeout", 20))
     agent = gate.agent_state(200, statistics(client), config["plugin_age_max"])
     judged = gate.judge_farm(

@@ -624,28 +624,22 @@ def expected_of_facts(facts: Mapping[str, Any], node: str, ignored: Iterable[str
     if not facts["available"]:
         # It must have one at least.
         return {"node": node}
-    hidden = {uuid.lower() for uuid in ignored}
-    uuids: list[str | None] = []
-    known_devices = True
-    models: set[str | None] = set()
-    divided = False
+    expected: dict[str, Any] = {"node": node, "driver_version": facts["driver_version"]}
+    divided = [gpu for gpu in facts["gpus"] if gpu["mig_mode"] == "Enabled"]
+    if any(gpu["mig_devices"] is None for gpu in divided):
+        return expected
+    devices: list[Mapping[str, Any]] = []
     for gpu in facts["gpus"]:
-        if gpu["mig_mode"] == "Enabled":
-            divided = True
-            known_devices = known_devices and gpu["mig_devices"] is not None
-            # A divided GPU without devices is lost to jobs, so it is missing under its own UUID.
-            uuids += [device["uuid"] for device in gpu["mig_devices"] or [gpu]]
-        elif (gpu["uuid"] or "").lower() not in hidden:
-            uuids.append(gpu["uuid"])
-            models.add(gpu["name"])
-    uuids = [uuid for uuid in uuids if (uuid or "").lower() not in hidden]
-    if not known_devices:
-        return {"node": node, "driver_version": facts["driver_version"]}
-    known = [uuid for uuid in uuids if uuid]
-    expected: dict[str, Any] = {"node": node, "uuids": known, "driver_version": facts["driver_version"]}
-    if len(known) < len(uuids):
-        expected["count"] = len(uuids)
-    return expected if divided or None in models else {**expected, "models": sorted(filter(None, models))}
+        # A divided GPU without devices is lost to jobs, so it is missing under its own UUID.
+        devices += gpu["mig_devices"] or [gpu] if gpu in divided else [gpu]
+    hidden = {uuid.lower() for uuid in ignored}
+    devices = [device for device in devices if (device["uuid"] or "").lower() not in hidden]
+    expected["uuids"] = [device["uuid"] for device in devices if device["uuid"]]
+    if len(expected["uuids"]) < len(devices):
+        expected["count"] = len(devices)
+    if not divided and all(gpu["name"] for gpu in devices):
+        expected["models"] = sorted({gpu["name"] for gpu in devices})
+    return expected
 
 
 @dataclasses.dataclass(frozen=True)

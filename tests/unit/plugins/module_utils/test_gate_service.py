@@ -89,6 +89,12 @@ def test_gpu_without_a_uuid_and_hidden_gpus(nomads: Farm, tmp_path: Path) -> Non
     assert gate_service.run(hidden, probe(gpus=[*GPUS, "GPU-3"]))["healthy"]
 
 
+def test_divided_gpu_whose_devices_nobody_could_list_is_no_defect(nomads: Farm, tmp_path: Path) -> None:
+    found = probe()
+    found(None)["nvidia_smi"]["gpus"][0].update(mig_mode="Enabled", mig_devices=None)
+    assert gate_service.run(config_of(nomads, tmp_path), found)["healthy"]
+
+
 def test_agent_without_statistics_does_not_keep_a_sick_node_open(nomads: Farm, tmp_path: Path) -> None:
     nomads.refuse = "/v1/client/stats"
     status = gate_service.run(config_of(nomads, tmp_path), probe("critical", "gpu_lost GPU-1"))
