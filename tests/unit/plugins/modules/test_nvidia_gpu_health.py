@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +14,9 @@ import pytest
 import yaml
 from ansible_collections.gpufarm.core.plugins.module_utils import health, xid
 from ansible_collections.gpufarm.core.plugins.modules import nvidia_gpu_health
+from ansible_collections.gpufarm.core.tests.unit.plugins.modules.program_helper import run_as_program
 
 CORPUS = Path(__file__).parents[1] / "module_utils" / "nvidia_smi_corpus"
-RUN_MODULE = """
-import json, sys
-from ansible.module_utils.testing import patch_module_args
-from ansible_collections.gpufarm.core.plugins.modules import nvidia_gpu_health
-with patch_module_args(json.loads(sys.argv[1])):
-    nvidia_gpu_health.main()
-"""
 XID_79 = "NVRM: Xid (PCI:0000:00:06): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 
 
@@ -55,18 +47,7 @@ def node(tmp_path: Path) -> Path:
 
 def run_module(folder: Path, /, **parameters: Any) -> dict[str, Any]:
     chosen = {"acknowledged_file": str(folder / "acknowledged"), "dcgm": False, **parameters}
-    done = subprocess.run(
-        [sys.executable, "-c", RUN_MODULE, json.dumps(chosen)],
-        env={"PATH": f"{folder}:/usr/bin:/bin", "PYTHONPATH": ":".join(sys.path), "LC_ALL": "de_DE.UTF-8"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert done.stdout, done.stderr
-    result: dict[str, Any] = json.loads(done.stdout)
-    assert done.returncode == (1 if result.get("failed") else 0)
-    return result
+    return run_as_program("nvidia_gpu_health", folder, chosen)
 
 
 def test_a_healthy_gpu(node: Path) -> None:

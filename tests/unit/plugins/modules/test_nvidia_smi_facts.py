@@ -17,17 +17,11 @@ import pytest
 import yaml
 from ansible_collections.gpufarm.core.plugins.module_utils import nvidia_smi
 from ansible_collections.gpufarm.core.plugins.modules import nvidia_smi_facts
+from ansible_collections.gpufarm.core.tests.unit.plugins.modules.program_helper import run_as_program
 
 CORPUS = Path(__file__).parents[1] / "module_utils" / "nvidia_smi_corpus"
 COLLECTIONS = Path(__file__).parents[4] / ".collections"
 QUERY = f"--query-gpu={','.join(nvidia_smi.QUERY_FIELDS)} --format=csv,noheader,nounits"
-RUN_MODULE = """
-import json, sys
-from ansible.module_utils.testing import patch_module_args
-from ansible_collections.gpufarm.core.plugins.modules import nvidia_smi_facts
-with patch_module_args(json.loads(sys.argv[1])):
-    nvidia_smi_facts.main()
-"""
 # Writes down how it was called, then prints the file that is named after its arguments.
 FAKE = """#!/bin/sh
 here=$(dirname "$0")
@@ -78,18 +72,7 @@ def fake(tmp_path: Path) -> Fake:
 
 
 def run_module(folder: Path, /, **parameters: Any) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-c", RUN_MODULE, json.dumps(parameters)],
-        env={"PATH": f"{folder}:/usr/bin:/bin", "PYTHONPATH": ":".join(sys.path), "LC_ALL": "de_DE.UTF-8"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert done.stdout, done.stderr
-    result: dict[str, Any] = json.loads(done.stdout)
-    assert done.returncode == (1 if result.get("failed") else 0)
-    return result
+    return run_as_program("nvidia_smi_facts", folder, parameters)
 
 
 def facts_of(result: dict[str, Any]) -> dict[str, Any]:
