@@ -6,6 +6,7 @@ import subprocess
 
 from tests.simulator import farm
 from tests.simulator.cache import ROOT
+from tests.simulator.docker import docker
 from tests.simulator.farm import ansible
 
 
@@ -16,6 +17,11 @@ def run_playbook(name: str, playbook: str, *options: str, **extra: object) -> tu
         capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False,
     )  # fmt: skip
     return result.returncode, result.stdout + result.stderr
+
+
+def restart_nomad(name: str, node: str) -> None:
+    """Restart a node's agent; tests do it more often in a minute than the unit's start limit allows."""
+    docker("exec", f"{name}-{node}", "sh", "-c", "systemctl reset-failed nomad && systemctl restart nomad")
 
 
 def words(text: str) -> str:

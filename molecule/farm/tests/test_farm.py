@@ -132,7 +132,7 @@ def test_gpu_that_does_not_answer_fails_although_nomad_still_has_it() -> None:
     faults.apply_to_container(f"{FARM}-t4", lambda profile: faults.lose_gpu(profile, 2))
     code, output = run_playbook("verify.yml", verify_timeout=0)
     faults.apply_to_container(f"{FARM}-t4", lambda profile: faults.recover_gpu(profile, 2))
-    docker("exec", f"{FARM}-t4", "systemctl", "restart", "nomad")
+    playbooks.restart_nomad(FARM, "t4")
     assert code != 0
     assert "t4: found GPUs that do not answer:" in words(output)
     assert "Next step: run playbooks/health.yml" in words(output)
@@ -143,7 +143,7 @@ def test_hidden_gpu_is_found() -> None:
     code, output = run_playbook("verify.yml", verify_timeout=10)
     docker("exec", f"{FARM}-t4", "mknod", "-m", "666", "/dev/nvidia3", "c", "195", "3")
     # The plugin may have looked meanwhile.
-    docker("exec", f"{FARM}-t4", "systemctl", "restart", "nomad")
+    playbooks.restart_nomad(FARM, "t4")
     assert code != 0
     assert "t4: nvidia-smi lists 3 GPU(s)" in words(output)
     assert "Expected: 4" in words(output)

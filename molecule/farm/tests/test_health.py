@@ -27,7 +27,7 @@ def inside(node: str, *command: str) -> str:
 
 
 def restart_nomad(node: str) -> None:
-    inside(node, "systemctl", "restart", "nomad")
+    playbooks.restart_nomad(FARM, node)
 
 
 def nodes() -> dict[str, tuple[str, str | None]]:
