@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-GENERATIONS = 3
+GENERATIONS = 8
 
 
 def cache_dir() -> Path:
