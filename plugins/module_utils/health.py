@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
+import math
 import os
 import platform as python_platform
 import re
@@ -122,8 +123,8 @@ def _checked(mapping: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check(options: HealthOptions) -> None:
     for name in ("timeout", "dcgm_diag_timeout"):
-        if not getattr(options, name) > 0:
-            raise _refuse(f"{name} is {getattr(options, name):g}", "more than 0 seconds")
+        if not 0 < getattr(options, name) < math.inf:
+            raise _refuse(f"{name} is {getattr(options, name):g}", "more than 0 seconds, and an end")
     for name in ("gpus", "ecc_uncorrected_max", "ecc_corrected_max", "pcie_width_min", "pcie_generation_min"):
         value = getattr(options, name)
         if value is not None and value < 0:
@@ -151,6 +152,28 @@ def seconds_of(text: str) -> float:
     except ValueError:
         expected = "a time such as 2026-01-31T18:00:00Z, or seconds since the epoch"
         raise _refuse(f"xid_since is {text!r}", expected) from None
+
+
+# How long a process that just ended may go on being listed.
+PROCESS_WAIT = 1.0
+# What a probe asks one after the other: nvidia-smi, the kernel log, DCGM, nvidia-smi again, Fabric Manager.
+_SOURCES = 5
+
+
+def longest_probe(options: HealthOptions) -> float:
+    """The seconds after which C(probe) has ended, whatever hangs."""
+    asked = _SOURCES * (options.timeout + nvidia_smi.GRACE) + PROCESS_WAIT
+    if not options.dcgm or options.dcgm_diag_level is None:
+        return asked
+    return asked + options.dcgm_diag_timeout + nvidia_smi.GRACE
+
+
+def refuse_longer(options: HealthOptions, limit: float) -> None:
+    """ValueError where a probe could be killed before its end: it would never give a verdict."""
+    longest = longest_probe(options)
+    if longest > limit:
+        cause = "timeout" if options.dcgm_diag_level is None else "timeout, dcgm_diag_level and dcgm_diag_timeout"
+        raise _refuse(f"options ({cause}) with which a probe may take {longest:g} s", f"at most {limit:g} s")
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -601,29 +624,32 @@ def _program(name: str, search: str | None) -> str | None:
 def lines_of(argv: Sequence[str], timeout: float) -> Iterator[bytes]:
     """The lines that a program prints, one at a time; SourceError when it fails or does not end in time."""
     deadline = time.monotonic() + timeout
-    with subprocess.Popen(
+    process = subprocess.Popen(
         list(argv),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env=nvidia_smi.environment(),
         start_new_session=True,
-    ) as process:
-        assert process.stdout is not None
-        try:
-            yield from _split(_chunks(process.stdout.fileno(), deadline, " ".join(argv), timeout))
-            returncode = process.wait(max(deadline - time.monotonic(), 0.1))
-        except subprocess.TimeoutExpired:
-            raise _slow(" ".join(argv), timeout) from None
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
+    )
+    assert process.stdout is not None
+    try:
+        yield from _split(_chunks(process.stdout.fileno(), deadline, " ".join(argv), timeout))
+        returncode = process.wait(max(deadline - time.monotonic(), 0.1))
+    except subprocess.TimeoutExpired:
+        raise _slow(" ".join(argv), timeout) from None
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        # Not by Popen's own context, which waits without limit for one that hangs in the kernel.
+        nvidia_smi.reap(process, time.monotonic() + nvidia_smi.KILL_WAIT)
+        process.stdout.close()
     if returncode:
         raise SourceError(f"{' '.join(argv)} ended with exit code {returncode}")
 
 
 def _slow(what: str, timeout: float) -> SourceError:
-    return SourceError(f"{what} did not end within {timeout:g} s")
+    return SourceError(f"{what} did not end within {timeout:.3g} s")
 
 
 def _chunks(descriptor: int, deadline: float, what: str, timeout: float) -> Iterator[bytes]:
@@ -696,7 +722,8 @@ def kernel_records(lines: Iterable[bytes], seen: _Seen, booted: float) -> Iterat
             yield booted + after, message
 
 
-def _kmsg_chunks(path: Path, deadline: float, timeout: float) -> Iterator[bytes]:
+def _kmsg_chunks(path: Path, timeout: float) -> Iterator[bytes]:
+    deadline = time.monotonic() + timeout
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         while True:
@@ -727,17 +754,21 @@ def boot_time(root: Path) -> float:
 def kernel_events(since: float, timeout: float, root: Path, search: str | None) -> tuple[str, list[Event]]:
     """What the kernel log of this boot says of GPUs, and where it was read; the first source that has one counts."""
     booted = boot_time(root)
+    deadline = time.monotonic() + timeout
+
+    def left() -> float:
+        # Half of what is left, so that a source that hangs leaves time for the next one.
+        return max((deadline - time.monotonic()) / 2, 0.1)
 
     def journal(seen: _Seen) -> Iterator[tuple[float, str]]:
         options = ("--dmesg", "--boot", "--output=json", "--output-fields=MESSAGE,SYSLOG_FACILITY", "--no-pager")
-        yield from journal_records(lines_of([_found("journalctl"), *options], timeout), seen)
+        yield from journal_records(lines_of([_found("journalctl"), *options], left()), seen)
 
     def dmesg(seen: _Seen) -> Iterator[tuple[float, str]]:
-        yield from kernel_records(lines_of([_found("dmesg"), "-r"], timeout), seen, booted)
+        yield from kernel_records(lines_of([_found("dmesg"), "-r"], left()), seen, booted)
 
     def kmsg(seen: _Seen) -> Iterator[tuple[float, str]]:
-        chunks = _kmsg_chunks(root / "dev/kmsg", time.monotonic() + timeout, timeout)
-        yield from kernel_records(_split(chunks), seen, booted)
+        yield from kernel_records(_split(_kmsg_chunks(root / "dev/kmsg", left())), seen, booted)
 
     def _found(name: str) -> str:
         program = _program(name, search)
@@ -931,7 +962,7 @@ def dead_pids(gpus: Sequence[Mapping[str, Any]], root: Path) -> dict[int, list[i
 
 
 def processes_without_owner(
-    facts: Mapping[str, Any], root: Path, again: Callable[[], Mapping[str, Any]], wait: float = 1.0
+    facts: Mapping[str, Any], root: Path, again: Callable[[], Mapping[str, Any]], wait: float = PROCESS_WAIT
 ) -> tuple[str, dict[int, list[int]]]:
     """Pids that hold memory of a GPU though they ended, and whether that can be told here.
 

@@ -1057,22 +1057,29 @@ class _Child:
         stdout, stderr = (bytes(self.output[name]).decode("utf-8", "replace") for name in ("stdout", "stderr"))
         return Command(tuple(argv), returncode, stdout, stderr, timed_out=returncode is None, limit=limit)
 
-    def end(self) -> None:
-        if self.process.returncode is None or self.open_pipes:
-            self.kill()
-        try:
-            self.process.wait(1)
-        except subprocess.TimeoutExpired:
-            # Hangs in the driver, where no signal reaches it: given up, and Popen's destructor need not warn.
-            self.process.returncode = -signal.SIGKILL
+    def end(self, deadline: float) -> None:
+        reap(self.process, deadline)
         for pipe in (self.process.stdout, self.process.stderr):
             if pipe is not None:
                 pipe.close()
 
 
+def reap(process: subprocess.Popen[bytes], deadline: float) -> None:
+    """Take leave of a killed process, of one that no signal reaches because it hangs in the driver too."""
+    try:
+        process.wait(max(deadline - time.monotonic(), 0.05))
+    except subprocess.TimeoutExpired:
+        # Popen's destructor need not warn.
+        process.returncode = -signal.SIGKILL
+
+
 # Calls that initialise NVML at the same moment hold each other up: beside C(nvidia-smi -q -x), 220 ms on a host with
 # two H200, C(nvlink -s) cost 14 ms when it started with it, and 4 ms when it started 20 to 40 ms later.
 HEAD_START = 0.03
+# How long the killed may take to be gone, all of one moment together.
+KILL_WAIT = 1.0
+# By how much C(collect) and C(run_commands) can be late: what was begun in time is asked to its end, call by call.
+GRACE = 10.0
 
 
 def run_commands(argvs: Sequence[Sequence[str]], timeout: float) -> list[Command]:
@@ -1108,7 +1115,11 @@ def run_commands(argvs: Sequence[Sequence[str]], timeout: float) -> list[Command
                 results[number] = child.result(argvs[number], deadline - time.monotonic(), timeout)
         finally:
             for child in children.values():
-                child.end()
+                if child.process.returncode is None or child.open_pipes:
+                    child.kill()
+            given_up = time.monotonic() + KILL_WAIT
+            for child in children.values():
+                child.end(given_up)
     return [results[number] for number in sorted(results)]
 
 
