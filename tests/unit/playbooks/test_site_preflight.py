@@ -1,0 +1,79 @@
+"""site.yml refuses what a role would refuse later before it has asked a single node."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[3]
+
+# One wrong argument of every role, by the host that has it.
+WRONG: dict[str, dict[str, Any]] = {
+    "container_toolkit": {"container_toolkit_docker_managed": "perhaps"},
+    "cuda": {"cuda_repository_key_fingerprints": {"a": 1}},
+    "gpu_health": {"gpu_health_state": "gone"},
+    "nomad": {"nomad_log_level": "LOUD"},
+    "nomad_client": {"nomad_client_host_volumes": [{"name": "results"}]},
+    "nomad_device_nvidia": {"nomad_device_nvidia_ignored_gpu_ids": {"a": 1}},
+    "nomad_server": {"nomad_server_bootstrap_expect": "three"},
+    "nvidia_driver": {"nvidia_driver_kernel_modules": "closed"},
+}
+
+
+def run_site(folder: Path, hosts: dict[str, dict[str, Any]], *options: str) -> tuple[str, dict[str, dict[str, int]]]:
+    """Run it over hosts that nobody can reach: what fails failed before a node was asked. The recap by host."""
+    nowhere = {"ansible_host": "127.0.0.1", "ansible_port": 1, "ansible_connection": "ssh"}
+    inventory = folder / "inventory.yml"
+    groups = {
+        "nomad_servers": {"hosts": {name: None for name in hosts if name.startswith("server")}},
+        "gpu_nodes": {"hosts": {name: None for name in hosts if not name.startswith("server")}},
+    }
+    inventory.write_text(yaml.safe_dump({"all": {"hosts": hosts, "vars": nowhere, "children": groups}}))
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("ansible-playbook")), "-i", str(inventory), "playbooks/site.yml", *options],
+        cwd=ROOT,
+        env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "COLUMNS": "1000"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    found = re.findall(r"^(\S+) +: (ok=.*)$", done.stdout, re.M)
+    recap = {host: {key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", line)} for host, line in found}
+    return done.stdout + done.stderr, recap
+
+
+def test_a_wrong_argument_of_any_role_is_refused_before_a_node_is_asked(tmp_path: Path) -> None:
+    public = {path.parent.parent.name for path in ROOT.glob("roles/*/meta/argument_specs.yml")}
+    assert set(WRONG) == public, "add a wrong argument of the new role"
+    # Tags leave nothing of it out: a later role would otherwise meet what was never checked.
+    output, recap = run_site(tmp_path, {**WRONG, "right": {"cuda_version": "13.0"}}, "--tags", "driver")
+    assert set(recap) == {*WRONG, "right"}
+    for host, counts in recap.items():
+        assert (counts["failed"], counts["unreachable"]) == ((0, 1) if host == "right" else (1, 0)), output
+    for values in WRONG.values():
+        assert next(iter(values)) in output or "missing required arguments: path found in" in output
+
+
+def test_the_role_at_fault_is_named(tmp_path: Path) -> None:
+    output, _recap = run_site(tmp_path, {"server": WRONG["nomad_server"]})
+    assert "(item=nomad_server)" in output
+    assert "nomad_server_bootstrap_expect" in output
+
+
+@pytest.mark.parametrize("length", [22, 32, 43])
+def test_gossip_keys(length: int) -> None:
+    tasks = yaml.safe_load((ROOT / "roles/nomad_server/tasks/preflight.yml").read_text(encoding="utf-8"))
+    pattern = tasks[0]["ansible.builtin.assert"]["that"].partition("'")[2].rpartition("'")[0]
+    end = {22: "==", 32: "", 43: "="}[length]
+    assert re.match(pattern, "A" * length + end)
+    assert not re.match(pattern, "A" * (length - 1) + end)
+    assert not re.match(pattern, "A" * (length + 1) + end)
+    assert not re.match(pattern, "A" * (length - 1) + "-" + end)
+    assert re.match(pattern, "")
