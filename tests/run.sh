@@ -2,8 +2,6 @@
 # run.sh BIN: what `make test` runs. The last line is pytest's summary.
 set -eu
 bin=$1
-root=$(pwd)
-farms="gpufarm-test gpufarm-farm"
 interpreter_minor=$("$bin/python" -c 'import sys; print(sys.version_info.minor)')
 
 # The collection promises two generations of Python and ansible-core; the other one runs the unit tests.
@@ -22,20 +20,21 @@ other_generation() {
     "$venv/bin/python" -m pytest --quiet -n 2 tests/unit
 }
 
-# Neither needs Docker, so they run while the artefacts, the images and the mirror that all scenarios share are built.
+# Neither needs Docker, so they run while the artefacts and the images that all scenarios share are built.
 echo "test: linters and the other Python's unit tests run meanwhile, logs in .cache"
 mkdir -p .cache
 other_generation >.cache/other-generation.log 2>&1 &
 other_generation=$!
 sh tests/lint.sh "$bin" >.cache/lint.log 2>&1 &
 lint=$!
-down() { for farm in $farms; do "$bin/python" -m tests.simulator.farm down "$farm" >/dev/null || true; done; }
+# A scenario removes its own nodes, unless it is interrupted.
+down() { for scenario in molecule/*/; do "$bin/python" -m tests.simulator.farm down "gpufarm-$(basename "$scenario")" >/dev/null || true; done; }
 trap down EXIT
 failed=""
-"$bin/python" -m tests.simulator.farm mirror gpufarm-test || failed=/dev/null
+"$bin/python" -m tests.simulator.farm build || failed=/dev/null
 if wait "$lint"; then cat .cache/lint.log; else failed="$failed .cache/lint.log"; fi
 if wait "$other_generation"; then cat .cache/other-generation.log; else failed="$failed .cache/other-generation.log"; fi
 # shellcheck disable=SC2086 # names without spaces; what failed is told last
 [ -z "$failed" ] || { cat $failed; exit 1; }
 
-PYTHONPATH="$root" "$bin/python" -m pytest -n "${GPUFARM_TEST_PROCESSES:-3}" --dist worksteal tests/scenarios tests/unit
+"$bin/python" -m pytest -n "${GPUFARM_TEST_PROCESSES:-3}" --dist worksteal tests/scenarios tests/unit

@@ -21,3 +21,12 @@ echo "setup: $("$venv/bin/python" --version), installing$groups into $venv"
 "$venv/bin/python" -m pip install --quiet --upgrade "pip>=25.1"
 # shellcheck disable=SC2086 # a list of options
 "$venv/bin/python" -m pip install --quiet $groups
+
+# Molecule looks for Ansible's commands on PATH; here it finds them although nobody has activated this environment.
+if [ -e "$venv/bin/molecule" ]; then
+    bin=$(cd "$venv/bin" && pwd)
+    cat >"$venv/bin/molecule" <<EOF
+#!/bin/sh
+PATH="$bin:\$PATH" exec "$bin/python" -m molecule "\$@"
+EOF
+fi

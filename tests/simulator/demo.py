@@ -60,7 +60,8 @@ def up() -> None:
     with step(2, "Upstream's artefacts (built from source) and node images"):
         built = prepare.everything(say)
     with step(3, "Nodes"):
-        prepare.start(FARM, built, publish={"server": [f"127.0.0.1:{PORT}:4646"]}, say=say)
+        nodes = farm.inventory_nodes(FARM, publish={"server": [f"127.0.0.1:{PORT}:4646"]})
+        prepare.start(FARM, built, nodes, say)
     environment = farm.environment(FARM)
     report = logs / "verify.json"
     with step(4, "playbooks/site.yml"):

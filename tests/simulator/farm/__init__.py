@@ -1,4 +1,4 @@
-"""Farms of node containers on this machine: made from an inventory, run by name, removed by name."""
+"""Farms of node containers on this machine: made from an inventory or from Molecule's platforms, removed by name."""
 
 from __future__ import annotations
 
@@ -7,49 +7,56 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from tests.simulator.cache import ROOT, cache_dir
-from tests.simulator.docker import DockerError, docker, docker_binary, exists, node_flags, node_options
+from tests.simulator.docker import NODE_INIT, PATIENCE, DockerError, docker, docker_binary, exists, node_flags
 from tests.simulator.mirror.build import ca_bundle
 from tests.simulator.mirror.pki import pki
 
 HERE = Path(__file__).resolve().parent
 INVENTORY = HERE / "inventory.yml"
 LABEL = "gpufarm.farm"
+IMAGE = "gpufarm-node:"
+# What a Molecule platform may say of a node.
+KEYS = {"name", "hostname", "image", "env", "groups", "children"}
+
+
+@dataclass(frozen=True)
+class Node:
+    """One container of a farm; ``environment`` says what its init plugs in (node/gpufarm-node-init)."""
+
+    container: str
+    hostname: str
+    suite: str
+    environment: dict[str, str] = field(default_factory=dict)
+    publish: list[str] = field(default_factory=list)
+
+    @property
+    def own_kernel_log(self) -> bool:
+        """Tell whether a driver would write to the node's kernel log; under WSL it is Windows' and so is its log."""
+        profile = self.environment.get("GPUFARM_GPU_PROFILE", "")
+        return bool(profile) and not profile.endswith("-wsl")
 
 
 def environment(farm: str) -> dict[str, str]:
-    """Return the environment in which Ansible and Molecule run against ``farm``."""
-    keys = pki()
-    options = node_options()
+    """Return the environment in which Ansible runs against ``farm``."""
     docker_folder = str(Path(docker_binary()).parent)
     environment = {
         **os.environ,
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), docker_folder, os.environ["PATH"]]),
         "GPUFARM_FARM": farm,
-        "GPUFARM_NETWORK": network(farm),
-        "GPUFARM_RELEASES_KEY": keys.releases_fingerprint,
-        "GPUFARM_PACKAGES_KEY": keys.packages_fingerprint,
-        "GPUFARM_NODE_CAPABILITIES": _flow(options["capabilities"]),
-        "GPUFARM_NODE_SECURITY_OPTS": _flow(options["security_opts"]),
-        "GPUFARM_NODE_CGROUPNS": str(options["cgroupns_mode"]),
-        "GPUFARM_NODE_TMPFS": _flow(options["tmpfs"]),
-        "GPUFARM_NODE_VOLUMES": _flow(options["volumes"]),
-        "GPUFARM_NODE_COMMAND": str(options["command"]),
         "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
         "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".collections"),
     }
     # An agent in a node must not inherit the caller's world, and neither must Ansible's own child processes.
     environment.pop("AWS_CA_BUNDLE", None)
     return environment
-
-
-def _flow(value: Any) -> str:
-    return yaml.safe_dump(value, default_flow_style=True, width=10_000).strip()
 
 
 def network(farm: str) -> str:
@@ -68,6 +75,32 @@ def nodes() -> dict[str, dict[str, Any]]:
                 "suite": variables.get("simulator_suite", "trixie"),
                 "profile": variables.get("simulator_gpu_profile"),
             }
+    return found
+
+
+def inventory_nodes(farm: str, publish: dict[str, list[str]]) -> list[Node]:
+    """Return the farm's inventory as containers, named after the farm."""
+    return [
+        Node(f"{farm}-{name}", name, node["suite"],
+             {"GPUFARM_GPU_PROFILE": node["profile"]} if node["profile"] else {}, publish.get(name, []))
+        for name, node in nodes().items()
+    ]  # fmt: skip
+
+
+def platform_nodes(platforms: list[dict[str, Any]], suites: Sequence[str]) -> list[Node]:
+    """Return Molecule's platforms as containers; a platform that asks for what nodes do not have is an error."""
+    images = [f"{IMAGE}{suite}" for suite in suites]
+    found = []
+    for platform in platforms:
+        unknown = sorted(set(platform) - KEYS)
+        if unknown or platform.get("image") not in images:
+            raise DockerError(
+                f"platform {platform['name']}: image {platform.get('image')}, keys {unknown}. "
+                f"Expected: image {' or '.join(images)}, keys {sorted(KEYS)}. Next step: edit molecule.yml."
+            )
+        suite = platform["image"].removeprefix(IMAGE)
+        name = platform["name"]
+        found.append(Node(name, platform.get("hostname", name), suite, platform.get("env", {})))
     return found
 
 
@@ -102,33 +135,32 @@ def faults_file(farm: str) -> Path:
     return cache_dir() / "farms" / farm / "mirror-faults.json"
 
 
-def start_node(farm: str, name: str, image: str, profile: str | None, publish: list[str]) -> bool:
-    """Start one node container and tell whether it is new; one that runs on the same image is kept."""
-    container = f"{farm}-{name}"
-    if exists("container", container):
-        same = docker("inspect", "--format", "{{.Config.Image}}", container).strip() == image
-        running = docker("inspect", "--format", "{{.State.Running}}", container).strip() == "true"
+def start_node(farm: str, node: Node, image: str) -> bool:
+    """Start one node and tell whether it is new; one that runs on the same image is kept."""
+    if exists("container", node.container):
+        same = docker("inspect", "--format", "{{.Config.Image}}", node.container).strip() == image
+        running = docker("inspect", "--format", "{{.State.Running}}", node.container).strip() == "true"
         if same and running:
             return False
-        docker("rm", "--force", "--volumes", container)
+        docker("rm", "--force", "--volumes", node.container)
     flags = node_flags()
-    if profile:
-        flags += ["--env", f"GPUFARM_GPU_PROFILE={profile}"]
+    for name, value in node.environment.items():
+        flags += ["--env", f"{name}={value}"]
     bundle = ca_bundle()
     if bundle:
         flags += ["--volume", f"{bundle}:/usr/share/gpufarm-simulator/host-ca.crt:ro"]
-    for port in publish:
+    for port in node.publish:
         flags += ["--publish", port]
-    docker("run", "--detach", "--name", container, "--hostname", name, "--network", network(farm),
-           "--label", f"{LABEL}={farm}", *flags, image, str(node_options()["command"]))  # fmt: skip
+    docker("run", "--detach", "--name", node.container, "--hostname", node.hostname, "--network", network(farm),
+           "--network-alias", node.hostname, "--label", f"{LABEL}={farm}", *flags, image, NODE_INIT)  # fmt: skip
     return True
 
 
-def wait_for_systemd(farm: str, name: str) -> None:
+def wait_for_systemd(container: str) -> None:
     """Wait until the node has booted; a failed unit is an error that names it."""
-    container = f"{farm}-{name}"
     state = ""
-    for _ in range(120):
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
         result = subprocess.run(
             [docker_binary(), "exec", container, "systemctl", "is-system-running"],
             capture_output=True, text=True, check=False,
@@ -140,7 +172,7 @@ def wait_for_systemd(farm: str, name: str) -> None:
             failed = docker("exec", container, "systemctl", "--failed", "--plain", "--no-legend").strip()
             raise DockerError(f"{container}: failed units: {failed}. Next step: docker exec {container} journalctl -b")
         time.sleep(0.5)
-    raise DockerError(f"{container}: systemd is '{state}' after 60 s. Next step: docker logs {container}")
+    raise DockerError(f"{container}: systemd is '{state}' after {PATIENCE} s. Next step: docker logs {container}")
 
 
 def remove(farm: str) -> list[str]:

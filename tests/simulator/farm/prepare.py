@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.simulator import farm
+from tests.simulator.farm import Node
 from tests.simulator.farm.jobs import job_image
 from tests.simulator.gpu.faults import start_kernel_log
 from tests.simulator.mirror.build import mirror
@@ -37,28 +38,13 @@ def everything(say: Callable[[str], None]) -> Built:
     return Built(www.result(), images)
 
 
-def start(name: str, built: Built, publish: dict[str, list[str]], say: Callable[[str], None]) -> None:
+def start(name: str, built: Built, nodes: list[Node], say: Callable[[str], None]) -> None:
     """Start the farm's mirror and nodes, keeping what runs already, and wait until every node has booted."""
-    farm.start_mirror(name, built.images["trixie"], built.www)
-    nodes = farm.nodes()
+    farm.start_mirror(name, built.images[SUITES[0]], built.www)
     with ThreadPoolExecutor() as pool:
-        new = dict(
-            zip(
-                nodes,
-                pool.map(
-                    lambda item: farm.start_node(
-                        name, item[0], built.images[item[1]["suite"]], item[1]["profile"], publish.get(item[0], [])
-                    ),
-                    nodes.items(),
-                ),
-                strict=True,
-            )
-        )
-        list(pool.map(lambda node: farm.wait_for_systemd(name, node), nodes))
-        # Under WSL the driver is Windows', and so is its log.
-        logged = [
-            node for node, is_new in new.items() if is_new and not (nodes[node]["profile"] or "-wsl").endswith("-wsl")
-        ]
-        list(pool.map(lambda node: start_kernel_log(f"{name}-{node}"), logged))
-    for node, fresh in new.items():
-        say(f"      {name}-{node}: {'started' if fresh else 'kept'}")
+        new = list(pool.map(lambda node: farm.start_node(name, node, built.images[node.suite]), nodes))
+        list(pool.map(lambda node: farm.wait_for_systemd(node.container), nodes))
+        logged = [node.container for node, fresh in zip(nodes, new, strict=True) if fresh and node.own_kernel_log]
+        list(pool.map(start_kernel_log, logged))
+    for node, fresh in zip(nodes, new, strict=True):
+        say(f"      {node.container}: {'started' if fresh else 'kept'}")

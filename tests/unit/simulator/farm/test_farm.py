@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.simulator import demo, docker, farm
@@ -65,24 +63,46 @@ def test_inventory_names_nodes_with_profiles_that_exist() -> None:
         assert (farm.ROOT / f"tests/simulator/gpu/profiles/{nodes[name]['profile']}.yml").is_file()
 
 
-@pytest.fixture(params=["1", "2"])
-def cgroup(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setattr(docker, "cgroup_version", lambda: request.param)
-    docker.node_options.cache_clear()
-    yield request.param
-    docker.node_options.cache_clear()
-
-
-def test_flags_fit_the_cgroup_version(cgroup: str) -> None:
+@pytest.mark.parametrize("version", ["1", "2"])
+def test_flags_fit_the_cgroup_version(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(docker, "cgroup_version", lambda: version)
     flags = docker.node_flags()
     assert "--privileged" not in flags
-    assert f"--cgroupns={'host' if cgroup == '1' else 'private'}" in flags
-    assert ("--volume=/sys/fs/cgroup:/sys/fs/cgroup:rw" in flags) is (cgroup == "1")
+    assert f"--cgroupns={'host' if version == '1' else 'private'}" in flags
+    assert ("--volume=/sys/fs/cgroup:/sys/fs/cgroup:rw" in flags) is (version == "1")
     assert "--volume=/var/lib/docker" in flags
 
 
-def test_flags_and_molecules_options_agree(cgroup: str) -> None:
-    options = docker.node_options()
-    flags = docker.node_flags()
-    for flag, name in (("--cap-add", "capabilities"), ("--security-opt", "security_opts"), ("--volume", "volumes")):
-        assert [part.split("=", 1)[1] for part in flags if part.startswith(f"{flag}=")] == options[name], cgroup
+def test_molecules_platforms_are_nodes() -> None:
+    first, second = farm.platform_nodes(
+        [
+            {"name": "a", "image": "gpufarm-node:trixie", "groups": ["gpu_nodes"], "env": {"GPUFARM_GPU_PROFILE": "x"}},
+            {"name": "b", "image": "gpufarm-node:bookworm", "hostname": "twin"},
+        ],
+        ["trixie", "bookworm"],
+    )
+    assert first == farm.Node("a", "a", "trixie", {"GPUFARM_GPU_PROFILE": "x"})
+    assert second == farm.Node("b", "twin", "bookworm")
+
+
+@pytest.mark.parametrize(
+    ("platform", "found"),
+    [
+        ({"image": "debian:12"}, "image debian:12"),
+        ({}, "image None"),
+        ({"image": "gpufarm-node:trixie", "privileged": True}, "keys ['privileged']"),
+    ],
+)
+def test_a_platform_that_no_node_can_be_is_refused(platform: dict[str, object], found: str) -> None:
+    with pytest.raises(docker.DockerError) as refusal:
+        farm.platform_nodes([{"name": "odd", **platform}], ["trixie"])
+    assert "platform odd" in str(refusal.value)
+    assert found in str(refusal.value)
+    assert "Next step: edit molecule.yml" in str(refusal.value)
+
+
+def test_only_a_node_with_its_own_driver_has_its_messages_in_the_kernel_log() -> None:
+    profiles = {"t4-x4": True, "rtx4090-wsl": False, "": False}
+    for profile, expected in profiles.items():
+        assert farm.Node("n", "n", "trixie", {"GPUFARM_GPU_PROFILE": profile}).own_kernel_log is expected
+    assert farm.Node("n", "n", "trixie").own_kernel_log is False
