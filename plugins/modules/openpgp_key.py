@@ -127,7 +127,7 @@ downloaded:
   type: bool
   returned: success
   sample: false
-keys:
+public_keys:
   description: The primary keys. Empty where check mode did not read them.
   type: list
   elements: dict
@@ -255,7 +255,7 @@ def apply(module: AnsibleModule) -> dict[str, Any]:
         "dest": str(dest),
         "fingerprints": after,
         "downloaded": downloaded,
-        "keys": [
+        "public_keys": [
             {
                 "fingerprint": key.fingerprint,
                 "user_ids": list(key.user_ids),

@@ -27,7 +27,7 @@ def main() -> None:
         torch.nn.Linear(2, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 2)
     ).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    for _ in range(600):
+    for _step in range(600):
         optimizer.zero_grad()
         loss = torch.nn.functional.cross_entropy(model(inputs), label)
         loss.backward()

@@ -76,7 +76,7 @@ def test_writes_a_binary_keyring(node: Node, gpg: helper.Gpg, first: str) -> Non
     assert node.dest.read_bytes() == gpg.export(first, armored=False)
     assert stat.S_IMODE(node.dest.stat().st_mode) == 0o644
     assert result["diff"] == {"before": "", "after": f"{node.dest}\n{first}\n"}
-    assert result["keys"] == [
+    assert result["public_keys"] == [
         {"fingerprint": first, "user_ids": ["first <first@example.com>"], "expires": None, "revoked": False}
     ]
 
@@ -152,7 +152,7 @@ def test_rotation_fetches_the_new_key(
 
 def test_check_mode_uses_no_network_where_it_need_not(node: Node, server: helper.Server, first: str) -> None:
     result = node.run(check=True, diff=True)
-    assert result["changed"] and result["fingerprints"] == [first] and result["keys"] == []
+    assert result["changed"] and result["fingerprints"] == [first] and result["public_keys"] == []
     assert server.requests == [] and not node.dest.parent.exists()
 
 
