@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible_collections.gpufarm.core.plugins.module_utils import nvidia_smi, xid
+from ansible_collections.gpufarm.core.plugins.module_utils.text import clean
 from ansible_collections.gpufarm.core.plugins.module_utils.xid import CRITICAL, IGNORE, WARNING, Event
 
 SEVERITIES = (IGNORE, WARNING, CRITICAL)
@@ -211,22 +212,28 @@ PROBLEMS: dict[str, Kind] = {
     "gpu_unreadable": Kind(CRITICAL, "check_configuration", _ANSWERS),
     "gpu_count": Kind(CRITICAL, "check_hardware", "{gpus} GPUs"),
     "gpu_init_failed": Kind(CRITICAL, "reset_gpu", "a GPU that the driver can start"),
+    "sensors_failed": Kind(WARNING, "watch", "a value from every sensor"),
+    "inforom_corrupted": Kind(WARNING, "contact_support", "an infoROM that can be read"),
     "compute_prohibited": Kind(CRITICAL, "check_configuration", "a compute mode in which jobs may use the GPU"),
     "recovery_action": Kind(CRITICAL, "drain_and_reset", "None"),
     "ecc_uncorrected": Kind(CRITICAL, "drain_and_reset", "at most {ecc_uncorrected_max}"),
     "ecc_corrected": Kind(WARNING, "watch", "at most {ecc_corrected_max}"),
     "ecc_disabled": Kind(WARNING, "check_configuration", "ECC enabled"),
     "ecc_mode_pending": Kind(WARNING, "reset_gpu", "one ECC mode before and after a reset"),
+    "unrepairable_memory": Kind(CRITICAL, "contact_support", "memory that can be repaired"),
+    "channel_repair_pending": Kind(CRITICAL, "drain_and_reset", "no channel of memory that waits to be repaired"),
+    "tpc_repair_pending": Kind(CRITICAL, "drain_and_reset", "no part of the chip that waits to be repaired"),
     "sram_threshold_exceeded": Kind(CRITICAL, "contact_support", "fewer errors in SRAM than the threshold"),
     "row_remap_pending": Kind(CRITICAL, "drain_and_reset", "no row of memory that waits to be replaced"),
     "row_remap_failed": Kind(CRITICAL, "contact_support", "a spare row for every row that failed"),
     "retired_pages_pending": Kind(CRITICAL, "drain_and_reset", "no page of memory that waits to be retired"),
     "hw_slowdown": Kind(WARNING, "check_hardware", "none of {throttle_reasons}"),
-    "temperature": Kind(WARNING, "check_hardware", "at most {temperature_gpu_max_c} C"),
+    "temperature": Kind(WARNING, "check_hardware", "less than the card's own limits"),
     "pcie_width": Kind(WARNING, "check_hardware", "all lanes"),
     "pcie_generation": Kind(WARNING, "check_hardware", "generation {pcie_generation_min} or newer"),
     "nvlink_down": Kind(WARNING, "check_nvlink", "as many active links as its neighbours of the same model"),
     "fabric_not_ready": Kind(CRITICAL, "check_nvlink", "state Completed with status Success"),
+    "fabric_unhealthy": Kind(CRITICAL, "check_nvlink", "a healthy fabric with its full bandwidth"),
     "fabric_manager": Kind(
         CRITICAL, "check_configuration", "an active unit nvidia-fabricmanager on a host with NVSwitch"
     ),
@@ -334,8 +341,14 @@ def _less(value: float | None, limit: float | None) -> bool:
 
 def _gpu_status(gpu: Mapping[str, Any], _options: HealthOptions) -> Iterator[_Complaint]:
     code = _UNANSWERED.get(gpu["status"])
+    failed = gpu["sensors_failed"]
     if code:
-        yield _Complaint(code, f"that {_without_advice(gpu['status_message'] or gpu['status'])}")
+        step = "reset_gpu" if failed else None
+        yield _Complaint(code, f"that {_without_advice(gpu['status_message'] or gpu['status'])}", action=step)
+    elif failed:
+        yield _Complaint("sensors_failed", f"an error in place of {', '.join(failed)}")
+    if gpu["inforom_corrupted"]:
+        yield _Complaint("inforom_corrupted", "a corrupted infoROM, which cannot keep which memory was replaced")
     if gpu["compute_mode"] == "Prohibited":
         yield _Complaint("compute_prohibited", "compute mode Prohibited")
     action = gpu["recovery_action"]
@@ -360,6 +373,12 @@ def _gpu_memory(gpu: Mapping[str, Any], options: HealthOptions) -> Iterator[_Com
         yield _Complaint("ecc_mode_pending", f"ECC {ecc['mode']} now and {ecc['mode_pending']} after the next reset")
     if ecc["sram_threshold_exceeded"]:
         yield _Complaint("sram_threshold_exceeded", "more errors in SRAM than the threshold")
+    if ecc["unrepairable_memory"]:
+        yield _Complaint("unrepairable_memory", "memory that cannot be repaired any more")
+    if ecc["channel_repair_pending"]:
+        yield _Complaint("channel_repair_pending", "a channel of memory that waits for a reset to be repaired")
+    if ecc["tpc_repair_pending"]:
+        yield _Complaint("tpc_repair_pending", "a part of the chip (TPC) that waits for a reset to be repaired")
     if ecc["remapped_rows"]["pending"]:
         yield _Complaint("row_remap_pending", "a row of memory that waits for a reset to be replaced")
     if ecc["remapped_rows"]["failure"]:
@@ -368,14 +387,37 @@ def _gpu_memory(gpu: Mapping[str, Any], options: HealthOptions) -> Iterator[_Com
         yield _Complaint("retired_pages_pending", "a page of memory that waits for a reset to be retired")
 
 
+def _gpu_temperature(gpu: Mapping[str, Any], options: HealthOptions) -> Iterator[_Complaint]:
+    celsius, limits = gpu["temperature_gpu_c"], gpu["temperature_limits"]
+    if options.temperature_gpu_max_c is not None:
+        if _more(celsius, options.temperature_gpu_max_c):
+            yield _Complaint("temperature", f"{celsius} C", expected=f"at most {options.temperature_gpu_max_c} C")
+    else:
+        # The card's own limits: newer ones tell how far they are from one limit, which shrinks as they get hot.
+        margin = limits["margin_c"]
+        for limit, severity, deed in (("shutdown", CRITICAL, "turns itself off"), ("slowdown", WARNING, "slows down")):
+            hottest, least = limits[f"{limit}_c"], limits[f"{limit}_margin_c"]
+            if _more(celsius, None if hottest is None else hottest - 1):
+                expected = f"less than {hottest} C, at which the card {deed}"
+                yield _Complaint("temperature", f"{celsius} C", severity, expected=expected)
+                break
+            if _less(margin, None if least is None else least + 1):
+                found = f"{'an unknown temperature' if celsius is None else f'{celsius} C'}, a margin of {margin} C"
+                expected = f"a margin of more than {least} C, at which the card {deed}"
+                yield _Complaint("temperature", found, severity, expected=expected)
+                break
+    hottest = limits["memory_max_c"]
+    if _more(gpu["temperature_memory_c"], None if hottest is None else hottest - 1):
+        expected = f"less than {hottest} C, at which the card slows down"
+        yield _Complaint("temperature", f"{gpu['temperature_memory_c']} C of the memory", expected=expected)
+
+
 def _gpu_speed(gpu: Mapping[str, Any], options: HealthOptions) -> Iterator[_Complaint]:
     reasons = gpu["clocks_event_reasons"] or []
     slowing = [reason for reason in options.throttle_reasons if reason in reasons]
     if slowing:
         yield _Complaint("hw_slowdown", f"clocks held down by {', '.join(slowing)}")
-    celsius = gpu["temperature_gpu_c"]
-    if _more(celsius, options.temperature_gpu_max_c):
-        yield _Complaint("temperature", f"{celsius} C")
+    yield from _gpu_temperature(gpu, options)
     pcie = gpu["pcie"]
     width = pcie["width_current"]
     wanted = pcie["width_max"] if options.pcie_width_min is None else options.pcie_width_min
@@ -388,10 +430,24 @@ def _gpu_speed(gpu: Mapping[str, Any], options: HealthOptions) -> Iterator[_Comp
         yield _Complaint("pcie_generation", f"PCI Express generation {fastest}")
 
 
+# What each part of the fabric's health says when nothing is wrong; "" where the driver does not tell it.
+_FABRIC_GOOD = frozenset(("", "healthy", "full", "false", "no", "none", "not active"))
+# Without these jobs run, slower than they might.
+_FABRIC_BROKEN = frozenset(("summary", "route_unhealthy", "incorrect_configuration"))
+_FABRIC_SLOW = frozenset(("Limited Capacity",))
+
+
 def _gpu_settings(gpu: Mapping[str, Any], options: HealthOptions) -> Iterator[_Complaint]:
     state, status = gpu["fabric_state"], gpu["fabric_status"]
     if (state is not None and state != "Completed") or (status is not None and status != "Success"):
         yield _Complaint("fabric_not_ready", f"fabric state {state} with status {status}")
+    bad = [(words, told) for words, told in gpu["fabric_health"].items() if (told or "").lower() not in _FABRIC_GOOD]
+    if bad:
+        named = ", ".join(f"{words.replace('_', ' ')} {told}" for words, told in bad)
+        severity = (
+            CRITICAL if any(words in _FABRIC_BROKEN and told not in _FABRIC_SLOW for words, told in bad) else WARNING
+        )
+        yield _Complaint("fabric_unhealthy", f"a fabric with {named}", severity)
     if options.persistence_required and gpu["persistence_mode"] == "Disabled":
         yield _Complaint("persistence_off", "persistence mode Disabled")
     now, later = gpu["mig_mode"], gpu["mig_mode_pending"]
@@ -409,7 +465,7 @@ def _judge_links(gpus: Sequence[Mapping[str, Any]]) -> dict[int, _Complaint]:
     active = {
         position: sum(1 for link in gpu["nvlinks"] if link["active"])
         for position, gpu in enumerate(gpus)
-        if gpu["nvlinks"] and gpu["status"] == "ok"
+        if gpu["nvlinks"] is not None and gpu["status"] == "ok"
     }
     most: Counter[Any] = Counter()
     for position, number in active.items():
@@ -686,7 +742,7 @@ def journal_records(lines: Iterable[bytes], seen: _Seen) -> Iterator[tuple[float
     """Time and message of the entries that C(journalctl --output=json) prints."""
     for line in lines:
         if not line.startswith(b"{"):
-            seen.said = line.decode("utf-8", "replace").strip() or seen.said
+            seen.said = clean(line.decode("utf-8", "replace").strip()) or seen.said
             continue
         seen.records += 1
         # A message that is not UTF-8, as a process can be named, is printed as a list of numbers.
@@ -714,7 +770,7 @@ def kernel_records(lines: Iterable[bytes], seen: _Seen, booted: float) -> Iterat
         elif syslog:
             priority, after, message = int(syslog.group(1)), float(syslog.group(2) or 0), syslog.group(3)
         else:
-            seen.said = text.strip() or seen.said
+            seen.said = clean(text.strip()) or seen.said
             continue
         # Who writes to /dev/kmsg cannot speak as the kernel: that is facility 0 alone.
         if priority >> 3 == 0:
@@ -833,7 +889,8 @@ def _finding(name: str, status: str, words: str, device: tuple[str, str], uuids:
     uuid = uuids.get(number) if group == "GPU" else None
     whose = "" if uuid or not group else f" for {group} {number}"
     said = f": {' '.join(words.split())[:300]}" if words.strip() else ""
-    return Finding(dcgm_code(name), _DCGM_SEVERITIES[status.lower()], uuid, f"{status} of DCGM's {name}{whose}{said}")
+    found = clean(f"{status} of DCGM's {name}{whose}{said}")
+    return Finding(dcgm_code(name), _DCGM_SEVERITIES[status.lower()], uuid, found)
 
 
 def parse_dcgm_health(text: str, uuids: Mapping[str, str]) -> list[Finding]:
@@ -902,7 +959,7 @@ def dcgm_findings(options: HealthOptions, search: str | None) -> tuple[str, list
                 raise ValueError(f"no answer within {command.limit:g} s")
             findings += parse(command.stdout, uuids)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            words = " ".join((command.words if "{" not in command.stdout else str(error)).split())[:200]
+            words = " ".join(clean(command.words if "{" not in command.stdout else str(error)).split())[:200]
             failures.append(f"{' '.join(command.argv[1:])}: {words or error}")
     return f"failed: {'; '.join(failures)}" if failures else "ok", findings
 
@@ -937,7 +994,7 @@ def fabric_manager_state(root: Path, search: str | None, timeout: float) -> str:
         return "not_installed"
     if state["ActiveState"] == "active":
         return "ok"
-    return f"failed: {_FABRIC_MANAGER} is {state['ActiveState']} (result {state.get('Result', 'unknown')})"
+    return clean(f"failed: {_FABRIC_MANAGER} is {state['ActiveState']} (result {state.get('Result', 'unknown')})")
 
 
 def _entries(path: Path) -> list[Path]:

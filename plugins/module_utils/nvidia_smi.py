@@ -41,6 +41,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from ansible_collections.gpufarm.core.plugins.module_utils.text import clean
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
@@ -121,6 +123,20 @@ _NO_VALUE = frozenset(
         "unknown error",
     )
 )
+# Of these, what is no lack of a value but a GPU, or a driver, that fails. A healthy card gives none of its sensors so:
+# fan and power limits of some do (enkore/i3pystatus#850), and are no sensors here for that reason.
+_ERRORS = frozenset(
+    (
+        "err!",
+        "unknown error",
+        "timeout",
+        "uninitialized",
+        "driver not loaded",
+        "interrupt request issue",
+        "corrupted inforom",
+        "insufficient external power",
+    )
+)
 _GPU_STATES = {"gpu is lost": "lost", "gpu requires reset": "reset_required"}
 
 # No more digits than a 64-bit counter has, so that damaged text cannot become a number of absurd size.
@@ -129,7 +145,7 @@ _NUMBER = re.compile(r"^(-?[0-9]{1,20}(?:\.[0-9]{1,9})?)\s*([A-Za-z%/]*)$")
 
 def _bare(text: str | None) -> str:
     """The text without padding and without the brackets that the CSV format puts around what is not a value."""
-    value = (text or "").strip()
+    value = clean((text or "").strip())
     if value.startswith("[") and value.endswith("]"):
         value = value[1:-1].strip()
     return value
@@ -138,6 +154,10 @@ def _bare(text: str | None) -> str:
 def _text(raw: str | None) -> str | None:
     value = _bare(raw)
     return None if value.lower() in _NO_VALUE else value
+
+
+def _fails(raw: str | None) -> bool:
+    return _bare(raw).lower() in _ERRORS
 
 
 def _number(raw: str | None, units: tuple[str, ...]) -> str | None:
@@ -249,22 +269,23 @@ SUBSETS: dict[str, tuple[str, ...]] = {
         "virtualization_mode",
         "addressing_mode",
         "driver_model",
+        "inforom_corrupted",
     ),
     "memory": ("memory_free_mib", "memory_reserved_mib", "bar1_total_mib", "bar1_used_mib"),
     "power": ("power_draw_w", "power_limit_w", "power_limit_enforced_w", "power_limit_default_w"),
-    "temperature": ("temperature_gpu_c", "temperature_memory_c"),
+    "temperature": ("temperature_gpu_c", "temperature_memory_c", "temperature_limits"),
     "utilization": ("utilization_gpu_percent", "utilization_memory_percent"),
     "ecc": ("ecc", "recovery_action"),
     "clocks": ("performance_state", "clocks", "clocks_event_reasons"),
     "pcie": ("pcie",),
-    "fabric": ("fabric_state", "fabric_status"),
+    "fabric": ("fabric_state", "fabric_status", "fabric_health"),
     "processes": ("processes",),
 }
 DEFAULT_SUBSETS = ("min", "mig", "topology")
 # These come from the listing call, from sysfs or from a call of their own; every other one needs -q -x.
 _WITHOUT_XML = frozenset(("min", "mig", "topology", "nvlink"))
 # A GPU is always named, whatever was gathered.
-IDENTITY_KEYS = ("index", "name", "uuid", "pci_bus_id", "status", "status_message")
+IDENTITY_KEYS = ("index", "name", "uuid", "pci_bus_id", "status", "status_message", "sensors_failed")
 
 
 def empty_gpu() -> dict[str, Any]:
@@ -276,6 +297,7 @@ def empty_gpu() -> dict[str, Any]:
         "pci_bus_id": None,
         "status": "ok",
         "status_message": None,
+        "sensors_failed": None,
         "serial": None,
         "architecture": None,
         "minor_number": None,
@@ -296,6 +318,7 @@ def empty_gpu() -> dict[str, Any]:
         "virtualization_mode": None,
         "addressing_mode": None,
         "driver_model": None,
+        "inforom_corrupted": None,
         "memory_free_mib": None,
         "memory_reserved_mib": None,
         "bar1_total_mib": None,
@@ -306,6 +329,14 @@ def empty_gpu() -> dict[str, Any]:
         "power_limit_default_w": None,
         "temperature_gpu_c": None,
         "temperature_memory_c": None,
+        "temperature_limits": {
+            "slowdown_c": None,
+            "shutdown_c": None,
+            "memory_max_c": None,
+            "margin_c": None,
+            "slowdown_margin_c": None,
+            "shutdown_margin_c": None,
+        },
         "utilization_gpu_percent": None,
         "utilization_memory_percent": None,
         "ecc": {
@@ -314,6 +345,9 @@ def empty_gpu() -> dict[str, Any]:
             "corrected": {"volatile": None, "aggregate": None},
             "uncorrected": {"volatile": None, "aggregate": None},
             "sram_threshold_exceeded": None,
+            "unrepairable_memory": None,
+            "channel_repair_pending": None,
+            "tpc_repair_pending": None,
             "remapped_rows": {"corrected": None, "uncorrected": None, "pending": None, "failure": None},
             "retired_pages": {"single_bit": None, "double_bit": None, "pending": None},
             "pending": None,
@@ -340,6 +374,14 @@ def empty_gpu() -> dict[str, Any]:
         },
         "fabric_state": None,
         "fabric_status": None,
+        "fabric_health": {
+            "summary": None,
+            "bandwidth": None,
+            "route_recovery_in_progress": None,
+            "route_unhealthy": None,
+            "access_timeout_recovery": None,
+            "incorrect_configuration": None,
+        },
         "processes": None,
     }
 
@@ -530,6 +572,9 @@ def _ecc(gpu: _Node) -> dict[str, Any]:
         "corrected": {"volatile": corrected_volatile, "aggregate": corrected_aggregate},
         "uncorrected": {"volatile": uncorrected_volatile, "aggregate": uncorrected_aggregate},
         "sram_threshold_exceeded": _bool(gpu.value("ecc_errors/aggregate/sram_threshold_exceeded")),
+        "unrepairable_memory": _bool(gpu.value("ecc_errors/unrepairable_memory")),
+        "channel_repair_pending": _bool(gpu.value("ecc_errors/channel_repair_pending")),
+        "tpc_repair_pending": _bool(gpu.value("ecc_errors/tpc_repair_pending")),
         "remapped_rows": rows,
         "retired_pages": pages,
         "pending": any(waiting) if waiting else None,
@@ -591,6 +636,47 @@ def _mig_devices(gpu: _Node) -> list[dict[str, Any]] | None:
     ]
 
 
+def _temperature_limits(gpu: _Node) -> dict[str, Any]:
+    """At what the card protects itself: temperatures, or with newer ones distances to a limit that is not told."""
+    paths = {
+        "slowdown_c": "gpu_temp_slow_threshold",
+        "shutdown_c": "gpu_temp_max_threshold",
+        "memory_max_c": "gpu_temp_max_mem_threshold",
+        "margin_c": "gpu_temp_tlimit",
+        "slowdown_margin_c": "gpu_temp_slow_tlimit_threshold",
+        "shutdown_margin_c": "gpu_temp_max_tlimit_threshold",
+    }
+    return {key: _int(gpu.value(f"temperature/{path}"), "C") for key, path in paths.items()}
+
+
+_POWER_DRAW = ("average_power_draw", "power_draw", "instant_power_draw")
+_SENSORS: dict[str, tuple[str, ...]] = {
+    "temperature_gpu_c": ("temperature/gpu_temp",),
+    "power_draw_w": tuple(
+        f"{section}/{name}" for section in ("gpu_power_readings", "power_readings") for name in _POWER_DRAW
+    ),
+    "utilization_gpu_percent": ("utilization/gpu_util",),
+    "performance_state": ("performance_state",),
+    "clocks.sm_mhz": ("clocks/sm_clock",),
+    "memory_used_mib": ("fb_memory_usage/used",),
+}
+
+
+def _sensors(gpu: _Node) -> tuple[list[str], bool]:
+    """The sensors that answer with an error where a value was due, and whether none has a value besides the memory."""
+    failed, answers = [], False
+    for key, paths in _SENSORS.items():
+        if gpu.value(*paths) is not None:
+            answers = answers or key != "memory_used_mib"
+        elif any(_fails(node.text) for node in map(gpu.find, paths) if node is not None):
+            failed.append(key)
+    return failed, bool(failed) and not answers
+
+
+def _fabric_health(gpu: _Node) -> dict[str, str | None]:
+    return {key: _text(gpu.value(f"fabric/health/{key}")) for key in empty_gpu()["fabric_health"]}
+
+
 def _fabric_status(gpu: _Node) -> str | None:
     """Success, or why the GPU could not join its fabric: NVML's words for an error are the value here."""
     status = gpu.find("fabric/status")
@@ -625,6 +711,9 @@ def _status(gpu: _Node) -> tuple[str, str | None]:
 def _gpu_of_xml(element: _Node, index: int) -> dict[str, Any]:
     gpu = empty_gpu()
     status, status_message = _status(element)
+    sensors_failed, dumb = _sensors(element)
+    if dumb and status == "ok":
+        status, status_message = "unreadable", f"Its sensors answer with errors only: {', '.join(sensors_failed)}."
     power = element.find("gpu_power_readings") or element.find("power_readings") or _Node("", {})
     link = element.find("pci/pci_gpu_link_info") or _Node("", {})
     gpu.update(
@@ -634,6 +723,7 @@ def _gpu_of_xml(element: _Node, index: int) -> dict[str, Any]:
         pci_bus_id=_text(element.value("pci/pci_bus_id")) or _text(element.attributes.get("id")),
         status=status,
         status_message=status_message,
+        sensors_failed=sensors_failed,
         serial=_identifier(element.value("serial")),
         architecture=_text(element.value("product_architecture")),
         minor_number=_int(element.value("minor_number")),
@@ -656,12 +746,13 @@ def _gpu_of_xml(element: _Node, index: int) -> dict[str, Any]:
         bar1_total_mib=_mib(element, "bar1_memory_usage/total"),
         bar1_used_mib=_mib(element, "bar1_memory_usage/used"),
         # The average is what --query-gpu=power.draw gives wherever the card has one.
-        power_draw_w=_float(power.value("average_power_draw", "power_draw", "instant_power_draw"), "W"),
+        power_draw_w=_float(power.value(*_POWER_DRAW), "W"),
         power_limit_w=_float(power.value("requested_power_limit", "power_limit"), "W"),
         power_limit_enforced_w=_float(power.value("current_power_limit", "enforced_power_limit"), "W"),
         power_limit_default_w=_float(power.value("default_power_limit"), "W"),
         temperature_gpu_c=_int(element.value("temperature/gpu_temp"), "C"),
         temperature_memory_c=_int(element.value("temperature/memory_temp"), "C"),
+        temperature_limits=_temperature_limits(element),
         utilization_gpu_percent=_int(element.value("utilization/gpu_util"), "%"),
         utilization_memory_percent=_int(element.value("utilization/memory_util"), "%"),
         ecc=_ecc(element),
@@ -687,6 +778,7 @@ def _gpu_of_xml(element: _Node, index: int) -> dict[str, Any]:
         },
         fabric_state=_text(element.value("fabric/state")),
         fabric_status=_fabric_status(element),
+        fabric_health=_fabric_health(element),
         processes=_processes(element),
     )
     return gpu
@@ -771,6 +863,8 @@ def parse_query_csv(text: str, fields: Sequence[str] = QUERY_FIELDS) -> dict[str
         gpu = empty_gpu()
         mig_mode = _text(row.get("mig.mode.current"))
         state = next((_GPU_STATES[word.lower()] for word in map(_bare, values) if word.lower() in _GPU_STATES), "ok")
+        if state == "ok" and _fails(row.get("memory.total")) and _fails(row.get("memory.used")):
+            state = "unreadable"
         gpu.update(
             index=index,
             name=_text(row.get("name")),
@@ -999,7 +1093,7 @@ def classify(returncode: int | None, text: str) -> str | None:
 def _explain(command: Command, reason: str, words: str) -> str:
     """One sentence on what was found, one on the next step."""
     call = " ".join(command.argv)
-    said = " ".join(words.split())[:400]
+    said = " ".join(clean(words).split())[:400]
     if command.timed_out:
         found = f"{call} gave no answer within {command.limit:.3g} s and was killed"
     elif command.error:
@@ -1363,6 +1457,16 @@ def _expected(gathering: _Gathering) -> list[str]:
     return expected
 
 
+_CORRUPTED = re.compile(r"infoROM is corrupted at gpu ([0-9a-fA-F:.]+)", re.IGNORECASE)
+
+
+def _mark_inforoms(gpus: list[dict[str, Any]], words: str) -> None:
+    """nvidia-smi tells a damaged infoROM in a line of its own, after a full answer."""
+    corrupted = {normal_bus_id(match.group(1)) for match in _CORRUPTED.finditer(words)}
+    for gpu in gpus:
+        gpu["inforom_corrupted"] = normal_bus_id(gpu["pci_bus_id"]) in corrupted
+
+
 def _missing(gathering: _Gathering, gpus: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The GPUs that the kernel module holds while nvidia-smi is silent about them."""
     reported = {normal_bus_id(gpu["pci_bus_id"]) for gpu in gpus}
@@ -1408,12 +1512,15 @@ def _nvlinks(command: Command) -> dict[str, list[dict[str, Any]] | None] | None:
         return None
 
 
-def _sick(gpus: list[dict[str, Any]]) -> dict[str, str]:
-    """Reason and message when a GPU is lost or must be reset; nothing more than is known already otherwise."""
+def _sick(gpus: list[dict[str, Any]], reason: str | None) -> dict[str, str]:
+    """Reason and message when a GPU is lost, must be reset or fails; nothing more than is known already otherwise."""
     sick = [gpu for gpu in gpus if gpu["status"] in ("lost", "reset_required")]
+    if not sick and reason is None:
+        sick = [gpu for gpu in gpus if gpu["status"] == "unreadable"]
     if not sick:
         return {}
-    reason = "gpu_lost" if any(gpu["status"] == "lost" for gpu in sick) else "reset_required"
+    reasons = {"lost": "gpu_lost", "reset_required": "reset_required", "unreadable": "unknown_error"}
+    reason = next(reasons[status] for status in reasons if any(gpu["status"] == status for gpu in sick))
     named = " ".join(f"GPU {_first(gpu['pci_bus_id'], gpu['uuid'])}: {gpu['status_message']}" for gpu in sick)
     step = NEXT_STEPS[reason]
     return {"reason": reason, "message": named if named.endswith(step) else f"{named} {step}"}
@@ -1445,7 +1552,7 @@ def collect(
         facts.update(reason=failure.reason, message=failure.message)
         if failure.reason == "library_mismatch":
             module = (_read(base / "sys/module/nvidia/version") or "").strip()
-            facts["message"] += f" The loaded kernel module is {module}." if module else ""
+            facts["message"] += f" The loaded kernel module is {clean(module)}." if module else ""
         words = gathering.words(main)
         speaks_of_one = failure.reason in ("gpu_lost", "reset_required", "interrupt_issue") or _BUS_ID.search(words)
         recovered = _one_by_one(gathering, failure, words) if speaks_of_one and not main.timed_out else None
@@ -1453,6 +1560,7 @@ def collect(
             return facts
         answer = recovered
     else:
+        _mark_inforoms(answer["gpus"], gathering.words(main))
         answer["gpus"] += _missing(gathering, answer["gpus"])
         if not answer["gpus"]:
             facts.update(reason="no_devices", message=_explain(main, "no_devices", ""))
@@ -1464,6 +1572,6 @@ def collect(
         driver_version=_first(answer["driver_version"], versions.get("driver_version")),
         cuda_version=_first(answer["cuda_version"], versions.get("cuda_version")),
         gpus=gpus,
-        **_sick(gpus),
+        **_sick(gpus, facts["reason"]),
     )
     return facts

@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi import normal_bus_id
+from ansible_collections.gpufarm.core.plugins.module_utils.text import clean
 
 IGNORE, WARNING, CRITICAL = "ignore", "warning", "critical"
 
@@ -236,7 +237,7 @@ def _said(message: str, previous: str | None) -> tuple[str, int, str | None, str
 
 
 def _printable(text: str) -> str:
-    return " ".join("".join(char if char.isprintable() else " " for char in text).split())[:MAX_TEXT]
+    return " ".join(clean(text).split())[:MAX_TEXT]
 
 
 def read_events(records: Iterable[tuple[float, str]], since: float = 0.0) -> list[Event]:

@@ -29,7 +29,8 @@ options:
     type: path
   timeout:
     description:
-      - How many seconds each source may take. It is killed after that.
+      - How many seconds each source may take. It is killed after that. C(nvidia-smi) and the kernel log, DCGM, and
+        Fabric Manager are sources; C(nvidia-smi) is asked a second time about processes that seem to have ended.
     type: float
     default: 60
   xid_since:
@@ -60,7 +61,8 @@ options:
     type: int
   temperature_gpu_max_c:
     description:
-      - Highest temperature of the chip in degrees Celsius. Without it any is fine.
+      - Highest temperature of the chip in degrees Celsius. By default it is what the card slows down at, and shuts down
+        at, where it tells that.
     type: int
   throttle_reasons:
     description:
@@ -126,16 +128,21 @@ notes:
   - "These codes are critical: the reasons of M(gpufarm.core.nvidia_smi_facts) C(not_installed), C(driver_not_loaded),
     C(library_not_found), C(library_mismatch), C(no_devices), C(access_blocked), C(permission_denied), C(gpu_lost),
     C(reset_required), C(interrupt_issue), C(timeout), C(crashed), C(unsupported), C(invalid_output) and
-    C(unknown_error); C(gpu_unreadable), nvidia-smi cannot read this GPU; C(gpu_count), there are fewer than O(gpus);
+    C(unknown_error); C(gpu_unreadable), nvidia-smi cannot read this GPU, or all of its sensors fail;
+    C(gpu_count), there are fewer than O(gpus);
     C(gpu_init_failed), the driver could not start it; C(compute_prohibited), its compute mode lets no job in;
     C(recovery_action), the driver wants it reset, drained or the node rebooted; C(ecc_uncorrected), more errors than
     O(ecc_uncorrected_max); C(sram_threshold_exceeded), the card should be replaced; C(row_remap_pending) and
     C(retired_pages_pending), memory waits for a reset to be replaced; C(row_remap_failed), memory could not be
-    replaced; C(fabric_not_ready), the GPU is not registered with the NVLink fabric; C(fabric_manager), it does not run
-    on a host with NVSwitch."
+    replaced; C(unrepairable_memory), memory is beyond repair; C(channel_repair_pending) and C(tpc_repair_pending),
+    memory or a part of the chip waits for a reset to be repaired; C(fabric_not_ready), the GPU is not registered with
+    the NVLink fabric; C(fabric_unhealthy), the fabric is broken or wrongly configured there, and a warning where it is
+    only slow or recovers; C(fabric_manager), it does not run on a host with NVSwitch."
   - "These codes are warnings: C(ecc_corrected), more errors than O(ecc_corrected_max); C(ecc_disabled), with
     O(ecc_required); C(ecc_mode_pending) and C(mig_pending), the mode changes at the next reset; C(hw_slowdown), the
-    hardware holds the clocks down; C(temperature), it is hotter than O(temperature_gpu_max_c); C(pcie_width), lanes are
+    hardware holds the clocks down; C(temperature), it is hotter than O(temperature_gpu_max_c), or than its
+    own limits, and critical where it turns itself off; C(sensors_failed), a sensor answers with an error;
+    C(inforom_corrupted), the card cannot keep its history; C(pcie_width), lanes are
     missing; C(pcie_generation), the link is slower than O(pcie_generation_min); C(nvlink_down), fewer links are up than
     on a neighbour of the same model; C(persistence_off), with O(persistence_required); C(process_without_owner), a
     process that ended still holds memory; C(check_failed), the kernel log or DCGM could not be asked."

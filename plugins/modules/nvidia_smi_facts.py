@@ -137,7 +137,7 @@ ansible_facts:
             - V(crashed), C(nvidia-smi) was ended by a signal.
             - V(unsupported), this C(nvidia-smi) does not know the call.
             - V(invalid_output), the answer of C(nvidia-smi) is damaged.
-            - V(unknown_error), anything else.
+            - V(unknown_error), anything else, such as a GPU whose sensors answer with errors only.
           returned: always
           type: str
           sample: driver_not_loaded
@@ -202,6 +202,15 @@ ansible_facts:
               returned: always
               type: str
               sample: null
+            sensors_failed:
+              description:
+                - Sensors that answered with an error, such as C(ERR!), where a value was due. None on a healthy GPU.
+                - They are C(temperature_gpu_c), C(power_draw_w), C(utilization_gpu_percent), C(performance_state),
+                  C(clocks.sm_mhz) and C(memory_used_mib). V(null) where no subset needed the full query.
+              returned: always
+              type: list
+              elements: str
+              sample: []
             serial:
               description: Serial number of the board.
               returned: always
@@ -349,6 +358,11 @@ ansible_facts:
               returned: always
               type: str
               sample: null
+            inforom_corrupted:
+              description: Whether the card's memory for its own history is damaged.
+              returned: always
+              type: bool
+              sample: false
             memory_free_mib:
               description: Free memory in MiB. From subset V(memory), as the following ones.
               returned: always
@@ -392,7 +406,8 @@ ansible_facts:
               type: float
               sample: 700.0
             temperature_gpu_c:
-              description: Temperature of the chip in degrees Celsius. From subset V(temperature), as the next one.
+              description: >-
+                Temperature of the chip in degrees Celsius. From subset V(temperature), as the following ones.
               returned: always
               type: int
               sample: 34
@@ -401,6 +416,42 @@ ansible_facts:
               returned: always
               type: int
               sample: 37
+            temperature_limits:
+              description:
+                - At what the card protects itself. Cards with the newer way tell margins in place of temperatures.
+              returned: always
+              type: dict
+              contains:
+                slowdown_c:
+                  description: Temperature of the chip in degrees Celsius at which the hardware slows down.
+                  returned: always
+                  type: int
+                  sample: null
+                shutdown_c:
+                  description: Temperature of the chip in degrees Celsius at which the card turns itself off.
+                  returned: always
+                  type: int
+                  sample: null
+                memory_max_c:
+                  description: Temperature of the memory in degrees Celsius at which the card slows down.
+                  returned: always
+                  type: int
+                  sample: null
+                margin_c:
+                  description: How far the chip is from its limit now, in degrees Celsius; less is hotter.
+                  returned: always
+                  type: int
+                  sample: 53
+                slowdown_margin_c:
+                  description: Margin in degrees Celsius at which the hardware slows down.
+                  returned: always
+                  type: int
+                  sample: -2
+                shutdown_margin_c:
+                  description: Margin in degrees Celsius at which the card turns itself off.
+                  returned: always
+                  type: int
+                  sample: -8
             utilization_gpu_percent:
               description: >-
                 Share of the last sample period in which the GPU computed. From subset V(utilization), as the next one.
@@ -459,6 +510,21 @@ ansible_facts:
                       sample: 0
                 sram_threshold_exceeded:
                   description: Whether the caches had so many errors that the card should be replaced.
+                  returned: always
+                  type: bool
+                  sample: false
+                unrepairable_memory:
+                  description: Whether memory is broken that no spare part replaces; the card should be.
+                  returned: always
+                  type: bool
+                  sample: false
+                channel_repair_pending:
+                  description: Whether a channel of the memory waits for a reset to be repaired.
+                  returned: always
+                  type: bool
+                  sample: false
+                tpc_repair_pending:
+                  description: Whether a part of the chip, a TPC, waits for a reset to be repaired.
                   returned: always
                   type: bool
                   sample: false
@@ -610,7 +676,7 @@ ansible_facts:
             fabric_state:
               description: >-
                 How far the GPU is registered with the NVLink fabric, V(Completed) when it is. From subset V(fabric),
-                as the next one.
+                as the following ones.
               returned: always
               type: str
               sample: Completed
@@ -619,6 +685,41 @@ ansible_facts:
               returned: always
               type: str
               sample: Success
+            fabric_health:
+              description: How the GPU's links into the NVLink fabric are, in the words of C(nvidia-smi).
+              returned: always
+              type: dict
+              contains:
+                summary:
+                  description: V(Healthy), V(Unhealthy) or V(Limited Capacity).
+                  returned: always
+                  type: str
+                  sample: Healthy
+                bandwidth:
+                  description: V(Full) or V(Degraded).
+                  returned: always
+                  type: str
+                  sample: Full
+                route_recovery_in_progress:
+                  description: Whether routes are being repaired.
+                  returned: always
+                  type: str
+                  sample: "False"
+                route_unhealthy:
+                  description: Whether a route is broken.
+                  returned: always
+                  type: str
+                  sample: "False"
+                access_timeout_recovery:
+                  description: Whether the GPU recovers from an access that timed out.
+                  returned: always
+                  type: str
+                  sample: "False"
+                incorrect_configuration:
+                  description: What is wrong with the configuration of the fabric, V(None) when nothing is.
+                  returned: always
+                  type: str
+                  sample: None
             processes:
               description: >-
                 Processes that use the GPU. V(null) where they cannot be seen. From subset V(processes).

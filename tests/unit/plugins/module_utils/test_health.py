@@ -88,6 +88,14 @@ def test_what_the_platform_does_not_give_is_no_problem() -> None:
     assert result["problems"] == []
 
 
+# Temperatures where the recording has margins.
+ABSOLUTE = {
+    "temperature_limits__slowdown_c": 90,
+    "temperature_limits__shutdown_c": 95,
+    "temperature_limits__slowdown_margin_c": None,
+    "temperature_limits__shutdown_margin_c": None,
+}
+
 CASES: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ({"status": "lost", "status_message": "GPU is lost."}, {}, "gpu_lost", "critical"),
     ({"status": "reset_required", "status_message": "GPU requires reset."}, {}, "reset_required", "critical"),
@@ -109,6 +117,33 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ({"clocks_event_reasons": ["hw_power_brake_slowdown"]}, {}, "hw_slowdown", "warning"),
     ({"clocks_event_reasons": ["sw_power_cap"]}, {"throttle_reasons": ("sw_power_cap",)}, "hw_slowdown", "warning"),
     ({"temperature_gpu_c": 91}, {"temperature_gpu_max_c": 90}, "temperature", "warning"),
+    ({"temperature_gpu_c": 90, **ABSOLUTE}, {}, "temperature", "warning"),
+    ({"temperature_gpu_c": 94, **ABSOLUTE}, {}, "temperature", "warning"),
+    ({"temperature_gpu_c": 95, **ABSOLUTE}, {}, "temperature", "critical"),
+    ({"temperature_limits__margin_c": -2}, {}, "temperature", "warning"),
+    ({"temperature_limits__margin_c": -7}, {}, "temperature", "warning"),
+    ({"temperature_limits__margin_c": -8}, {}, "temperature", "critical"),
+    ({"temperature_limits__margin_c": -8, "temperature_gpu_c": None}, {}, "temperature", "critical"),
+    ({"temperature_memory_c": 85, "temperature_limits__memory_max_c": 85}, {}, "temperature", "warning"),
+    ({"sensors_failed": ["temperature_gpu_c"], "temperature_gpu_c": None}, {}, "sensors_failed", "warning"),
+    (
+        {"status": "unreadable", "status_message": "Its sensors.", "sensors_failed": ["x"]},
+        {},
+        "gpu_unreadable",
+        "critical",
+    ),
+    ({"inforom_corrupted": True}, {}, "inforom_corrupted", "warning"),
+    ({"ecc__unrepairable_memory": True}, {}, "unrepairable_memory", "critical"),
+    ({"ecc__channel_repair_pending": True}, {}, "channel_repair_pending", "critical"),
+    ({"ecc__tpc_repair_pending": True}, {}, "tpc_repair_pending", "critical"),
+    ({"fabric_health__summary": "Unhealthy"}, {}, "fabric_unhealthy", "critical"),
+    ({"fabric_health__summary": "Limited Capacity"}, {}, "fabric_unhealthy", "warning"),
+    ({"fabric_health__bandwidth": "Degraded"}, {}, "fabric_unhealthy", "warning"),
+    ({"fabric_health__route_unhealthy": "True"}, {}, "fabric_unhealthy", "critical"),
+    ({"fabric_health__route_unhealthy": "Yes"}, {}, "fabric_unhealthy", "critical"),
+    ({"fabric_health__route_recovery_in_progress": "True"}, {}, "fabric_unhealthy", "warning"),
+    ({"fabric_health__access_timeout_recovery": "True"}, {}, "fabric_unhealthy", "warning"),
+    ({"fabric_health__incorrect_configuration": "Insufficient NVLinks"}, {}, "fabric_unhealthy", "critical"),
     ({"pcie__width_current": 8}, {}, "pcie_width", "warning"),
     ({"pcie__width_current": 4}, {"pcie_width_min": 8}, "pcie_width", "warning"),
     (
@@ -159,6 +194,27 @@ def test_one_problem(changes: dict[str, Any], options: dict[str, Any], code: str
         ({"clocks_event_reasons": ["gpu_idle", "sw_power_cap", "sw_thermal_slowdown"]}, {}),
         ({"clocks_event_reasons": ["hw_slowdown"]}, {"throttle_reasons": ()}),
         ({"temperature_gpu_c": 90}, {"temperature_gpu_max_c": 90}),
+        ({"temperature_gpu_c": 89, **ABSOLUTE}, {}),
+        ({"temperature_gpu_c": 99, **ABSOLUTE}, {"temperature_gpu_max_c": 99}),
+        ({"temperature_gpu_c": None, **ABSOLUTE}, {}),
+        ({"temperature_limits__margin_c": -1}, {}),
+        ({"temperature_limits__margin_c": -9}, {"temperature_gpu_max_c": 99}),
+        ({"temperature_limits__margin_c": None}, {}),
+        ({"temperature_memory_c": 84, "temperature_limits__memory_max_c": 85}, {}),
+        ({"temperature_memory_c": None, "temperature_limits__memory_max_c": 85}, {}),
+        ({"sensors_failed": None, "inforom_corrupted": None}, {}),
+        ({"ecc__unrepairable_memory": False, "ecc__tpc_repair_pending": None}, {}),
+        (
+            {
+                "fabric_health__summary": "Healthy",
+                "fabric_health__bandwidth": "Full",
+                "fabric_health__route_unhealthy": "False",
+                "fabric_health__route_recovery_in_progress": "No",
+                "fabric_health__access_timeout_recovery": "Not Active",
+                "fabric_health__incorrect_configuration": "None",
+            },
+            {},
+        ),
         ({"pcie__width_current": 8}, {"pcie_width_min": 8}),
         ({"pcie__generation_current": 1}, {"pcie_generation_min": 5}),  # idle, as recorded
         ({"pcie__generation_current": 1}, {}),
@@ -186,6 +242,67 @@ def test_what_the_driver_wants_is_the_action(wanted: str, action: str) -> None:
 
 def test_persistence_is_windows_business_under_wsl() -> None:
     assert verdict_of(dict(facts_of(persistence_mode="Disabled"), platform="wsl"))["problems"] == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "found", "expected"),
+    [
+        (
+            {"temperature_gpu_c": 99, **ABSOLUTE},
+            {},
+            "99 C",
+            "less than 95 C, at which the card turns itself off",
+        ),
+        ({"temperature_gpu_c": 92, **ABSOLUTE}, {}, "92 C", "less than 90 C, at which the card slows down"),
+        (
+            {"temperature_limits__margin_c": -3},
+            {},
+            "31 C, a margin of -3 C",
+            "a margin of more than -2 C, at which the card slows down",
+        ),
+        (
+            {"temperature_limits__margin_c": -8, "temperature_gpu_c": None},
+            {},
+            "an unknown temperature, a margin of -8 C",
+            "a margin of more than -8 C, at which the card turns itself off",
+        ),
+        (
+            {"temperature_memory_c": 96, "temperature_limits__memory_max_c": 95},
+            {},
+            "96 C of the memory",
+            "less than 95 C, at which the card slows down",
+        ),
+        ({"temperature_gpu_c": 81}, {"temperature_gpu_max_c": 80}, "81 C", "at most 80 C"),
+        (
+            {"sensors_failed": ["temperature_gpu_c", "power_draw_w"]},
+            {},
+            "an error in place of temperature_gpu_c, power_draw_w",
+            "a value from every sensor",
+        ),
+        (
+            {"fabric_health__bandwidth": "Degraded", "fabric_health__route_recovery_in_progress": "True"},
+            {},
+            "a fabric with bandwidth Degraded, route recovery in progress True",
+            "a healthy fabric with its full bandwidth",
+        ),
+    ],
+)
+def test_the_words_of_a_problem(changes: dict[str, Any], options: dict[str, Any], found: str, expected: str) -> None:
+    (problem,) = verdict_of(facts_of(**changes), **options)["problems"]
+    assert (problem["found"], problem["expected"]) == (found, expected)
+
+
+def test_a_gpu_whose_sensors_fail_is_to_be_reset() -> None:
+    facts = facts_of(status="unreadable", status_message="x", sensors_failed=["x"])
+    assert verdict_of(facts)["problems"][0]["action"] == "reset_gpu"
+    assert verdict_of(facts_of(status="unreadable"))["problems"][0]["action"] == "check_configuration"
+
+
+def test_a_gpu_without_any_link_where_neighbours_have_some() -> None:
+    facts = facts_of(2, nvlinks=links(4, 0))
+    assert codes(verdict_of(facts)) == [("nvlink_down", "warning")]
+    facts["gpus"][0]["nvlinks"] = None  # in MIG mode nobody knows them
+    assert codes(verdict_of(facts)) == []
 
 
 def test_links_are_compared_with_neighbours_of_the_same_model() -> None:

@@ -43,6 +43,17 @@ TYPES: dict[str, type] = {
     "pci_bus_id": str,
     "status": str,
     "status_message": str,
+    "sensors_failed": list,
+    "inforom_corrupted": bool,
+    "unrepairable_memory": bool,
+    "channel_repair_pending": bool,
+    "tpc_repair_pending": bool,
+    "summary": str,
+    "bandwidth": str,
+    "route_recovery_in_progress": str,
+    "route_unhealthy": str,
+    "access_timeout_recovery": str,
+    "incorrect_configuration": str,
     "serial": str,
     "architecture": str,
     "minor_number": int,
@@ -113,7 +124,7 @@ def assert_answer(answer: dict[str, Any]) -> None:
         assert answer[key] is None or re.fullmatch(r"[0-9.]+", answer[key])
     for gpu in answer["gpus"]:
         assert_shape(gpu, nvidia_smi.empty_gpu())
-        assert gpu["status"] in ("ok", "lost", "reset_required")
+        assert gpu["status"] in ("ok", "lost", "reset_required", "unreadable")
         for device in gpu["mig_devices"] or []:
             assert_shape(device, dict.fromkeys(MIG_KEYS))
         for process in gpu["processes"] or []:
@@ -176,9 +187,16 @@ def test_recording_agrees_with_an_independent_reading(path: Path) -> None:
             ("utilization_gpu_percent", "utilization/gpu_util", " %"),
             ("persistence_mode", "persistence_mode", ""),
             ("performance_state", "performance_state", ""),
+            ("temperature_limits.slowdown_c", "temperature/gpu_temp_slow_threshold", " C"),
+            ("temperature_limits.shutdown_c", "temperature/gpu_temp_max_threshold", " C"),
+            ("temperature_limits.memory_max_c", "temperature/gpu_temp_max_mem_threshold", " C"),
+            ("temperature_limits.margin_c", "temperature/gpu_temp_tlimit", " C"),
+            ("temperature_limits.slowdown_margin_c", "temperature/gpu_temp_slow_tlimit_threshold", " C"),
+            ("temperature_limits.shutdown_margin_c", "temperature/gpu_temp_max_tlimit_threshold", " C"),
         ):
             found = element.findtext(tag)
-            value = gpu[key]
+            section, _dot, name = key.rpartition(".")
+            value = gpu[section][name] if section else gpu[name]
             assert (found in (None, "N/A")) if value is None else (f"{value}{unit}" == found), key
         assert len(gpu["processes"]) == len(element.findall("processes/process_info"))
         assert len(gpu["mig_devices"]) == len(element.findall("mig_devices/mig_device"))
@@ -241,6 +259,13 @@ def test_ecc_counters_of_all_memories_are_added_and_not_mixed_up() -> None:
 def test_memory_that_waits_for_a_reset_is_pending(tag: str) -> None:
     assert with_value(tag, "Yes")["ecc"]["pending"] is True
     assert with_value(tag, "No")["ecc"]["pending"] is False
+
+
+@pytest.mark.parametrize("tag", ["unrepairable_memory", "channel_repair_pending", "tpc_repair_pending"])
+def test_repairs_are_told(tag: str) -> None:
+    assert with_value(tag, "Yes")["ecc"][tag] is True
+    assert with_value(tag, "No")["ecc"][tag] is False
+    assert with_value(tag, "N/A")["ecc"][tag] is None
 
 
 def test_remapping_failure_is_told() -> None:
@@ -322,6 +347,109 @@ def test_fabric_is_read() -> None:
     document = ONE_GPU.replace("<state>N/A<", "<state>Completed<").replace("<status>N/A<", "<status>Success<")
     gpu = nvidia_smi.parse_query_xml(document)["gpus"][0]
     assert (gpu["fabric_state"], gpu["fabric_status"]) == ("Completed", "Success")
+
+
+@pytest.mark.parametrize("key", list(nvidia_smi.empty_gpu()["fabric_health"]))
+def test_health_of_the_fabric_is_read(key: str) -> None:
+    nothing = nvidia_smi.empty_gpu()["fabric_health"]
+    assert with_value(key, "N/A")["fabric_health"] == nothing
+    assert with_value(key, "Degraded")["fabric_health"] == dict(nothing, **{key: "Degraded"})
+
+
+# What stands where a value was due
+
+SENSORS = {
+    "temperature_gpu_c": ["gpu_temp"],
+    "power_draw_w": ["average_power_draw", "instant_power_draw"],
+    "utilization_gpu_percent": ["gpu_util"],
+    "performance_state": ["performance_state"],
+    "clocks.sm_mhz": ["sm_clock"],
+    "memory_used_mib": ["used"],
+}
+ERRORS = ["ERR!", "Unknown Error", "[Unknown Error]", "Timeout", "Uninitialized", "Driver Not Loaded"]
+ERRORS += ["Interrupt Request Issue", "Corrupted infoROM", "Insufficient External Power"]
+
+
+def with_sensors(word: str, *keys: str, document: str = ONE_GPU) -> dict[str, Any]:
+    """A recording in which these sensors, or all, say this instead."""
+    for key in keys or SENSORS:
+        for tag in SENSORS[key]:
+            document, count = re.subn(rf"<{tag}>[^<]*</{tag}>", f"<{tag}>{word}</{tag}>", document)
+            assert count
+    gpu: dict[str, Any] = nvidia_smi.parse_query_xml(document)["gpus"][0]
+    return gpu
+
+
+@pytest.mark.parametrize("word", ERRORS)
+@pytest.mark.parametrize("spared", [None, "memory_used_mib"])
+def test_a_gpu_whose_sensors_all_fail_is_not_ok(word: str, spared: str | None) -> None:
+    failed = [key for key in SENSORS if key != spared]
+    gpu = with_sensors(word, *failed)
+    assert (gpu["status"], gpu["sensors_failed"]) == ("unreadable", failed)
+    assert gpu["status_message"] == f"Its sensors answer with errors only: {', '.join(failed)}."
+
+
+def test_a_sensor_that_says_nothing_is_no_answer_either() -> None:
+    """One error among sensors that the card does not have is as much as it can say."""
+    document = ONE_GPU
+    for key in ("power_draw_w", "utilization_gpu_percent", "performance_state", "clocks.sm_mhz"):
+        for tag in SENSORS[key]:
+            document = re.sub(rf"<{tag}>[^<]*</{tag}>", f"<{tag}>N/A</{tag}>", document)
+    assert with_sensors("ERR!", "temperature_gpu_c", document=document)["status"] == "unreadable"
+    gpu = with_sensors("N/A", "temperature_gpu_c", document=document)
+    assert (gpu["status"], gpu["sensors_failed"]) == ("ok", [])
+    assert with_sensors("ERR!", "memory_used_mib", document=document)["status"] == "ok"
+
+
+@pytest.mark.parametrize("key", SENSORS)
+def test_a_single_sensor_that_fails_is_named(key: str) -> None:
+    gpu = with_sensors("ERR!", key)
+    assert (gpu["status"], gpu["status_message"], gpu["sensors_failed"]) == ("ok", None, [key])
+    assert with_sensors("N/A", key)["sensors_failed"] == []
+
+
+@pytest.mark.parametrize("tag", ["fan_speed", "default_power_limit", "enc_util"])
+def test_what_healthy_cards_answer_with_errors_is_no_sensor(tag: str) -> None:
+    document = re.sub(rf"<{tag}>[^<]*</{tag}>", f"<{tag}>Unknown Error</{tag}>", ONE_GPU)
+    gpu = nvidia_smi.parse_query_xml(document)["gpus"][0]
+    assert (gpu["status"], gpu["sensors_failed"]) == ("ok", [])
+
+
+def test_one_of_two_ways_to_measure_power_is_enough() -> None:
+    document = ONE_GPU.replace("<average_power_draw>70.54 W<", "<average_power_draw>ERR!<")
+    gpu = nvidia_smi.parse_query_xml(document)["gpus"][0]
+    assert (gpu["power_draw_w"], gpu["sensors_failed"]) == (71.01, [])
+
+
+def test_a_lost_gpu_stays_lost_whatever_its_sensors_say() -> None:
+    document = ONE_GPU.replace("<fan_speed>N/A<", "<fan_speed>GPU is lost<")
+    gpu = with_sensors("ERR!", document=document)
+    assert (gpu["status"], gpu["status_message"]) == ("lost", "nvidia-smi says 'GPU is lost' in <fan_speed>.")
+
+
+@pytest.mark.parametrize(
+    ("total", "used", "status"),
+    [
+        ("[Unknown Error]", "[Unknown Error]", "unreadable"),
+        ("[Unknown Error]", "1", "ok"),
+        ("1", "[Unknown Error]", "ok"),
+        ("[N/A]", "[N/A]", "ok"),
+        ("[Unknown Error]", "[GPU requires reset]", "reset_required"),
+    ],
+)
+def test_listing_call_of_a_gpu_that_fails(total: str, used: str, status: str) -> None:
+    line = f"0, NVIDIA X, GPU-1, 00000000:01:00.0, 580.1, {total}, {used}, 1, Enabled, Default, [N/A], [N/A], 8.0"
+    gpu = nvidia_smi.parse_query_csv(line)["gpus"][0]
+    told = None if status == "ok" else f"nvidia-smi --query-gpu says that the GPU is {status}."
+    assert (gpu["status"], gpu["status_message"]) == (status, told)
+
+
+def test_text_is_clean() -> None:
+    gpu = with_value("product_name", "NVIDIA\u202e X\u0085")
+    assert gpu["name"] == "NVIDIA  X"
+    line = "0, NVIDIA X\0\0, GPU-1\x1b[2J, 00000000:01:00.0\0, 580.1, 1, 1, 1, Enabled, Default, [N/A], [N/A], 8.0"
+    gpu = nvidia_smi.parse_query_csv(line)["gpus"][0]
+    assert (gpu["name"], gpu["uuid"], gpu["pci_bus_id"]) == ("NVIDIA X", "GPU-1 [2J", "00000000:01:00.0")
 
 
 def test_versions_of_driver_610_are_read_under_their_old_and_new_labels() -> None:
@@ -530,7 +658,7 @@ def test_listing_call_gives_the_same_gpu_as_the_full_query() -> None:
     assert listed["driver_version"] == full["driver_version"]
     assert_answer(listed)
     given_there = set(nvidia_smi.SUBSETS["min"] + nvidia_smi.SUBSETS["mig"] + nvidia_smi.IDENTITY_KEYS)
-    for key in given_there - {"minor_number"}:
+    for key in given_there - {"minor_number", "sensors_failed"}:
         assert listed["gpus"][0][key] == full["gpus"][0][key], key
 
 

@@ -337,6 +337,36 @@ def test_a_warning_after_the_answer_is_no_failure(tmp_path: Path) -> None:
     assert collect(DEFAULT, run=run, root=str(tmp_path))["available"]
 
 
+@pytest.mark.parametrize(("bus", "corrupted"), [("0000:00:06.0", True), ("0000:00:07.0", False)])
+def test_a_corrupted_inforom_is_told_of_its_gpu(tmp_path: Path, bus: str, corrupted: bool) -> None:
+    run = Recorder({FULL: (14, f"{H100}\nWARNING: infoROM is corrupted at gpu {bus}\n")})
+    assert collect(ALL, run=run, root=str(tmp_path))["gpus"][0]["inforom_corrupted"] is corrupted
+    assert collect(ALL, run=Recorder({FULL: (0, H100)}), root=str(tmp_path))["gpus"][0]["inforom_corrupted"] is False
+
+
+SENSORS = ("gpu_temp", "average_power_draw", "instant_power_draw", "gpu_util", "performance_state", "sm_clock", "used")
+
+
+def test_a_gpu_whose_sensors_all_fail_is_a_reason(tmp_path: Path) -> None:
+    document = H100
+    for tag in SENSORS:
+        document = re.sub(rf"<{tag}>[^<]*</{tag}>", f"<{tag}>ERR!</{tag}>", document)
+    facts = collect(ALL, run=Recorder({FULL: (0, document)}), root=str(tmp_path))
+    assert (facts["available"], facts["reason"], facts["gpus"][0]["status"]) == (False, "unknown_error", "unreadable")
+    assert facts["message"] == (
+        "GPU 00000000:00:06.0: Its sensors answer with errors only: temperature_gpu_c, power_draw_w, "
+        "utilization_gpu_percent, performance_state, clocks.sm_mhz, memory_used_mib. "
+        + nvidia_smi.NEXT_STEPS["unknown_error"]
+    )
+
+
+def test_words_are_clean(tmp_path: Path) -> None:
+    write(tmp_path / "sys/module/nvidia/version", "535\x1b[2J\n")
+    words = "Failed to initialize NVML: Driver/library version mismatch\x1b]0;title\x07"
+    message = collect(DEFAULT, run=Recorder({QUERY: (18, words)}), root=str(tmp_path))["message"]
+    assert message.isprintable() and "mismatch ]0;title" in message and "kernel module is 535 [2J." in message
+
+
 # A GPU that is lost
 
 

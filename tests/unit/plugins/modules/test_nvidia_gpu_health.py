@@ -91,7 +91,7 @@ def test_options_reach_the_judgement(node: Path) -> None:
 @pytest.mark.parametrize(
     ("parameters", "words"),
     [
-        ({"timeout": 0}, "found timeout is 0. Expected: more than 0 seconds. Next step: "),
+        ({"timeout": 0}, "found timeout is 0. Expected: more than 0 seconds, and an end. Next step: "),
         ({"severities": {"xid79": "ignore"}}, "found severities has the unknown code 'xid79'. Expected: "),
         ({"severities": {"xid_79": "bad"}}, "Expected: one of ignore, warning, critical."),
         ({"xid_since": "once"}, "found xid_since is 'once'. Expected: "),
