@@ -110,17 +110,23 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 from ansible_collections.gpufarm.core.plugins.module_utils import report, report_page
+from ansible_collections.gpufarm.core.plugins.module_utils.text import clean
 
 INDENTED_GPUS = 500
 
 
 def plain(value: Any) -> Any:
-    """Ansible's containers template themselves at each access; thousands of GPUs are read faster from plain ones."""
+    """Ansible's containers template themselves at each access; thousands of GPUs are read faster from plain ones.
+
+    Text loses what steers, save the ends of lines, by which a failure's last words are found.
+    """
     if isinstance(value, Mapping):
-        return {str(key): plain(inner) for key, inner in value.items()}
+        return {plain(str(key)): plain(inner) for key, inner in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
         return [plain(inner) for inner in value]
-    return str(value) if isinstance(value, str) else value
+    if isinstance(value, str):
+        return str(value) if value.isprintable() else "\n".join(map(clean, value.splitlines()))
+    return value
 
 
 def farm_report(
@@ -144,11 +150,11 @@ def farm_report(
             f"farm_report: made_at is {made_at!r}. Expected: a time in ISO 8601. Next step: correct the argument."
         ) from error
     options = report.Options(
-        title=str(title),
-        currency=str(currency),
+        title=plain(title),
+        currency=plain(currency),
         productivity=plain(productivity),
         models={} if models is None else plain(models),
-        history_path=None if history_path is None else str(history_path),
+        history_path=plain(history_path),
     )
     data, text = report.build(
         plain(hosts), plain(answers), plain(servers), options, made_at=str(made_at), history=str(history or "")

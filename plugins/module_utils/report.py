@@ -188,11 +188,8 @@ def _allocation(device: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return dict(found) if found else None
 
 
-def _allocated_share(gpu: Mapping[str, Any]) -> float:
-    """How much of a GPU allocations hold; of MIG devices by their memory, or by their number where that is unknown."""
-    if gpu["allocations"] and not gpu["mig_devices"]:
-        return 1.0
-    devices = gpu["mig_devices"]
+def _allocated_share(devices: Sequence[Mapping[str, Any]]) -> float:
+    """How much of a GPU its MIG devices hold; by their memory, or by their number where that is unknown."""
     if not devices:
         return 0.0
     sizes = [device["memory_total_mib"] for device in devices]
@@ -216,6 +213,7 @@ def _gpu(
         }
         for device in found.get("mig_devices") or []
     ]
+    whole = _allocation(own)
     listed = [known[str(mig["uuid"]).lower()] for mig in migs if str(mig["uuid"]).lower() in known]
     listed += [own] if own else []
     gpu = {
@@ -243,10 +241,11 @@ def _gpu(
         },
         "nomad_driver_version": listed[0].get("driver_version") if listed else None,
         "in_nomad": None if devices is None else bool(listed),
-        "allocations": [held for held in [*(mig["allocation"] for mig in migs), _allocation(own)] if held],
+        "allocations": [held for held in [*(mig["allocation"] for mig in migs), whole] if held],
         "mig_devices": migs,
     }
-    gpu["allocated_share"] = None if devices is None else _allocated_share(gpu)
+    # Nomad lists a GPU as a whole for a while after MIG was switched on.
+    gpu["allocated_share"] = None if devices is None else 1.0 if whole else _allocated_share(migs)
     return gpu
 
 
@@ -461,10 +460,11 @@ def _add_nomads_problems(nodes: list[dict[str, Any]], wanted: list[nomad_api.Exp
             by_name[verdict.name].append(problem)
     for node in nodes:
         uuids = [gpu["uuid"] for gpu in node["gpus"] if gpu["uuid"]]
+        sick = {gpu["uuid"] for gpu in node["gpus"] if gpu["verdict"] == "critical"}
         for problem in by_name.get(node["nomad_name"], []):
             described = _problem_of_nomad(problem, uuids)
             # A GPU that is sick on the node may still be listed; the node's own problem says what is wrong with it.
-            if problem.code == "gpu_unexpected" and described["uuid"]:
+            if problem.code == "gpu_unexpected" and described["uuid"] in sick:
                 continue
             node["problems"].append(described)
             node["verdict"] = _worse(node["verdict"], "warning")
@@ -624,13 +624,12 @@ def _users(nodes: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _share_of(gpu: Mapping[str, Any], allocation: Mapping[str, Any]) -> float:
     """What one allocation's device is of its GPU."""
-    if not gpu["mig_devices"] or gpu["allocated_share"] is None:
+    own = [device["memory_total_mib"] for device in gpu["mig_devices"] if device["allocation"] == allocation]
+    if not own:
         return 1.0
-    held = [device for device in gpu["mig_devices"] if device["allocation"]]
     sizes = [device["memory_total_mib"] for device in gpu["mig_devices"]]
     if not all(sizes):
-        return float(gpu["allocated_share"] / len(held))
-    own = [device["memory_total_mib"] for device in held if device["allocation"] == allocation]
+        return 1 / len(sizes)
     # Two devices of one task are two entries here, each of which stands for its part.
     return float(sum(own) / len(own) / sum(sizes))
 
@@ -811,7 +810,9 @@ def read_history(text: str, path: str | None = None) -> tuple[list[dict[str, Any
             continue
         try:
             entry = json.loads(line)
-            good = isinstance(entry, dict) and all(_number(entry.get(key)) is not None for key in _HISTORY_KEYS)
+            good = isinstance(entry, dict) and all(
+                _number(entry.get(key)) is not None and not isinstance(entry[key], str) for key in _HISTORY_KEYS
+            )
             if good:
                 parse_time(entry["made_at"])
         except (ValueError, KeyError, TypeError, RecursionError):

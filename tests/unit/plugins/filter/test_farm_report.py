@@ -53,6 +53,35 @@ def test_only_a_small_farm_is_indented(monkeypatch: pytest.MonkeyPatch) -> None:
     assert apply(farm["answers"], farm["hosts"], helper.MADE_AT)["json"].count("\n") == 1
 
 
+def test_text_from_outside_is_clean() -> None:
+    """A NUL ends a page for some readers, other characters steer terminals, and half a character cannot be written."""
+    farm = helper.farm(1, 1)
+    smi = farm["answers"][0]["health"]["nvidia_smi"]
+    smi["gpus"][0].update(name="H100\0\0\x1b[2J", pci_bus_id="00000000:01:00.0\0\0", uuid="GPU-1\ud800")
+    servers = [{"server": "a\0", "result": {"module_stderr": "first\nlast\x07 words\n"}}]
+    result = apply(
+        farm["answers"],
+        hosts=[*farm["hosts"], "b\0"],
+        made_at=helper.MADE_AT,
+        servers=servers,
+        title="A\0 farm",
+        currency="E\0",
+        models={"H100\0": {"price_per_hour\0": 1}},
+        history_path="/x\0",
+    )
+    data = json.loads(result["json"])
+    (gpu,) = next(node for node in data["nodes"] if node["name"] == farm["hosts"][0])["gpus"]
+    assert (gpu["model"], gpu["pci_bus_id"], gpu["uuid"]) == ("H100   [2J", "00000000:01:00.0", "GPU-1")
+    assert data["nomad"]["failures"] == [{"server": "a", "reason": "last words"}]
+    assert (data["title"], data["currency"], data["history"]["path"]) == ("A  farm", "E", "/x")
+    assert data["cost"]["unmatched"] == ["H100"]
+    assert {node["name"] for node in data["nodes"]} == {farm["hosts"][0], "b"}
+    text = helper.template().render(page=result["page"])
+    for part in (*result["json"].splitlines(), *text.splitlines()):
+        assert part.isprintable()
+        part.encode()
+
+
 def test_history_of_somebody_else_is_none() -> None:
     assert apply([], hosts=[], made_at=helper.MADE_AT, history="my notes\n")["history"] is None
 

@@ -264,6 +264,22 @@ def test_mig_devices_count_by_their_memory() -> None:
     ]
 
 
+@pytest.mark.parametrize("sizes", [(40000, 20000, 10000, 10000), (None,) * 4])
+def test_mig_switched_on_while_nomad_still_lists_the_whole_gpu(sizes: tuple[int | None, ...]) -> None:
+    smi = helper.facts(helper.MIG, 1, 1)
+    for device, size in zip(smi["gpus"][0]["mig_devices"], sizes, strict=True):
+        device["memory_total_mib"] = size
+    whole = helper.nomad_gpu(smi["gpus"][0], smi["driver_version"], helper.allocation("old"))
+    data = helper.document(of(helper.answer("gpu01", helper.health(smi)), nomad=[helper.nomad_node("gpu01", [whole])]))
+    (gpu,) = data["nodes"][0]["gpus"]
+    assert (gpu["allocated_share"], gpu["in_nomad"], len(gpu["mig_devices"])) == (1.0, True, 4)
+    assert [(job["job_id"], job["gpus"], job["devices"]) for job in data["users"]["jobs"]] == [("old", 1.0, 1)]
+    assert data["summary"]["allocated_gpus"] == 1
+    assert {problem["code"] for problem in data["nodes"][0]["problems"]} == {"gpu_missing", "gpu_unexpected"}
+    assert data["nodes"][0]["verdict"] == "warning"
+    assert "old" in helper.render(data)
+
+
 def test_two_mig_devices_of_one_task() -> None:
     smi = helper.facts(helper.MIG, 1, 1)
     parts = helper.devices(smi, {0: "job"})
@@ -447,6 +463,27 @@ def test_history_is_bounded_in_bytes_and_keeps_the_totals(monkeypatch: pytest.Mo
     assert len(lines) == 10 and ["nodes" in line for line in lines][-4:] == [False, True, True, True]
     assert not any("nodes" in line for line in lines[:6]) and lines[0]["gpus"] == 2
     assert len(data["history"]["points"]) == 10
+
+
+@pytest.mark.parametrize("key", ["gpus", "utilization_sum_percent", "utilization_gpus", "power_draw_w", "power_gpus"])
+@pytest.mark.parametrize("value", ["5", None, True, -1, float("nan"), float("inf"), [1]])
+def test_a_history_whose_sums_are_no_numbers_is_somebody_elses(key: str, value: Any) -> None:
+    _data, text = helper.build(of(one()), "")
+    damaged = json.dumps({**json.loads(text or ""), key: value})
+    data, after = helper.build(of(one()), f"{text}\n{damaged}\n", history_path="/var/history")
+    assert after is None
+    assert data["notices"][-1] == {
+        "found": "line 3 of /var/history is not one of a report's history",
+        "expected": "a file of JSON lines that only reports wrote, or no file; nothing was written to it",
+        "action": "move the file away, or give another report_history",
+    }
+
+
+@pytest.mark.parametrize("made_at", [5, "yesterday", None])
+def test_a_history_without_times_is_somebody_elses(made_at: Any) -> None:
+    _data, text = helper.build(of(one()), "")
+    damaged = json.dumps({**json.loads(text or ""), "made_at": made_at})
+    assert helper.build(of(one()), damaged)[1] is None
 
 
 @pytest.mark.parametrize(
