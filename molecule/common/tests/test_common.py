@@ -15,3 +15,7 @@ def test_older_entry_is_gone(host: Host) -> None:
 def test_unpinned_key_left_nothing(host: Host) -> None:
     assert not host.file("/etc/apt/keyrings/impostor.asc").exists
     assert not host.file("/etc/apt/sources.list.d/impostor.sources").exists
+
+
+def test_a_package_that_older_lists_do_not_name_is_found(host: Host) -> None:
+    assert host.package("cuda-toolkit-config-common").is_installed
