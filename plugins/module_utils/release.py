@@ -10,50 +10,72 @@ that touch the network or the disk do one thing each and raise C(ReleaseError).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import http.client
+import itertools
 import json
 import os
 import re
+import signal
 import ssl
+import stat
 import subprocess
 import tempfile
 import time
 import urllib.error
+import urllib.parse
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
-from ansible.module_utils.urls import ConnectionError as UrlsConnectionError
-from ansible.module_utils.urls import NoSSLError, open_url
-from ansible_collections.gpufarm.core.plugins.module_utils import openpgp
+from ansible.module_utils.urls import open_url
+from ansible_collections.gpufarm.core.plugins.module_utils import openpgp, retry
+from ansible_collections.gpufarm.core.plugins.module_utils.text import clean
 
 ARCHITECTURES = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
 SMALL_FILE_LIMIT = 4 * 1024 * 1024
 ARCHIVE_LIMIT = 2 * 1024 * 1024 * 1024
 RECEIPT_FORMAT = 1
 
+# How long a download may take, every try and pause included.
+SMALL_FILE_SECONDS = 300.0
+ARCHIVE_SECONDS = 3600.0
+GPGV_SECONDS = 60.0
+
 _CHUNK = 1024 * 1024
 _USER_AGENT = "gpufarm.core"
-_RETRIED_STATUS = (408, 425, 429, 500, 502, 503, 504)
+_REDIRECTIONS = 5
+_ADDRESS = re.compile(r"https?://(?:[^/?#\s]*@)?(?:[^/?#\s@:\[\]]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?(?:[/?#]\S*)?")
 
 
 class ReleaseError(Exception):
     """Something is not as it must be; the text says what was found, what was expected and what to do."""
 
     def __init__(self, found: str, expected: str, next_step: str) -> None:
-        found = without_login(found)
-        super().__init__(f"{found}. Expected: {expected}. Next step: {next_step}.")
-        self.found = found
-        self.expected = expected
-        self.next_step = next_step
+        super().__init__(without_login(f"{found}. Expected: {expected}. Next step: {next_step}."))
+
+
+# --- addresses -------------------------------------------------------------------------------
 
 
 def without_login(text: str) -> str:
     """The text with addresses that hold no name and no password; what is said of a mirror is read by many."""
-    return re.sub(r"(https?://)[^/@\s]+@", r"\1", text)
+    return re.sub(r"(https?://)[^/?#\s]*@", r"\1", text)
+
+
+def shown(url: str) -> str:
+    """An address as it may be shown; where a login may be anywhere in it, only how it begins."""
+    return without_login(url) if _ADDRESS.fullmatch(url) or "@" not in url else f"{url.partition(':')[0]}:..."
+
+
+def take_addresses(params: dict[str, Any], *options: str) -> dict[str, Any]:
+    """The options as they were given; those that Ansible shows at C(-vvv), C(params), lose their logins."""
+    given = dict(params)
+    params.update({option: shown(given[option]) for option in options if given[option]})
+    return given
 
 
 # --- names -----------------------------------------------------------------------------------
@@ -131,11 +153,12 @@ def normalize_checksum(text: str) -> str:
     return plain
 
 
-def file_sha256(path: str) -> str:
+def sha256(file: IO[bytes]) -> str:
+    """The checksum of an open file from its beginning on."""
+    file.seek(0)
     digest = hashlib.sha256()
-    with Path(path).open("rb") as file:
-        for chunk in iter(lambda: file.read(_CHUNK), b""):
-            digest.update(chunk)
+    for chunk in iter(lambda: file.read(_CHUNK), b""):
+        digest.update(chunk)
     return digest.hexdigest()
 
 
@@ -144,11 +167,12 @@ def file_sha256(path: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-    """How to reach a server."""
+    """How to reach a server, and where what comes from there lies; C(timeout) is for each single wait."""
 
     timeout: int = 60
     retries: int = 3
     ca_path: str | None = None
+    folder: str | None = None
     pause: Callable[[float], None] = time.sleep
 
 
@@ -156,31 +180,95 @@ class _Interrupted(Exception):
     """The connection ended before the whole file was there."""
 
 
-def _write(sink: BinaryIO, chunk: bytes, source: str) -> None:
+class _OutOfTime(Exception):
+    """No OSError, which some layers take for an address that does not answer and then try the next one."""
+
+
+@contextlib.contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    """End what is in hand after so long: the time-out of a socket begins anew with each byte."""
+
+    def end(_number: int, _frame: object) -> None:
+        raise _OutOfTime
+
+    before = signal.signal(signal.SIGALRM, end)
+    # Again some seconds later, for the case that the first one met a callback, which swallows exceptions.
+    signal.setitimer(signal.ITIMER_REAL, seconds, 5.0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _write(sink: IO[bytes], chunk: bytes, source: str) -> None:
     try:
         sink.write(chunk)
     except OSError as error:
         raise ReleaseError(
-            found=f"what came from {source} could not be written ({error.strerror or error})",
+            found=f"what came from {source} could not be written ({error.strerror})",
             expected="room for the archive and the unpacked program",
             next_step="free disk space, or point Ansible's remote_tmp to a larger file system",
         ) from error
 
 
-def _attempt(url: str, network: Network, limit: int, sink: BinaryIO) -> str:
-    """One download into C(sink); returns the SHA-256 of what was written."""
-    digest = hashlib.sha256()
+def check_address(url: str) -> None:
+    """Refuse what is no address of a file on a server."""
+    if not _ADDRESS.fullmatch(url):
+        raise ReleaseError(
+            found=f"the address is '{shown(url)}'",
+            expected="https://host/path or http://host/path, in a password every special character as %XX",
+            next_step="correct the option that holds the address",
+        )
+
+
+def _open(url: str, network: Network) -> Any:
+    """The answer to a request. Redirections are followed here, where each can be looked at before it is taken."""
+    first = url
+    for _hop in range(_REDIRECTIONS + 1):
+        try:
+            return open_url(
+                url,
+                timeout=network.timeout,
+                ca_path=network.ca_path,
+                http_agent=_USER_AGENT,
+                decompress=False,
+                follow_redirects="no",
+                # A login for this host in somebody's netrc must not be sent along.
+                use_netrc=False,
+            )
+        except urllib.error.HTTPError as error:
+            target = error.headers.get("Location")
+            if error.code not in (301, 302, 303, 307, 308) or not target:
+                raise
+            error.close()
+            url = _next_address(url, target)
+    raise ReleaseError(
+        found=f"{first} leads from one address to the next, more than {_REDIRECTIONS} times",
+        expected="the file, or an address that has it",
+        next_step="check what the server delivers at this address",
+    )
+
+
+def _next_address(url: str, target: str) -> str:
+    """Where a redirection leads; the login goes with it to the same server only."""
+    old, new = urllib.parse.urlsplit(url), urllib.parse.urlsplit(urllib.parse.urljoin(url, target))
+    if not _ADDRESS.fullmatch(new.geturl()) or (old.scheme, new.scheme) == ("https", "http"):
+        raise ReleaseError(
+            found=f"{url} leads to '{shown(new.geturl())}'",
+            expected=f"an address that starts with {old.scheme}://",
+            next_step="name the address of a mirror that delivers the file itself",
+        )
+    if (new.scheme, new.netloc) == (old.scheme, old.netloc.rpartition("@")[2]):
+        new = new._replace(netloc=old.netloc)
+    return new.geturl()
+
+
+def _receive(url: str, network: Network, limit: int, sink: IO[bytes]) -> None:
+    """One try to download into C(sink)."""
     received = 0
-    with open_url(
-        url,
-        timeout=network.timeout,
-        ca_path=network.ca_path,
-        http_agent=_USER_AGENT,
-        decompress=False,
-        # A login for this host in somebody's netrc must not be sent along.
-        use_netrc=False,
-    ) as answer:
-        stated = answer.headers.get("Content-Length")
+    with _open(url, network) as answer:
+        stated = answer.headers.get("Content-Length", "")
         while True:
             chunk = answer.read(_CHUNK)
             if not chunk:
@@ -192,15 +280,13 @@ def _attempt(url: str, network: Network, limit: int, sink: BinaryIO) -> str:
                     expected="a file of a release",
                     next_step="check what the server delivers at this address",
                 )
-            digest.update(chunk)
             _write(sink, chunk, url)
     # http.client does not complain about a body that ends early when it is read in pieces.
-    if stated is not None and stated.isdigit() and received != int(stated):
+    if stated.isdecimal() and received != int(stated):
         raise _Interrupted(f"the connection ended after {received} of {stated} bytes")
-    return digest.hexdigest()
 
 
-def _not_found(url: str, status: int, reason: str) -> ReleaseError:
+def _final_answer(url: str, status: int, reason: str) -> ReleaseError:
     if status == 404:
         return ReleaseError(
             found=f"{url} does not exist (HTTP 404)",
@@ -214,64 +300,60 @@ def _not_found(url: str, status: int, reason: str) -> ReleaseError:
     )
 
 
-def download(url: str, sink: BinaryIO, network: Network, limit: int = ARCHIVE_LIMIT) -> str:
-    """Download C(url) into C(sink), trying again where that can help; returns its SHA-256."""
-    if not re.match(r"^https?://[^/\s]+", url):
-        raise ReleaseError(
-            found=f"the address is '{url}'",
-            expected="an address that starts with https:// or http://",
-            next_step="correct the option that holds the address",
-        )
-    attempts = 1 + max(0, network.retries)
-    trouble = ""
-    for attempt in range(attempts):
-        if attempt:
-            network.pause(min(30.0, float(2 ** (attempt - 1))))
-        sink.seek(0)
-        sink.truncate()
+def download(url: str, network: Network, limit: int = ARCHIVE_LIMIT, seconds: float = ARCHIVE_SECONDS) -> IO[bytes]:
+    """What is at C(url), as an open file that has no name, tried again where that can help.
+
+    Each try has a file of its own: in one file, a long answer that broke off would stay behind the short one that
+    came whole.
+    """
+    check_address(url)
+    deadline = time.monotonic() + seconds
+    for attempt in itertools.count(1):
+        asked = None
         try:
-            return _attempt(url, network, limit, sink)
+            with contextlib.ExitStack() as stack:
+                file = stack.enter_context(tempfile.TemporaryFile(dir=network.folder))
+                with _time_limit(max(deadline - time.monotonic(), 0.001)):
+                    _receive(url, network, limit, file)
+                file.seek(0)
+                stack.pop_all()
+                return file
         except urllib.error.HTTPError as error:
-            if error.code not in _RETRIED_STATUS:
-                raise _not_found(url, error.code, str(error.reason or "")) from error
-            trouble = f"HTTP {error.code} {error.reason or ''}".rstrip()
-        except NoSSLError as error:
-            raise _unreachable(url, str(error), 1) from error
-        except (OSError, UrlsConnectionError, http.client.HTTPException, _Interrupted) as error:
+            reason = clean(str(error.reason))
+            if error.code not in retry.STATUS:
+                raise _final_answer(url, error.code, reason) from error
+            trouble = f"HTTP {error.code} {reason}".rstrip()
+            asked = error.headers.get("Retry-After")
+            if asked:
+                trouble += f", Retry-After: {clean(asked)}"
+        except _OutOfTime:
+            trouble = f"not complete after {seconds:.0f} seconds"
+        except (OSError, http.client.HTTPException, _Interrupted) as error:
             # OSError is the base of URLError, of SSLError and of every time-out, on every Python.
-            trouble = str(getattr(error, "reason", None) or error or type(error).__name__)
-            if _is_certificate_trouble(error, trouble):
+            cause = getattr(error, "reason", error)
+            trouble = clean(str(cause)) or type(cause).__name__
+            if isinstance(cause, ssl.SSLCertVerificationError):
                 raise ReleaseError(
                     found=f"the certificate of {url} is not trusted ({trouble})",
                     expected="a certificate that this node trusts",
                     next_step="install the CA of the mirror on the node, or name it in the option 'ca_path'",
                 ) from error
-    raise _unreachable(url, trouble, attempts)
-
-
-def _unreachable(url: str, trouble: str, attempts: int) -> ReleaseError:
-    tried = "tried once" if attempts == 1 else f"tried {attempts} times"
-    return ReleaseError(
+        pause = retry.pause_s(attempt, asked)
+        if attempt > network.retries or pause is None or time.monotonic() + pause >= deadline:
+            break
+        network.pause(pause)
+    tried = "tried once" if attempt == 1 else f"tried {attempt} times"
+    raise ReleaseError(
         found=f"{url} could not be downloaded ({trouble}; {tried})",
         expected="a complete answer of the server",
         next_step="check name resolution, proxy and firewall of this node, or set the address of a mirror",
     )
 
 
-def _is_certificate_trouble(error: BaseException, text: str) -> bool:
-    reason = getattr(error, "reason", None)
-    verify_errors = (ssl.SSLCertVerificationError, ssl.CertificateError)
-    if isinstance(error, verify_errors) or isinstance(reason, verify_errors):
-        return True
-    return "CERTIFICATE_VERIFY_FAILED" in text or "certificate verify failed" in text
-
-
 def download_small(url: str, network: Network, limit: int = SMALL_FILE_LIMIT) -> bytes:
     """A small file (a key, a signature, a checksum list) as bytes."""
-    with tempfile.SpooledTemporaryFile(max_size=limit + _CHUNK) as sink:
-        download(url, sink, network, limit)  # type: ignore[arg-type]
-        sink.seek(0)
-        return bytes(sink.read())
+    with download(url, network, limit, SMALL_FILE_SECONDS) as file:
+        return file.read()
 
 
 # --- signature -------------------------------------------------------------------------------
@@ -378,7 +460,9 @@ def judge_signature(verdict: GpgvVerdict, pinned: list[str], url: str, said: str
     )
 
 
-def run_gpgv(gpgv: str, keyring: bytes, signature: bytes, data: bytes, folder: str) -> tuple[GpgvVerdict, str]:
+def run_gpgv(
+    gpgv: str, keyring: bytes, signature: bytes, data: bytes, folder: str, *, seconds: float = GPGV_SECONDS
+) -> tuple[GpgvVerdict, str]:
     """Let gpgv check a detached signature; returns its verdict and its last words."""
     with tempfile.TemporaryDirectory(prefix="gpgv-", dir=folder) as name:
         work = Path(name)
@@ -388,11 +472,11 @@ def run_gpgv(gpgv: str, keyring: bytes, signature: bytes, data: bytes, folder: s
         command += ["--keyring", str(work / "keyring.gpg"), str(work / "data.sig"), str(work / "data")]
         environment = {**os.environ, "LC_ALL": "C"}
         try:
-            answer = subprocess.run(command, check=False, capture_output=True, timeout=60, env=environment)
+            answer = subprocess.run(command, check=False, capture_output=True, timeout=seconds, env=environment)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise ReleaseError(
                 found=f"{gpgv} did not run ({error})",
-                expected="a gpgv that checks a signature within 60 seconds",
+                expected=f"a gpgv that checks a signature within {seconds:.0f} seconds",
                 next_step="reinstall the package gpgv (Debian, Ubuntu) or gnupg2 (RHEL)",
             ) from error
     status = answer.stdout.decode("utf-8", "replace")
@@ -403,10 +487,9 @@ def run_gpgv(gpgv: str, keyring: bytes, signature: bytes, data: bytes, folder: s
 # --- archive ---------------------------------------------------------------------------------
 
 
-def unpack_member(archive: str, member: str, target: BinaryIO, source: str, limit: int = ARCHIVE_LIMIT) -> str:
-    """Write one member of a zip to an open file and return its SHA-256; no name in the zip becomes a path."""
+def unpack_member(archive: IO[bytes], member: str, target: IO[bytes], source: str, limit: int = ARCHIVE_LIMIT) -> None:
+    """Write one member of a zip to an open file; no name in the zip becomes a path."""
     expected = f"a zip that holds the file '{member}'"
-    digest = hashlib.sha256()
     try:
         with zipfile.ZipFile(archive) as container:
             try:
@@ -414,20 +497,20 @@ def unpack_member(archive: str, member: str, target: BinaryIO, source: str, limi
             except KeyError:
                 names = ", ".join(sorted(container.namelist())[:10]) or "nothing"
                 raise ReleaseError(
-                    found=f"{source} does not hold '{member}', it holds: {names}",
+                    found=f"{source} does not hold '{member}', it holds: {clean(names)}",
                     expected=expected,
                     next_step="set the option 'binary' to the name of the program in the zip",
                 ) from None
-            if info.is_dir() or info.file_size > limit:
+            # Zips that were not made on Unix say nothing of the kind of file.
+            if stat.S_IFMT(info.external_attr >> 16) not in (0, stat.S_IFREG) or info.file_size > limit:
                 raise ReleaseError(
-                    found=f"'{member}' in {source} is a folder or larger than {limit} bytes",
+                    found=f"'{member}' in {source} is no regular file or larger than {limit} bytes",
                     expected=expected,
                     next_step="check what the server delivers at this address",
                 )
             # zipfile never unpacks more than that size, and checks the CRC at the end.
             with container.open(info) as stream:
                 for chunk in iter(lambda: stream.read(_CHUNK), b""):
-                    digest.update(chunk)
                     _write(target, chunk, source)
     except (zipfile.BadZipFile, RuntimeError, NotImplementedError, EOFError) as error:
         raise ReleaseError(
@@ -435,7 +518,17 @@ def unpack_member(archive: str, member: str, target: BinaryIO, source: str, limi
             expected=expected,
             next_step="compare the file with the one that the publisher offers",
         ) from error
-    return digest.hexdigest()
+
+
+# --- files -----------------------------------------------------------------------------------
+
+
+def make_folder(path: Path) -> None:
+    """Have a folder, and those above it, that others can read: apt does as a user of its own, whatever our umask."""
+    if not path.exists():
+        make_folder(path.parent)
+        path.mkdir()
+        path.chmod(0o755)
 
 
 # --- receipt ---------------------------------------------------------------------------------

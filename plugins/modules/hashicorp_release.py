@@ -58,6 +58,8 @@ options:
   base_url:
     description:
       - Address of the releases server or of its mirror. The files are at C(base_url/product/version/).
+      - Name and password may stand in it, C(https://name:password@host/); they are shown nowhere, and sent to no other
+        server. Redirections from https to http are refused.
     type: str
     default: https://releases.hashicorp.com
   verify_signature:
@@ -116,18 +118,18 @@ options:
     type: str
   receipt_dir:
     description:
-      - Folder of the receipts, one C(product.json) each.
+      - Folder of the receipts, one for each program that this module installed.
     type: path
     default: /var/lib/gpufarm/releases
   timeout:
     description:
-      - Seconds to wait for the server each time; not a limit for the whole download.
+      - Seconds to wait for the server each time. A whole download, with every try, may take an hour.
     type: int
     default: 60
   retries:
     description:
-      - How often to try again after a failed or interrupted connection or an error of the server (HTTP 5xx), with
-        growing pauses. HTTP 404 is final.
+      - How often to try again after a failed or interrupted connection, an error of the server (HTTP 5xx) or HTTP 429,
+        with growing pauses or those that the server asks for, of 30 seconds at most. HTTP 404 is final.
     type: int
     default: 3
   ca_path:
@@ -222,6 +224,7 @@ reasons:
 """
 
 import dataclasses
+import hashlib
 import os
 import platform
 import re
@@ -262,6 +265,7 @@ def make_plan(params: dict[str, Any]) -> Plan:
         check_name(option, value, r"^(?!\.{1,2}$)[^/\0]+$", "a file name without a folder")
     architecture = params["architecture"] or release.architecture_of(platform.machine())
     check_name("architecture", architecture, r"^[a-z0-9_]+$", "an architecture such as amd64 or arm64")
+    path = str(Path(params["dest"]) / dest_name)
     signers = (
         release.pinned_fingerprints("key_fingerprints", params["key_fingerprints"])
         if params["verify_signature"]
@@ -272,14 +276,19 @@ def make_plan(params: dict[str, Any]) -> Plan:
             product=product,
             version=version,
             architecture=architecture,
-            path=str(Path(params["dest"]) / dest_name),
+            path=path,
             checksum=release.normalize_checksum(params["checksum"]) if params["checksum"] else None,
             signers=tuple(signers),
         ),
         files=release.release_files(params["base_url"], product, version, architecture),
         binary=binary,
-        receipt_path=Path(params["receipt_dir"]) / f"{product}.json",
+        receipt_path=receipt_path(Path(params["receipt_dir"]), product, path),
     )
+
+
+def receipt_path(folder: Path, product: str, path: str) -> Path:
+    """Where the receipt lies; each place of a product has its own, so that two of them do not replace each other."""
+    return folder / f"{product}-{hashlib.sha256(path.encode()).hexdigest()[:16]}.json"
 
 
 def read_state(plan: Plan) -> tuple[release.Receipt | None, str | None]:
@@ -295,12 +304,17 @@ def read_state(plan: Plan) -> tuple[release.Receipt | None, str | None]:
             expected="the program, or nothing, at this path",
             next_step="remove the folder, or choose another 'dest' or 'dest_name'",
         )
-    return receipt, release.file_sha256(str(path)) if path.is_file() else None
+    if not path.is_file():
+        return receipt, None
+    with path.open("rb") as program:
+        return receipt, release.sha256(program)
 
 
-def verified_sum(module: AnsibleModule, plan: Plan, network: release.Network) -> tuple[str, str | None]:
+def verified_sum(
+    module: AnsibleModule, params: dict[str, Any], plan: Plan, network: release.Network
+) -> tuple[str, str | None]:
     """The checksum that the zip must have, and the fingerprint that vouches for it."""
-    params, wanted = module.params, plan.wanted
+    wanted = plan.wanted
     if not wanted.signers and wanted.checksum:
         return wanted.checksum, None
     gpgv = find_gpgv(module) if wanted.signers else ""
@@ -368,37 +382,38 @@ def fetch_keyring(plan: Plan, url: str, network: release.Network) -> bytes:
     return openpgp.join_keys(trusted)
 
 
-def install(module: AnsibleModule, plan: Plan, before: str | None) -> release.Receipt:
+def install(module: AnsibleModule, params: dict[str, Any], plan: Plan, before: str | None) -> release.Receipt:
     """Download, verify, unpack and replace; the receipt comes last and stands for all of it."""
-    params, wanted, files = module.params, plan.wanted, plan.files
-    network = release.Network(timeout=params["timeout"], retries=params["retries"], ca_path=params["ca_path"])
-    expected_sum, signed_by = verified_sum(module, plan, network)
+    wanted, files = plan.wanted, plan.files
+    network = release.Network(
+        timeout=params["timeout"], retries=params["retries"], ca_path=params["ca_path"], folder=module.tmpdir
+    )
+    expected_sum, signed_by = verified_sum(module, params, plan, network)
     target = Path(wanted.path)
-    with tempfile.TemporaryDirectory(dir=module.tmpdir) as work:
-        archive = Path(work) / "release.zip"
-        with archive.open("w+b") as sink:
-            zip_sum = release.download(files.archive_url, sink, network)
+    # What is compared and what is unpacked is one open file, as it lies on the disk.
+    with release.download(files.archive_url, network) as archive:
+        zip_sum = release.sha256(archive)
         if zip_sum != expected_sum:
             raise release.ReleaseError(
                 found=f"{files.archive_url} has sha256 {zip_sum}",
                 expected=f"sha256 {expected_sum}, as {'signed' if signed_by else 'listed or pinned'}",
                 next_step="download again; if it stays so, the file on this server is damaged or was replaced",
             )
-        target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        release.make_folder(target.parent)
         # Next to its place, because only within one file system a rename replaces in one step.
-        handle, staged = tempfile.mkstemp(prefix=".gpufarm-", dir=target.parent)
-        try:
-            with os.fdopen(handle, "wb") as sink:
-                binary_sum = release.unpack_member(str(archive), plan.binary, sink, files.archive_url)
-                sink.flush()
-                os.fsync(sink.fileno())
-            if binary_sum != before:
-                # An owner that does not exist must fail while the old program is still in place.
-                set_attributes(module, staged)
-                module.atomic_move(staged, str(target))
-        finally:
-            if Path(staged).exists():
-                Path(staged).unlink()
+        with tempfile.NamedTemporaryFile(prefix=".gpufarm-", dir=target.parent, delete=False) as staged:
+            try:
+                release.unpack_member(archive, plan.binary, staged, files.archive_url)
+                staged.flush()
+                os.fsync(staged.fileno())
+                with Path(staged.name).open("rb") as program:
+                    binary_sum = release.sha256(program)
+                if binary_sum != before:
+                    # An owner that does not exist must fail while the old program is still in place.
+                    set_attributes(module, staged.name)
+                    module.atomic_move(staged.name, str(target))
+            finally:
+                Path(staged.name).unlink(missing_ok=True)
     return release.Receipt(
         product=wanted.product,
         version=wanted.version,
@@ -418,22 +433,21 @@ def set_attributes(module: AnsibleModule, path: str, changed: bool = False) -> b
 
 
 def write_receipt(module: AnsibleModule, plan: Plan, receipt: release.Receipt) -> None:
-    plan.receipt_path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    handle, staged = tempfile.mkstemp(prefix=".gpufarm-", dir=plan.receipt_path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(receipt.to_json())
-            file.flush()
-            os.fsync(file.fileno())
-        module.atomic_move(staged, str(plan.receipt_path), keep_dest_attrs=False)
-        plan.receipt_path.chmod(0o644)
-    finally:
-        if Path(staged).exists():
-            Path(staged).unlink()
+    release.make_folder(plan.receipt_path.parent)
+    with tempfile.NamedTemporaryFile(prefix=".gpufarm-", dir=plan.receipt_path.parent, delete=False) as staged:
+        try:
+            staged.write(receipt.to_json().encode())
+            staged.flush()
+            os.fsync(staged.fileno())
+            module.atomic_move(staged.name, str(plan.receipt_path), keep_dest_attrs=False)
+            plan.receipt_path.chmod(0o644)
+        finally:
+            Path(staged.name).unlink(missing_ok=True)
 
 
 def apply(module: AnsibleModule) -> dict[str, Any]:
-    plan = make_plan(module.params)
+    params = release.take_addresses(module.params, "base_url", "key_url")
+    plan = make_plan(params)
     wanted = plan.wanted
     receipt, before = read_state(plan)
     reasons = release.reasons_to_install(wanted, receipt, before)
@@ -445,7 +459,7 @@ def apply(module: AnsibleModule) -> dict[str, Any]:
     if reasons and module.check_mode:
         current, after = None, None
     elif reasons:
-        current = install(module, plan, before)
+        current = install(module, params, plan, before)
         after = current.binary_sha256
     changed = bool(reasons)
     if before is not None or not module.check_mode:

@@ -37,6 +37,8 @@ options:
   url:
     description:
       - Address of the key, armored or binary. Exactly one of O(url) and O(src) is required.
+      - Name and password may stand in it, C(https://name:password@host/); they are shown nowhere, and sent to no other
+        server. Redirections from https to http are refused.
     type: str
   src:
     description:
@@ -71,12 +73,13 @@ options:
     default: "0644"
   timeout:
     description:
-      - Seconds to wait for the server each time.
+      - Seconds to wait for the server each time. The whole download, with every try, may take five minutes.
     type: int
     default: 30
   retries:
     description:
-      - How often to try again after a failed connection or an error of the server (HTTP 5xx), with growing pauses.
+      - How often to try again after a failed connection, an error of the server (HTTP 5xx) or HTTP 429, with growing
+        pauses or those that the server asks for, of 30 seconds at most.
     type: int
     default: 3
   ca_path:
@@ -181,10 +184,12 @@ def read_existing(path: Path) -> tuple[bytes, list[openpgp.PublicKey]]:
         return data, []
 
 
-def read_source(params: dict[str, Any]) -> tuple[bytes, str]:
+def read_source(params: dict[str, Any], folder: str) -> tuple[bytes, str]:
     """The offered key file and where it came from."""
     if params["url"]:
-        network = release.Network(timeout=params["timeout"], retries=params["retries"], ca_path=params["ca_path"])
+        network = release.Network(
+            timeout=params["timeout"], retries=params["retries"], ca_path=params["ca_path"], folder=folder
+        )
         return release.download_small(params["url"], network), params["url"]
     try:
         return Path(params["src"]).read_bytes(), params["src"]
@@ -208,7 +213,7 @@ def check_pinned(keys: list[openpgp.PublicKey], pinned: list[str], source: str) 
 
 
 def apply(module: AnsibleModule) -> dict[str, Any]:
-    params = module.params
+    params = release.take_addresses(module.params, "url")
     pinned = release.pinned_fingerprints("fingerprints", params["fingerprints"])
     dest = Path(params["dest"])
     armored = dest.suffix == ".asc"
@@ -222,7 +227,7 @@ def apply(module: AnsibleModule) -> dict[str, Any]:
     partly = bool(before) and set(before) <= set(pinned)
     skipped = module.check_mode and not certain and not partly and not params["force"]
     if not certain and not skipped:
-        data, source = read_source(params)
+        data, source = read_source(params, module.tmpdir)
         downloaded = bool(params["url"])
         try:
             keys = openpgp.read_keys(data)
@@ -287,17 +292,15 @@ def warn_about(module: AnsibleModule, keys: list[openpgp.PublicKey]) -> None:
 
 def write(module: AnsibleModule, dest: Path, content: bytes) -> None:
     """Replace the keyring in one step, so that apt never reads half a file."""
-    dest.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=module.tmpdir)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        module.atomic_move(name, str(dest))
-    finally:
-        if Path(name).exists():
-            Path(name).unlink()
+    release.make_folder(dest.parent)
+    with tempfile.NamedTemporaryFile(dir=module.tmpdir, delete=False) as staged:
+        try:
+            staged.write(content)
+            staged.flush()
+            os.fsync(staged.fileno())
+            module.atomic_move(staged.name, str(dest))
+        finally:
+            Path(staged.name).unlink(missing_ok=True)
 
 
 def main() -> None:

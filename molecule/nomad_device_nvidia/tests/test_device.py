@@ -25,7 +25,7 @@ def test_plugin_is_the_verified_release(host: Host) -> None:
     plugin = host.file("/opt/nomad/plugins/nomad-device-nvidia")
     assert plugin.mode == 0o755
     assert plugin.user == "root"
-    assert plugin.sha256sum in host.file("/var/lib/gpufarm/releases/nomad-device-nvidia.json").content_string
+    assert plugin.sha256sum in host.check_output("cat /var/lib/gpufarm/releases/nomad-device-nvidia-*.json")
 
 
 def test_agent_started_once(host: Host) -> None:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import dataclasses
 import hashlib
@@ -14,6 +15,7 @@ import io
 import json
 import os
 import shutil
+import ssl
 import subprocess
 import tempfile
 import threading
@@ -67,38 +69,103 @@ class Gpg:
         shutil.rmtree(self.home, ignore_errors=True)
 
 
+def send(
+    request: http.server.BaseHTTPRequestHandler, content: bytes, length: int | None = None, status: int = 200
+) -> None:
+    """Answer with this content, and with the truth about its length unless another one is given."""
+    request.send_response(status)
+    request.send_header("Content-Length", str(len(content) if length is None else length))
+    request.end_headers()
+    request.wfile.write(content)
+
+
+@dataclasses.dataclass(frozen=True)
+class Certificate:
+    """A certificate for localhost that signs itself, and its key."""
+
+    path: Path
+    key: Path
+
+
+def new_certificate(folder: Path) -> Certificate:
+    made = Certificate(folder / "server.crt", folder / "server.key")
+    # Python 3.13 wants to be told what the key is for.
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    command += ["-addext", "keyUsage=critical,digitalSignature,keyCertSign", "-days", "2"]
+    command += ["-keyout", str(made.key), "-out", str(made.path)]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    return made
+
+
 class Server:
     """An HTTP server over a dictionary, which counts what it was asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, certificate: Certificate | None = None) -> None:
         self.files: dict[str, bytes] = {}
         self.requests: list[str] = []
+        self.headers: list[dict[str, str]] = []
+        self.ended = threading.Event()
         self.hooks: dict[str, Callable[[http.server.BaseHTTPRequestHandler, bytes], None]] = {}
         outer = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
+            ended = outer.ended
+
             def do_GET(self) -> None:
                 outer.requests.append(self.path)
+                outer.headers.append(dict(self.headers))
                 content = outer.files.get(self.path)
                 if self.path in outer.hooks:
                     outer.hooks[self.path](self, content or b"")
                 elif content is None:
                     self.send_error(404)
                 else:
-                    self.send_response(200)
-                    self.send_header("Content-Length", str(len(content)))
-                    self.end_headers()
-                    self.wfile.write(content)
+                    send(self, content)
 
             def log_message(self, format: str, *args: Any) -> None:
                 pass
 
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        # Handlers that a test leaves hanging end with the test, not with the server.
+        self._server.block_on_close = False
+        if certificate:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate.path, certificate.key)
+            self._server.socket = context.wrap_socket(
+                self._server.socket, server_side=True, do_handshake_on_connect=False
+            )
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
         self._thread.start()
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self.host = f"127.0.0.1:{self._server.server_address[1]}"
+        self.url = f"{'https' if certificate else 'http'}://{self.host}"
+
+    def redirect(self, path: str, target: str, status: int = 302) -> None:
+        def hook(request: http.server.BaseHTTPRequestHandler, _content: bytes) -> None:
+            request.send_response(status)
+            request.send_header("Location", target)
+            request.send_header("Content-Length", "0")
+            request.end_headers()
+
+        self.hooks[path] = hook
+
+    def ask_for_login(self, path: str, login: str) -> None:
+        """Serve a path to this C(name:password) alone, asking for it as servers do."""
+        expected = "Basic " + base64.b64encode(login.encode()).decode()
+
+        def hook(request: http.server.BaseHTTPRequestHandler, content: bytes) -> None:
+            if request.headers.get("Authorization") == expected:
+                send(request, content)
+                return
+            request.send_response(401)
+            request.send_header("WWW-Authenticate", 'Basic realm="mirror"')
+            request.send_header("Content-Length", "0")
+            request.end_headers()
+
+        self.hooks[path] = hook
 
     def close(self) -> None:
+        self.ended.set()
         self._server.shutdown()
         self._server.server_close()
 

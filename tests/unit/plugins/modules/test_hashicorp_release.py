@@ -66,7 +66,7 @@ class Node:
         self.remote_tmp = folder / "remote_tmp"
         self.remote_tmp.mkdir()
         self.binary = self.dest / "nomad"
-        self.receipt = self.receipts / "nomad.json"
+        self.receipt = hashicorp_release.receipt_path(self.receipts, "nomad", str(self.binary))
         self._capsys = capsys
         self._arguments = {
             "product": "nomad",
