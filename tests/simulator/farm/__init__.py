@@ -152,7 +152,7 @@ def start_node(farm: str, node: Node, image: str) -> bool:
     for port in node.publish:
         flags += ["--publish", port]
     docker("run", "--detach", "--name", node.container, "--hostname", node.hostname, "--network", network(farm),
-           "--network-alias", node.hostname, "--label", f"{LABEL}={farm}", *flags, image, NODE_INIT)  # fmt: skip
+           "--label", f"{LABEL}={farm}", *flags, image, NODE_INIT)  # fmt: skip
     return True
 
 
