@@ -9,16 +9,34 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-# The Debian package that holds each tool.
+# The Debian package that holds each tool; a file that is no program goes by its path.
 PACKAGES = {
+    "/usr/include/stdio.h": "libc6-dev",
+    "/usr/include/yaml.h": "libyaml-dev",
     "apt-ftparchive": "apt-utils",
     "debootstrap": "debootstrap",
     "dockerd": "docker.io",
     "dpkg-deb": "dpkg",
+    "gcc": "gcc",
     "gpg": "gnupg",
     "gpgconf": "gnupg",
+    "gpgv": "gpgv",
+    "make": "make",
     "openssl": "openssl",
+    "unshare": "util-linux",
 }
+# What unit tests run or build with; without one of them they skip.
+FOR_TESTS = (
+    "/usr/include/stdio.h",
+    "/usr/include/yaml.h",
+    "gcc",
+    "gpg",
+    "gpgconf",
+    "gpgv",
+    "make",
+    "openssl",
+    "unshare",
+)
 ONE_AT_A_TIME = threading.Lock()
 
 
@@ -27,10 +45,10 @@ class BuildError(RuntimeError):
 
 
 def need(*tools: str) -> None:
-    """Make sure that the tools exist, installing their packages where apt and root are at hand."""
+    """Make sure that the tools are there, installing their packages where apt and root are at hand."""
     # Steps run side by side, and apt takes one caller at a time.
     with ONE_AT_A_TIME:
-        missing = [tool for tool in tools if not shutil.which(tool)]
+        missing = [tool for tool in tools if not (Path(tool).exists() if "/" in tool else shutil.which(tool))]
         if missing:
             _install(missing)
 
@@ -63,3 +81,10 @@ def run(
         said = (result.stderr or result.stdout).decode(errors="replace").strip()
         raise BuildError(f"`{' '.join(words)}` ended with {result.returncode}: {said[-1500:]}")
     return result.stdout
+
+
+if __name__ == "__main__":
+    try:
+        need(*FOR_TESTS)
+    except BuildError as error:
+        raise SystemExit(str(error)) from error

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.simulator.cache import ROOT, key_of
-from tests.simulator.docker import docker, docker_binary, exists
+from tests.simulator.docker import PATIENCE, docker, docker_binary, exists
 from tests.simulator.node.build import base
 
 UUID = re.compile(r"(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -95,7 +95,7 @@ def api(farm: str, path: str) -> Any:
     return json.loads(nomad(farm, "operator", "api", path))
 
 
-def run(farm: str, job: str, variables: dict[str, Any], timeout: float = 240) -> dict[str, Any]:
+def run(farm: str, job: str, variables: dict[str, Any], timeout: float = PATIENCE) -> dict[str, Any]:
     """Run examples/jobs/<job>.nomad.hcl to its end and return its allocation."""
     server = f"{farm}-server"
     docker("exec", server, "mkdir", "-p", f"{WORK}/examples")
@@ -157,7 +157,7 @@ def run_gpu_docker(farm: str, node: str, count: int) -> Seen:
 
 def _whole_log(farm: str, allocation: str, task: str, end: str) -> str:
     """Return a task's log, which comes to the node's disk some time after the task has ended."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE
     while True:
         output = nomad(farm, "alloc", "logs", allocation, task)
         if end in output or time.monotonic() > deadline:

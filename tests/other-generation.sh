@@ -1,0 +1,18 @@
+#!/bin/sh
+# other-generation.sh BIN: the collection promises two generations of Python and ansible-core; BIN's is one of them, and
+# here the other one runs the unit tests.
+set -eu
+other=$(sh tests/other-python.sh "$("$1/python" -c 'import sys; print(sys.version_info.minor)')")
+if [ -z "$other" ]; then
+    echo "left out: the unit tests on a second Python; none of the other generation was found." \
+        "Next step: install one where tests/other-python.sh looks for it."
+    [ "${CI:-false}" = false ] || exit 1
+    exit 0
+fi
+venv=.venv-$("$other" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+if [ ! -e "$venv/.installed" ] || [ pyproject.toml -nt "$venv/.installed" ]; then
+    PYTHON="$other" sh tests/setup.sh "$venv" unit
+    touch "$venv/.installed"
+fi
+echo "test: unit tests with $("$venv/bin/python" --version) and $("$venv/bin/ansible" --version | sed -n 1p)"
+"$venv/bin/python" -m pytest --quiet -n 2 tests/unit

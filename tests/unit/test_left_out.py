@@ -1,0 +1,71 @@
+"""What is left out is told, and red in continuous integration: real runs of pytest with the suite's conftest."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SKIPPED = """
+import pytest
+
+@pytest.mark.parametrize("number", range(3))
+def test_{name}(number):
+    if number:
+        pytest.skip("no frobnicator here")
+"""
+
+
+def run(folder: Path, name: str, ci: str | None, *options: str) -> tuple[int, str]:
+    (folder / "test_sample.py").write_text(SKIPPED.format(name=name), encoding="utf-8")
+    environment = {key: value for key, value in os.environ.items() if key != "CI" and not key.startswith("PYTEST_")}
+    if ci is not None:
+        environment["CI"] = ci
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "--confcutdir", str(folder), "-p", "tests.conftest", *options, str(folder)],
+        cwd=folder, env={**environment, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return result.returncode, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("options", [(), ("-n", "2")], ids=["alone", "shared"])
+@pytest.mark.parametrize(("ci", "code"), [(None, 0), ("false", 0), ("true", 1), ("1", 1)])
+def test_a_skip_that_nobody_expects_is_red_in_ci_only(
+    tmp_path: Path, ci: str | None, code: int, options: tuple[str, ...]
+) -> None:
+    returned, output = run(tmp_path, "nobody_knows", ci, *options)
+    assert returned == code, output
+    assert "left out: 2 tests (no frobnicator here), the first: test_sample.py::test_nobody_knows[1]" in output
+    assert ("CI: 2 tests were left out." in output) is bool(code)
+    assert "left out: 2" in "".join(output.splitlines()[-4:])
+
+
+def test_an_expected_skip_is_told_and_green(tmp_path: Path) -> None:
+    returned, output = run(tmp_path, "devices_are_made_from_the_profile", "true")
+    assert returned == 0, output
+    assert "left out: 2 tests (no frobnicator here)" in output
+
+
+def test_a_failure_stays_a_failure(tmp_path: Path) -> None:
+    (tmp_path / "test_other.py").write_text("def test_it():\n    assert False\n", encoding="utf-8")
+    returned, output = run(tmp_path, "nobody_knows", "true")
+    assert returned == 1
+    assert "1 failed" in output
+
+
+@pytest.mark.parametrize(("ci", "code"), [(None, 0), ("false", 0), ("true", 1)])
+def test_a_second_python_that_is_missing_is_told_and_red_in_ci(tmp_path: Path, ci: str | None, code: int) -> None:
+    for tool in ("sh", "sed"):
+        (tmp_path / tool).symlink_to(shutil.which(tool) or tool)
+    environment = {"PATH": str(tmp_path), "HOME": str(tmp_path), **({"CI": ci} if ci else {})}
+    result = subprocess.run(
+        ["/bin/sh", "tests/other-generation.sh", str(Path(sys.executable).parent)],
+        cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert result.returncode == code, result.stdout + result.stderr
+    assert result.stdout.startswith("left out: the unit tests on a second Python")
