@@ -45,8 +45,9 @@ options:
   nodes:
     description:
       - Names or IDs of the nodes to prove. A node of the list that is not there, not ready, without GPUs, or closed to
-        work is a problem.
-      - If not set, these are all ready nodes with GPUs, and those that are closed to work are skipped.
+        work is a problem. An empty list is an error, because a proof of nothing proves nothing.
+      - If not set, these are all ready nodes with GPUs, of which there must be one; those that are closed to work are
+        skipped.
     type: list
     elements: str
   sample:
@@ -331,6 +332,12 @@ def read_settings(params: Mapping[str, Any]) -> nomad_jobs.Settings:
                 expected=f"at least {least}" if most is None else f"{least} to {most}",
                 next_step=f"correct '{option}'",
             )
+    if params["nodes"] == []:
+        raise nomad.NomadError(
+            found="the option 'nodes' is empty, so nothing would be proven",
+            expected="at least one node",
+            next_step="name the nodes to prove, or leave 'nodes' out to prove all",
+        )
     if params["driver"] == "docker" and not params["image"]:
         raise nomad.NomadError(
             found="the option 'image' is empty",
@@ -355,6 +362,12 @@ def prove(client: nomad.Client, params: Mapping[str, Any], check_mode: bool) -> 
     run = nomad_jobs.Run(client, settings, secrets.token_hex(4), time.monotonic() + settings.timeout)
     answer = client.items("/v1/nodes", {"resources": "true"})
     selected, problems = nomad_jobs.select_nodes(answer.items, params["nodes"])
+    if not selected and not problems:
+        raise nomad.NomadError(
+            found="Nomad has no ready node with GPUs, so nothing would be proven",
+            expected="at least one",
+            next_step="check 'nomad node status' and the device plugin on the nodes",
+        )
     leftovers, warnings = nomad_jobs.purge_leftovers(client, time.time(), check_mode)
     held = nomad_jobs.held_devices(client) if selected else {}
     results: dict[nomad_jobs.Pin, nomad_jobs.Result] = {}

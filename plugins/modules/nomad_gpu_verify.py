@@ -40,7 +40,7 @@ options:
   expected:
     description:
       - What the nodes should have. What is left out is not compared; a node of which nothing but the name is given must
-        have at least one GPU.
+        have at least one GPU. An empty list is an error, because a comparison of nothing proves nothing.
     type: list
     elements: dict
     required: true
@@ -247,6 +247,12 @@ def read_counts(option: str, node: str, value: dict[str, Any]) -> dict[str, int]
 
 def read_expected(items: list[dict[str, Any]]) -> list[nomad.Expected]:
     """The option C(expected), checked."""
+    if not items:
+        raise nomad.NomadError(
+            found="the option 'expected' is empty, so nothing would be compared",
+            expected="at least one node",
+            next_step="name the nodes that must be there, or look why no node told its GPUs",
+        )
     wanted = []
     names: set[str] = set()
     for item in items:

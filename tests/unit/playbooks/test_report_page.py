@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
 import subprocess
-import sys
 from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
@@ -18,13 +16,13 @@ from typing import Any
 
 import jinja2
 import pytest
-import yaml
 from ansible_collections.gpufarm.core.plugins.module_utils import report_page
+from ansible_collections.gpufarm.core.tests.unit.playbooks import playbook_helper
+from ansible_collections.gpufarm.core.tests.unit.playbooks.playbook_helper import LOCAL
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import nomad_helper
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import report_helper as helper
 from jinja2 import nodes as jinja_nodes
 
-ROOT = Path(__file__).resolve().parents[3]
 VOID = {"meta", "br", "link", "img", "input", "hr"}
 HOSTILE = "<script src=//evil.example>alert(1)</script>\"'><img onerror=x>&amp;{{ 7 * 7 }}"
 
@@ -270,22 +268,9 @@ def test_page_of_forty_thousand_gpus_can_be_opened() -> None:
 # The playbook
 
 
-LOCAL = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
-
-
 def run_playbook(folder: Path, inventory: dict[str, Any], **variables: Any) -> subprocess.CompletedProcess[str]:
-    (folder / "hosts.yml").write_text(yaml.safe_dump(inventory, sort_keys=False), encoding="utf-8")
     extra = {"report_path": str(folder / "report.html"), "ansible_become": False, **variables}
-    environment = {
-        **os.environ,
-        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-        "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".collections"),
-        "ANSIBLE_LOCALHOST_WARNING": "False",
-        "ANSIBLE_FORKS": "2",
-    }
-    line = [str(Path(sys.executable).with_name("ansible-playbook")), "-i", str(folder / "hosts.yml")]
-    line += [str(ROOT / "playbooks/report.yml"), "--extra-vars", json.dumps(extra)]
-    return subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=180)
+    return playbook_helper.run_playbook(folder, inventory, "report.yml", "--extra-vars", json.dumps(extra))
 
 
 @pytest.fixture
@@ -352,6 +337,34 @@ def test_playbook_without_nomad_and_with_a_foreign_history(tmp_path: Path, fake_
     page = assert_page((tmp_path / "report.html").read_text(encoding="utf-8"))
     assert "All 1" not in page.shown and "1 of 1 GPU told it" in page.shown
     assert "No Nomad server was asked" in page.shown and "move the file away" in page.shown
+
+
+def test_playbook_runs_as_printed_and_nobody_becomes_root_on_the_control_machine(
+    tmp_path: Path, fake_smi: Path
+) -> None:
+    """The README's inventory has ansible_become for all hosts, which counts for the implicit localhost as well."""
+    scripts = {
+        "forbidden": 'echo "$*" >>"$0.called"; exit 1',
+        # As sudo: its options, then a shell with the command.
+        "allowed": 'echo "$*" >>"$0.called"; while [ "$1" != /bin/sh ]; do shift; done; exec "$@"',
+    }
+    for name, body in scripts.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
+    options = {"path": str(fake_smi), "dcgm": False}
+    good = {**LOCAL, "ansible_become_exe": str(tmp_path / "allowed"), "gpu_health_options": options}
+    inventory = {
+        "all": {
+            "vars": {"ansible_become": True, "ansible_become_exe": str(tmp_path / "forbidden")},
+            "children": {"gpu_nodes": {"hosts": {"good": good}}},
+        }
+    }
+    result = playbook_helper.run_playbook(tmp_path, inventory, "report.yml")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert (tmp_path / "allowed.called").exists() and not (tmp_path / "forbidden.called").exists()
+    data = json.loads((tmp_path / "gpufarm-report.json").read_text(encoding="utf-8"))
+    assert [(node["name"], node["state"]) for node in data["nodes"]] == [("good", "answered")]
+    assert_page((tmp_path / "gpufarm-report.html").read_text(encoding="utf-8"))
 
 
 def test_playbook_refuses_a_path_that_is_no_page(tmp_path: Path) -> None:

@@ -252,6 +252,7 @@ def test_a_nomad_that_does_not_answer(nomad_server: FakeNomad, capsys: pytest.Ca
         ("cpu_mhz", 0, "at least 1"),
         ("memory_mib", 9, "at least 10"),
         ("image", "", "the name of an image"),
+        ("nodes", [], "at least one node"),
     ],
 )
 def test_options_that_make_no_sense(
@@ -260,6 +261,16 @@ def test_options_that_make_no_sense(
     result = run(capsys, nomad_server, **{option: value})
     assert result["failed"] and f"Expected: {expected}" in result["msg"] and f"'{option}'" in result["msg"]
     assert nomad_server.requests == []
+
+
+@pytest.mark.parametrize("gpus", [0, 2])
+def test_a_farm_without_gpus_proves_nothing(
+    nomad_server: FakeNomad, capsys: pytest.CaptureFixture[str], gpus: int
+) -> None:
+    nomad_server.nodes = [{**farm.make_node(0, gpus), "Status": "down" if gpus else "ready"}]
+    result = run(capsys, nomad_server)
+    assert result["failed"]
+    assert ": Nomad has no ready node with GPUs, so nothing would be proven. Expected: at least one." in result["msg"]
 
 
 def test_options_reach_the_job(nomad_server: FakeNomad, capsys: pytest.CaptureFixture[str]) -> None:

@@ -117,6 +117,7 @@ def test_a_refused_token_is_not_asked_again(agent: farm.Agent, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("expected", "words"),
     [
+        ([], "the option 'expected' is empty, so nothing would be compared. Expected: at least one node."),
         ([{"node": "a"}, {"node": "a"}], "node a is twice"),
         ([{"node": "a", "models": {"T4": "many"}}], "'models' of node a is"),
         ([{"node": "a", "mig_profiles": {"1g.10gb": []}}], "'mig_profiles' of node a is"),

@@ -1,0 +1,38 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Runs a playbook as a user does, over hosts that are this machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[3]
+LOCAL = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+# Seconds after which a playbook hangs, also on a machine that does much else.
+HANGS_S = 600
+
+
+def run_playbook(folder: Path, inventory: dict[str, Any], name: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run one of the collection's playbooks from ``folder``, where the inventory is written to."""
+    (folder / "hosts.yml").write_text(yaml.safe_dump(inventory, sort_keys=False), encoding="utf-8")
+    environment = {
+        **os.environ,
+        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+        "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".collections"),
+        "ANSIBLE_LOCALHOST_WARNING": "False",
+        "ANSIBLE_FORKS": "2",
+        # Tests may run as root, whom Ansible never makes root again.
+        "ANSIBLE_BECOME_ALLOW_SAME_USER": "True",
+    }
+    line = [str(Path(sys.executable).with_name("ansible-playbook")), "-i", str(folder / "hosts.yml")]
+    line += [str(ROOT / "playbooks" / name), *options]
+    return subprocess.run(
+        line, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=HANGS_S
+    )

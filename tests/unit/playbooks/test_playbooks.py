@@ -1,0 +1,189 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the playbooks say of a run that has nothing to do, and where they write."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ansible_collections.gpufarm.core.tests.unit.playbooks import playbook_helper
+from ansible_collections.gpufarm.core.tests.unit.playbooks.playbook_helper import LOCAL, ROOT
+from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import nomad_helper
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+def inventory(**groups: list[str]) -> dict[str, Any]:
+    children = {group: {"hosts": {host: {} for host in hosts}} for group, hosts in groups.items()}
+    return {"all": {"vars": LOCAL, "hosts": {"other": {}}, "children": children}}
+
+
+FARM = inventory(gpu_nodes=["node"], nomad_servers=["control"])
+
+
+@pytest.mark.parametrize(
+    ("name", "group"),
+    [
+        *((name, "gpu_node") for name in ("site.yml", "verify.yml", "health.yml", "report.yml")),
+        ("verify.yml", "gpu_nodes"),
+    ],
+)
+def test_a_farm_without_gpu_nodes_is_no_success(tmp_path: Path, name: str, group: str) -> None:
+    """The group is misspelt, or empty."""
+    hosts = inventory(**{group: [] if group == "gpu_nodes" else ["node"]}, nomad_servers=["control"])
+    result = playbook_helper.run_playbook(tmp_path, hosts, name)
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert (
+        f"{tmp_path}/hosts.yml: found the groups {group}, nomad_servers, and no host in gpu_nodes. "
+        "Expected: the farm's GPU nodes in the group gpu_nodes. "
+        "Next step: put them there, or name the right inventory with -i."
+    ) in words(result.stdout + result.stderr)
+
+
+def test_an_empty_inventory_is_no_success(tmp_path: Path) -> None:
+    result = playbook_helper.run_playbook(tmp_path, {}, "verify.yml")
+    assert result.returncode == 2
+    assert "found the groups none, and no host in gpu_nodes. Expected: " in words(result.stdout + result.stderr)
+
+
+@pytest.mark.parametrize("name", ["site.yml", "verify.yml", "health.yml"])
+def test_a_farm_without_servers_is_no_success(tmp_path: Path, name: str) -> None:
+    result = playbook_helper.run_playbook(tmp_path, inventory(gpu_nodes=["node"], nomad_server=["control"]), name)
+    assert result.returncode == 2
+    assert (
+        "found the groups gpu_nodes, nomad_server, no host in nomad_servers, and no nomad_client_servers. "
+        "Expected: the servers that the GPU nodes join. "
+        "Next step: put them into that group, or set nomad_client_servers where others run them."
+    ) in words(result.stdout + result.stderr)
+
+
+# With a tag that no task has, only what always runs does.
+NOTHING_ELSE = ("--tags", "none-has-this")
+
+
+@pytest.mark.parametrize("where", ["nomad_client_servers", "nomad_servers_group"])
+def test_servers_can_be_elsewhere(tmp_path: Path, where: str) -> None:
+    hosts = inventory(gpu_nodes=["node"], control_plane=["control"])
+    given = {"nomad_client_servers": ["192.0.2.10"], "nomad_servers_group": "control_plane"}[where]
+    hosts["all"]["vars"] = {**LOCAL, where: given}
+    result = playbook_helper.run_playbook(tmp_path, hosts, "health.yml", *NOTHING_ELSE)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "limit", "expected"),
+    [
+        ("site.yml", "other", "nomad_servers or gpu_nodes"),
+        ("verify.yml", "other", "gpu_nodes"),
+        ("verify.yml", "control", "gpu_nodes"),
+        ("health.yml", "control", "gpu_nodes"),
+        ("report.yml", "control", "gpu_nodes"),
+    ],
+)
+def test_a_limit_that_leaves_nothing_to_do_is_no_success(tmp_path: Path, name: str, limit: str, expected: str) -> None:
+    result = playbook_helper.run_playbook(tmp_path, FARM, name, "--limit", limit)
+    assert result.returncode == 2
+    assert (
+        f"--limit {limit}: found that it leaves {limit}. "
+        f"Expected: at least one host of {expected}, because nothing would be done otherwise. "
+        "Next step: widen --limit, or leave it out."
+    ) in words(result.stdout + result.stderr)
+
+
+@pytest.mark.parametrize(
+    ("name", "limit"),
+    [
+        ("site.yml", "control"),
+        ("site.yml", "node"),
+        ("verify.yml", "node"),
+        ("health.yml", "node"),
+        ("report.yml", "node"),
+    ],
+)
+def test_a_limit_that_leaves_something_to_do(tmp_path: Path, name: str, limit: str) -> None:
+    result = playbook_helper.run_playbook(tmp_path, FARM, name, "--limit", limit, *NOTHING_ELSE)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "Require a host that --limit leaves" in result.stdout
+
+
+# --- verify.yml's comparison -----------------------------------------------------------------
+
+
+@pytest.fixture
+def agent() -> Iterator[nomad_helper.Agent]:
+    running = nomad_helper.Agent()
+    running.nodes = [nomad_helper.make_node(0, 2)]
+
+    def leader(request: Any) -> bool:
+        if request.path != "/v1/status/leader":
+            return False
+        request.reply(200, b'"127.0.0.1:4647"', {"Content-Type": "application/json"})
+        return True
+
+    running.answer = leader
+    yield running
+    running.close()
+
+
+def compare(folder: Path, agent: nomad_helper.Agent, **variables: Any) -> tuple[int, str]:
+    """Run verify.yml's comparison on a host of which nothing but its Nomad is asked."""
+    (folder / "compare.yml").write_text(
+        yaml.safe_dump(
+            [
+                {
+                    "hosts": "control",
+                    "gather_facts": False,
+                    "tasks": [{"ansible.builtin.include_tasks": str(ROOT / "playbooks/tasks/compare.yml")}],
+                }
+            ]
+        ),
+        encoding="utf-8",
+    )
+    forbidden = folder / "forbidden"
+    forbidden.write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
+    forbidden.chmod(0o755)
+    hosts = {
+        "all": {
+            "vars": {"ansible_become": True, "ansible_become_exe": str(forbidden)},
+            "hosts": {"control": {**LOCAL, "ansible_become": False}},
+        }
+    }
+    extra = {"__nomad_local_url": agent.url, "verify_timeout": 0, **variables}
+    result = playbook_helper.run_playbook(folder, hosts, str(folder / "compare.yml"), "--extra-vars", json.dumps(extra))
+    return result.returncode, words(result.stdout + result.stderr)
+
+
+def node_entry(gpus: int) -> dict[str, Any]:
+    (expected,) = nomad_helper.make_expected(1, gpus)
+    return {"verify_expected": expected, "verify_report_entry": {"node": expected["node"], "gpus": gpus}}
+
+
+def test_the_written_report_needs_no_root_on_the_control_machine(tmp_path: Path, agent: nomad_helper.Agent) -> None:
+    told = tmp_path / "told.json"
+    code, output = compare(tmp_path, agent, verify_nodes=[node_entry(2)], verify_report=str(told))
+    assert code == 0, output
+    report = json.loads(told.read_text(encoding="utf-8"))
+    assert report["expected"] == [{"node": "node00000", "gpus": 2}]
+    assert [(node["name"], node["verdict"]) for node in report["nodes"]] == [("node00000", "ok")]
+
+
+def test_a_missing_gpu_fails_and_is_in_the_written_report(tmp_path: Path, agent: nomad_helper.Agent) -> None:
+    told = tmp_path / "told.json"
+    code, output = compare(tmp_path, agent, verify_nodes=[node_entry(3)], verify_report=str(told))
+    assert code == 2
+    assert f"Node node00000: found 2 GPUs without it. Expected: GPU {nomad_helper.uuid_of(0, 2)}." in output
+    assert json.loads(told.read_text(encoding="utf-8"))["nodes"][0]["verdict"] == "failed"
+
+
+def test_nothing_to_compare_is_no_success(tmp_path: Path, agent: nomad_helper.Agent) -> None:
+    code, output = compare(tmp_path, agent, verify_nodes=[])
+    assert code == 2
+    assert "the option 'expected' is empty, so nothing would be compared. Expected: at least one node." in output
