@@ -76,6 +76,13 @@ FIELDS: dict[str, tuple[str, Callable[[str], Any], float | None]] = {
     "pcie.link.width.max": ("pcie.width_max", int, None),
     "fabric.state": ("fabric_state", str, None),
     "fabric.status": ("fabric_status", str, None),
+    "temperature.gpu.tlimit": ("temperature_limits.margin_c", integer, 5),
+    "fabric.health.summary": ("fabric_health.summary", str, None),
+    "fabric.health.bandwidth": ("fabric_health.bandwidth", str, None),
+    "fabric.health.route_recovery_in_progress": ("fabric_health.route_recovery_in_progress", str, None),
+    "fabric.health.route_unhealthy": ("fabric_health.route_unhealthy", str, None),
+    "fabric.health.access_timeout_recovery": ("fabric_health.access_timeout_recovery", str, None),
+    "fabric.health.incorrect_configuration": ("fabric_health.incorrect_configuration", str, None),
 }
 
 
