@@ -635,9 +635,10 @@ def prove(run: Run, work: Sequence[tuple[Mapping[str, Any], Sequence[Pin]]]) -> 
     """Run the jobs of all nodes and judge every pin. Whatever happens, the jobs are purged."""
     if not work:
         return {}
-    with concurrent.futures.ThreadPoolExecutor(max_workers=max(1, min(run.settings.parallel, len(work)))) as pool:
-        futures = [pool.submit(prove_node, run, node, pins) for node, pins in work]
+    with concurrent.futures.ThreadPoolExecutor(max_workers=min(run.settings.parallel, len(work))) as pool:
+        # A signal can come as soon as the first thread works, so the guard is there before.
         try:
+            futures = [pool.submit(prove_node, run, node, pins) for node, pins in work]
             # The first error that concerns the whole run ends it; Nomad would answer the same for every node.
             for future in concurrent.futures.as_completed(futures):
                 future.result()

@@ -80,6 +80,8 @@ class FakeNomad:
         self.arrives = True
         """Whether a refused registration has arrived all the same."""
         self.most_jobs = 0
+        self.release_at = 0
+        """So many jobs at once end all fates; 0 is never."""
         self._log_looks: dict[str, int] = {}
         self._jobs_of: dict[str, int] = {}
         self._lock = threading.Lock()
@@ -158,6 +160,8 @@ class FakeNomad:
         self.registered.append(job)
         self.jobs[job["ID"]] = job
         self.most_jobs = max(self.most_jobs, len(self.jobs))
+        if len(self.jobs) == self.release_at:
+            self.fates = {}
         for group in job["TaskGroups"]:
             uuid = self.pinned(job, group)
             self._jobs_of[uuid] = self._jobs_of.get(uuid, 0) + 1

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.gpufarm.core.plugins.module_utils import nomad, nomad_jobs
+from ansible_collections.gpufarm.core.tests.unit.patience import PATIENCE_S, wait_for
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import nomad_helper as farm
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import nomad_jobs_helper as helper
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.nomad_jobs_helper import FakeNomad, Fate
@@ -136,7 +138,7 @@ def test_the_script_in_a_real_shell(tmp_path: Path, ends: int, seen: list[str]) 
     environment = {**os.environ, "PATH": str(tmp_path), "NVIDIA_VISIBLE_DEVICES": "GPU-1"}
     script = nomad_jobs.script(0)
     answer = subprocess.run(
-        ["/bin/sh", "-c", script], capture_output=True, text=True, env=environment, check=False, timeout=30
+        ["/bin/sh", "-c", script], capture_output=True, text=True, env=environment, check=False, timeout=PATIENCE_S
     )
     listing_read = nomad_jobs.read_listing(answer.stdout)
     assert answer.returncode == listing_read.exit_code == ends
@@ -373,7 +375,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run_of(server: FakeNomad, **settings: Any) -> nomad_jobs.Run:
-    chosen = nomad_jobs.Settings(**{"timeout": 20, **settings})
+    chosen = nomad_jobs.Settings(**{"timeout": PATIENCE_S, **settings})
     client = nomad.Client(nomad.Connection(address=server.url))
     return nomad_jobs.Run(client, chosen, "0a1b2c3d", time.monotonic() + chosen.timeout)
 
@@ -401,7 +403,8 @@ def test_every_gpu_is_proven(nomad_server: FakeNomad) -> None:
     assert [job["ID"].startswith("gpufarm-verify-0a1b2c3d-") for job in nomad_server.registered] == [True, True]
 
 
-def test_a_log_that_comes_late(nomad_server: FakeNomad) -> None:
+def test_a_log_that_comes_late(nomad_server: FakeNomad, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nomad_jobs, "LOG_WAIT_S", PATIENCE_S)
     uuid = nomad_server.uuids()[1]
     nomad_server.fates[uuid] = Fate(log_after_looks=3)
     assert proven(nomad_server)[uuid].verdict == "ok"
@@ -543,12 +546,25 @@ def test_a_gpu_that_was_taken_meanwhile(nomad_server: FakeNomad, visible: bool) 
     assert asked[0]["namespace"] == "*" and nomad_server.nodes[0]["ID"] in asked[0]["filter"]
 
 
+def overdue(server: FakeNomad, **settings: Any) -> dict[str, nomad_jobs.Result]:
+    """Results of a run whose time is over as soon as Nomad has told of the first job's allocations."""
+
+    class Overdue(nomad_jobs.Run):
+        def seconds_left(self) -> float:
+            told = any(method == "GET" and path.startswith("/v1/job/") for method, path, _query in server.requests)
+            return 0 if told else PATIENCE_S
+
+    run = run_of(server, timeout=1, **settings)
+    results = nomad_jobs.prove(Overdue(run.client, run.settings, run.name, run.deadline), work_of(server))
+    assert server.jobs == {}
+    return {pin.uuid: result for pin, result in results.items()}
+
+
 def test_the_time_is_over(nomad_server: FakeNomad) -> None:
+    nomad_server.nodes = nomad_server.nodes[:1]
     uuid = nomad_server.uuids()[0]
-    nomad_server.fates[uuid] = Fate(runs_for_s=60)
-    began = time.monotonic()
-    result = proven(nomad_server, timeout=1)[uuid]
-    assert time.monotonic() - began < 5
+    nomad_server.fates[uuid] = Fate(runs_for_s=math.inf)
+    result = overdue(nomad_server)[uuid]
     assert (result.verdict, result.code) == ("failed", "timeout")
     assert "still running (Task started by client) when the 1 s were over" in (result.found or "")
     assert result.allocation_id
@@ -556,8 +572,8 @@ def test_the_time_is_over(nomad_server: FakeNomad) -> None:
 
 def test_nodes_that_had_no_turn(nomad_server: FakeNomad) -> None:
     for uuid in nomad_server.uuids(0):
-        nomad_server.fates[uuid] = Fate(runs_for_s=60)
-    results = proven(nomad_server, timeout=1, parallel=1)
+        nomad_server.fates[uuid] = Fate(runs_for_s=math.inf)
+    results = overdue(nomad_server, parallel=1)
     found = [results[uuid].found or "" for uuid in nomad_server.uuids(1)]
     assert all("no job of this node had begun" in each for each in found) and len(nomad_server.registered) == 1
 
@@ -565,7 +581,8 @@ def test_nodes_that_had_no_turn(nomad_server: FakeNomad) -> None:
 def test_no_more_nodes_at_once_than_asked(nomad_server: FakeNomad) -> None:
     nomad_server.nodes = [farm.make_node(number, 1) for number in range(7)]
     for number in range(7):
-        nomad_server.fates[nomad_server.uuids(number)[0]] = Fate(runs_for_s=0.2)
+        nomad_server.fates[nomad_server.uuids(number)[0]] = Fate(runs_for_s=math.inf)
+    nomad_server.release_at = 3
     assert {result.verdict for result in proven(nomad_server, parallel=3).values()} == {"ok"}
     assert nomad_server.most_jobs == 3
 
@@ -593,13 +610,35 @@ def test_a_refused_registration_ends_the_run_and_leaves_nothing(nomad_server: Fa
 
 def test_an_error_of_one_node_purges_the_jobs_of_all(nomad_server: FakeNomad) -> None:
     for uuid in nomad_server.uuids(1):
-        nomad_server.fates[uuid] = Fate(runs_for_s=60)
+        nomad_server.fates[uuid] = Fate(runs_for_s=math.inf)
     nomad_server.refuse = {("GET", "/v1/allocation/"): [403]}
-    began = time.monotonic()
+    run = run_of(nomad_server, timeout=60)
     with pytest.raises(nomad.NomadError, match="HTTP 403"):
-        nomad_jobs.prove(run_of(nomad_server), work_of(nomad_server))
-    assert nomad_server.jobs == {} and time.monotonic() - began < 5
+        nomad_jobs.prove(run, work_of(nomad_server))
+    assert run.stop.is_set() and nomad_server.jobs == {}
     assert len(set(nomad_server.purged)) == len(nomad_server.registered) == 2
+
+
+class Interrupted(list[Any]):
+    """Work of which the second part is handed out by a signal, when the first part's job runs."""
+
+    def __init__(self, server: FakeNomad) -> None:
+        super().__init__(work_of(server))
+        self._server = server
+
+    def __iter__(self) -> Iterator[Any]:
+        yield self[0]
+        wait_for(lambda: self._server.jobs)
+        raise SystemExit(143)
+
+
+def test_an_end_while_the_jobs_are_still_registered_purges_them(nomad_server: FakeNomad) -> None:
+    for uuid in nomad_server.uuids(0):
+        nomad_server.fates[uuid] = Fate(runs_for_s=math.inf)
+    run = run_of(nomad_server, timeout=60)
+    with pytest.raises(SystemExit):
+        nomad_jobs.prove(run, Interrupted(nomad_server))
+    assert run.stop.is_set() and nomad_server.jobs == {} and len(nomad_server.registered) == 1
 
 
 def test_a_job_that_cannot_be_purged_is_told(nomad_server: FakeNomad) -> None:

@@ -6,10 +6,13 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from ansible_collections.gpufarm.core.tests.unit.patience import PATIENCE_S
 
 PROGRAM = """
 import importlib, json, sys
@@ -20,6 +23,12 @@ with patch_module_args(json.loads(sys.argv[2])):
 """
 
 
+def start(module: str, parameters: dict[str, Any]) -> subprocess.Popen[str]:
+    """Start a module that a test ends."""
+    environment = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
+    return subprocess.Popen([sys.executable, "-c", PROGRAM, module, json.dumps(parameters)], text=True, env=environment)
+
+
 def run_as_program(module: str, folder: Path, parameters: dict[str, Any]) -> dict[str, Any]:
     """Return what the module says with the executables of ``folder`` before the system's, in a foreign locale."""
     done = subprocess.run(
@@ -28,7 +37,7 @@ def run_as_program(module: str, folder: Path, parameters: dict[str, Any]) -> dic
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert done.stdout, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)

@@ -7,12 +7,9 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
-import json
-import os
+import math
 import platform
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from types import ModuleType
@@ -22,8 +19,10 @@ import pytest
 import yaml
 from ansible_collections.gpufarm.core.plugins.module_utils import nomad_jobs
 from ansible_collections.gpufarm.core.plugins.modules import nomad_gpu_job_verify
+from ansible_collections.gpufarm.core.tests.unit.patience import PATIENCE_S, wait_for
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import nomad_helper as farm
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.nomad_jobs_helper import RECORDED, FakeNomad, Fate
+from ansible_collections.gpufarm.core.tests.unit.plugins.modules import program_helper
 from ansible_collections.gpufarm.core.tests.unit.plugins.modules import release_helper as helper
 
 SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
@@ -51,7 +50,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def run(
     capsys: pytest.CaptureFixture[str], server: FakeNomad, check_mode: bool = False, **arguments: Any
 ) -> helper.Outcome:
-    given = {"address": server.url, "timeout": 20, **arguments}
+    given = {"address": server.url, "timeout": PATIENCE_S, **arguments}
     return helper.run_module(nomad_gpu_job_verify.main, capsys, given, check_mode=check_mode)
 
 
@@ -281,27 +280,15 @@ def test_options_reach_the_job(nomad_server: FakeNomad, capsys: pytest.CaptureFi
     assert (task["Resources"]["CPU"], task["Resources"]["MemoryMB"]) == (7, 77)
 
 
-def test_an_end_from_outside_leaves_no_job(nomad_server: FakeNomad) -> None:
+@pytest.mark.parametrize("number", SIGNALS)
+def test_an_end_from_outside_leaves_no_job(nomad_server: FakeNomad, number: signal.Signals) -> None:
     for uuid in nomad_server.uuids(0):
-        nomad_server.fates[uuid] = Fate(runs_for_s=60)
-    code = (
-        "import json, sys\n"
-        "from ansible.module_utils.testing import patch_module_args\n"
-        "from ansible_collections.gpufarm.core.plugins.modules import nomad_gpu_job_verify\n"
-        "with patch_module_args(json.load(sys.stdin)):\n"
-        "    nomad_gpu_job_verify.main()\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, text=True, env=environment) as process:
-        assert process.stdin is not None
-        json.dump({"address": nomad_server.url}, process.stdin)
-        process.stdin.close()
-        until = time.monotonic() + 30
-        while not nomad_server.jobs and time.monotonic() < until:
-            time.sleep(0.05)
-        assert nomad_server.jobs
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=20) == 128 + signal.SIGTERM
+        nomad_server.fates[uuid] = Fate(runs_for_s=math.inf)
+    arguments = {"address": nomad_server.url, "timeout": 10 * PATIENCE_S}
+    with program_helper.start("nomad_gpu_job_verify", arguments) as process:
+        wait_for(lambda: nomad_server.jobs)
+        process.send_signal(number)
+        assert process.wait(timeout=PATIENCE_S) == 128 + number
     assert nomad_server.jobs == {}
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.simulator.docker import PATIENCE
 from tests.simulator.mirror import serve
 from tests.simulator.mirror.layout import dearmored
 from tests.simulator.mirror.pki import Pki, Signer
@@ -36,7 +37,7 @@ class Mirror:
     context: ssl.SSLContext
 
     def connection(self) -> http.client.HTTPSConnection:
-        return http.client.HTTPSConnection("localhost", self.port, context=self.context, timeout=10)
+        return http.client.HTTPSConnection("localhost", self.port, context=self.context, timeout=PATIENCE)
 
     def get(self, path: str, method: str = "GET", **headers: str) -> tuple[http.client.HTTPResponse, bytes]:
         connection = self.connection()
@@ -147,7 +148,9 @@ def test_other_ranges_are_ignored(header: str | None) -> None:
 
 
 def test_a_client_without_the_authority_is_turned_away(mirror: Mirror) -> None:
-    stranger = http.client.HTTPSConnection("localhost", mirror.port, context=ssl.create_default_context(), timeout=10)
+    stranger = http.client.HTTPSConnection(
+        "localhost", mirror.port, context=ssl.create_default_context(), timeout=PATIENCE
+    )
     with pytest.raises(ssl.SSLCertVerificationError):
         stranger.request("GET", "/blob")
 
@@ -217,7 +220,7 @@ def test_slow_is_slow(mirror: Mirror) -> None:
     mirror.lie(blob="slow-40960")
     start = time.monotonic()
     assert mirror.get("/blob")[1] == BODY
-    assert 0.2 < time.monotonic() - start < 5
+    assert time.monotonic() - start > 0.2
 
 
 def test_503_comes_so_often_for_each_path(mirror: Mirror) -> None:
@@ -279,9 +282,9 @@ def test_server_runs_as_a_single_file(tmp_path: Path, keys: Pki) -> None:
         assert process.stdout is not None
         port = int(process.stdout.readline().rsplit(":", 1)[1])
         context = ssl.create_default_context(cafile=str(keys.ca_cert))
-        connection = http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=10)
+        connection = http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=PATIENCE)
         connection.request("GET", "/text")
         assert connection.getresponse().read() == b"text\n"
         connection.close()
         process.terminate()
-        assert process.wait(10) == 0
+        assert process.wait(PATIENCE) == 0
