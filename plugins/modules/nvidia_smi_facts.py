@@ -759,6 +759,8 @@ ansible_facts:
                   sample: null
 """
 
+import math
+
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi import DEFAULT_SUBSETS, collect, resolve_subsets
 
@@ -772,8 +774,8 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    if module.params["timeout"] <= 0:
-        module.fail_json(msg=f"timeout is {module.params['timeout']:g}; expected more than 0 seconds.")
+    if not 0 < module.params["timeout"] < math.inf:
+        module.fail_json(msg=f"timeout is {module.params['timeout']:g}; expected more than 0 seconds, and an end.")
     try:
         subsets = resolve_subsets(module.params["gather_subset"])
     except ValueError as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import math
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,7 @@ import pytest
 from ansible_collections.gpufarm.core.plugins.module_utils import health, nvidia_smi, xid
 from ansible_collections.gpufarm.core.plugins.module_utils.health import Finding, HealthOptions, judge
 from ansible_collections.gpufarm.core.plugins.module_utils.xid import Event
+from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.recorded import assert_recorded
 
 CORPUS = Path(__file__).parent / "nvidia_smi_corpus"
 UUIDS = [f"GPU-0000000{number}-1111-2222-3333-444444444444" for number in range(8)]
@@ -225,6 +227,54 @@ def test_one_problem(changes: dict[str, Any], options: dict[str, Any], code: str
 )
 def test_no_problem(changes: dict[str, Any], options: dict[str, Any]) -> None:
     assert verdict_of(facts_of(**changes), **options)["problems"] == []
+
+
+def test_every_problem_of_a_gpu_as_recorded() -> None:
+    told = {}
+    for changes, options, code, _severity in CASES:
+        (problem,) = verdict_of(facts_of(**changes), **options)["problems"]
+        told[f"{code}: {changes}, {options}"] = problem
+    assert_recorded("health-gpu", told)
+
+
+def test_every_problem_of_a_node_as_recorded() -> None:
+    checks = [
+        {"kernel_log": "unreadable: dmesg says no"},
+        {"dcgm": "failed: no host engine"},
+        {"fabric_manager": "failed: it is inactive"},
+        {"fabric_manager": "not_installed"},
+    ]
+    told = {str(check): judge(facts_of(), [], [], HealthOptions(), host="n", checks=check) for check in checks}
+    for reason in nvidia_smi.REASONS:
+        facts = dict(
+            nvidia_smi.empty_facts("linux"), reason=reason, message=f"A thing. {nvidia_smi.NEXT_STEPS[reason]}"
+        )
+        told[reason] = verdict_of(facts)
+    told["no words"] = verdict_of(dict(nvidia_smi.empty_facts("linux"), reason="timeout"))
+    told["gpu_count"] = verdict_of(facts_of(1), gpus=2)
+    told["orphans"] = judge(facts_of(), [], [], HealthOptions(), host="n", orphans={0: [7], 1: [41, 42]})
+    assert_recorded("health-node", {key: value["problems"] for key, value in told.items()})
+
+
+def test_every_event_as_recorded() -> None:
+    times = {"first": 1.0, "last": 61.0, "count": 2}
+    told = {f"xid {number}": judged(event(number, **times)) for number in (13, 48, 63, 79, 94, 157, 999)}
+    told["text"] = judged(event(48, text="DBE."))
+    told["by address"] = judged(event(79, "0000:aa:00.0"))
+    told["init"] = judged(event(0, "0000:aa:00.0", kind="init", text="(0x62)", **times))
+    told["init, once"] = judged(event(0, "0000:aa:00.0", kind="init"))
+    told["init, answers"] = judged(event(0, kind="init"))
+    for fatal in (None, True, False):
+        told[f"sxid, fatal {fatal}"] = judged(event(12028, "0000:05:00.0", kind="sxid", fatal=fatal))
+        told[f"xid 149, fatal {fatal}"] = judged(event(149, fatal=fatal))
+    told["dcgm"] = judge(
+        facts_of(),
+        [],
+        [Finding("dcgm_pcie", "warning", UUIDS[0], "a warning"), Finding("dcgm_x", "critical", None, "y")],
+        HealthOptions(),
+        host="n",
+    )
+    assert_recorded("health-events", {key: [value["problems"], value["xids"]] for key, value in told.items()})
 
 
 @pytest.mark.parametrize(
@@ -457,6 +507,51 @@ def test_the_reason_fits_into_nomads_meta() -> None:
 
 
 # Options
+
+
+def test_defaults_as_recorded() -> None:
+    assert_recorded("health-defaults", health.defaults())
+
+
+def test_wrong_options_are_refused_as_recorded() -> None:
+    wrong: dict[str, list[Any]] = {
+        "timeout": [0, -1, None, "5", True, math.inf, math.nan],
+        "dcgm_diag_timeout": [0, math.inf],
+        "gpus": [-1, 1.5, True, "8"],
+        "ecc_uncorrected_max": [-1, None],
+        "ecc_corrected_max": [-1],
+        "pcie_width_min": [-1],
+        "pcie_generation_min": [-1],
+        "dcgm_diag_level": [0, 5, "1"],
+        "dcgm": ["yes", 1, None],
+        "path": [5],
+        "throttle_reasons": ["x", [1], None],
+        "severities": [[], {"xid_79": 1}, {1: "ignore"}, {"xid_79": "bad"}, {"xid_": "ignore"}, {"sxid_0": "ignore"}],
+        "xid_since": ["yesterday", "nan", ""],
+        "unknown": [1],
+    }
+    told = {}
+    for name, values in wrong.items():
+        for value in values:
+            with pytest.raises(ValueError, match="found") as error:
+                HealthOptions.from_mapping({name: value})
+            told[f"{name}: {value!r}"] = str(error.value)
+    assert_recorded("health-refused", told)
+
+
+@pytest.mark.parametrize(
+    "mapping",
+    [
+        {"timeout": 0.001, "dcgm_diag_timeout": 0.001},
+        {"gpus": 0, "ecc_uncorrected_max": 0, "ecc_corrected_max": 0, "pcie_width_min": 0, "pcie_generation_min": 0},
+        *({"dcgm_diag_level": level} for level in (None, 1, 2, 3, 4)),
+        {"severities": {"xid_1": "ignore", "sxid_999999": "warning", "dcgm_pcie": "critical", "gpu_lost": "ignore"}},
+        {"temperature_gpu_max_c": -5, "path": None, "gpus": None, "xid_since": "0"},
+    ],
+)
+def test_what_is_just_right_is_taken(mapping: dict[str, Any]) -> None:
+    options = HealthOptions.from_mapping(mapping)
+    assert {name: getattr(options, name) for name in mapping} == mapping
 
 
 def test_options_of_a_file_on_the_node() -> None:

@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 
 import pytest
 from ansible_collections.gpufarm.core.plugins.module_utils import nvidia_smi
+from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.recorded import assert_recorded
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -271,6 +272,24 @@ def test_repairs_are_told(tag: str) -> None:
 def test_remapping_failure_is_told() -> None:
     rows = with_value("remapped_row_failure", "Yes")["ecc"]["remapped_rows"]
     assert rows == {"corrected": 0, "uncorrected": 0, "pending": False, "failure": True}
+
+
+def test_shape_and_subsets_as_recorded() -> None:
+    assert_recorded(
+        "nvidia-smi-shape",
+        {
+            "facts": nvidia_smi.empty_facts("linux"),
+            "gpu": nvidia_smi.empty_gpu(),
+            "subsets": nvidia_smi.SUBSETS,
+            "default": nvidia_smi.DEFAULT_SUBSETS,
+            "identity": nvidia_smi.IDENTITY_KEYS,
+            "query": nvidia_smi.QUERY_FIELDS,
+            "required": sorted(nvidia_smi._REQUIRED_FIELDS),
+            "no value": sorted(nvidia_smi._NO_VALUE),
+            "errors": sorted(nvidia_smi._ERRORS),
+            "reasons": nvidia_smi.REASONS,
+        },
+    )
 
 
 # Values

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from ansible_collections.gpufarm.core.plugins.module_utils import nvidia_smi
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi import Command, collect, resolve_subsets
+from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.recorded import assert_recorded
 
 CORPUS = Path(__file__).parent / "nvidia_smi_corpus"
 BINARY = "/usr/bin/nvidia-smi"
@@ -291,6 +292,25 @@ def test_failures_are_facts(tmp_path: Path, subsets: frozenset[str], code: int, 
     assert facts["message"].endswith(nvidia_smi.NEXT_STEPS[reason])
     assert " ".join(words.split()).rstrip(".") in facts["message"]
     assert len(run.calls) == 1
+
+
+def test_every_failure_as_recorded() -> None:
+    told: dict[str, Any] = {}
+    for needle, _reason in nvidia_smi._MESSAGES:
+        told[f"1, {needle}"] = nvidia_smi.classify(1, f"X {needle.upper()} y")
+    for code in [None, *range(-1, 21), 255]:
+        told[str(code)] = nvidia_smi.classify(code, "nothing known")
+    for reason in nvidia_smi.REASONS:
+        for command in (
+            Command(("/x/nvidia-smi", "-q"), 9),
+            Command(("/x/nvidia-smi", "-q"), -11),
+            Command(("/x/nvidia-smi",), None, timed_out=True, limit=59.98765),
+            Command(("/x/nvidia-smi",), None, error="Permission denied"),
+        ):
+            told.setdefault(f"explained {reason}", []).append(nvidia_smi._explain(command, reason, " said\n so. "))
+        told[f"explained {reason}"].append(nvidia_smi._explain(command, reason, "y" * 500))
+        told[f"explained {reason}"].append(nvidia_smi._explain(command, reason, ""))
+    assert_recorded("nvidia-smi-failures", told)
 
 
 def test_mismatch_names_the_loaded_module(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import math
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from ansible_collections.gpufarm.core.plugins.module_utils import report, report_page
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import report_helper as helper
+from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.recorded import assert_recorded
 
 
 def of(*answers: dict[str, Any], nomad: list[dict[str, Any]] | None = None, **more: Any) -> dict[str, Any]:
@@ -590,3 +592,192 @@ def test_arguments_stay_as_they_are() -> None:
     before = copy.deepcopy(arguments)
     helper.document(arguments)
     assert arguments == before
+
+
+# Everything at once, word for word
+
+
+def motley() -> dict[str, Any]:
+    """One of everything that a farm can hold."""
+    h100 = helper.facts(helper.H100, 1, 4)
+    for gpu, percent in zip(h100["gpus"], (100, 26, 0, None), strict=True):
+        gpu.update(utilization_gpu_percent=percent, power_draw_w=None if percent is None else 100.0 + 6 * percent)
+    h100["gpus"][3].update(status="lost", memory_used_mib=None, temperature_gpu_c=None, index=None)
+    h100["gpus"][2]["processes"] = [
+        {"pid": 7, "type": "C", "name": "/opt/miner", "memory_used_mib": 2048},
+        {"pid": 8, "type": "C+G", "name": None, "memory_used_mib": None},
+        {"pid": 9, "type": "G", "name": "Xorg", "memory_used_mib": 5},
+    ]
+    h100["gpus"][1]["vbios_version"] = "96.00.AB.00.01"
+    sick = [
+        helper.problem(h100["gpus"][3], "gpu_lost"),
+        helper.problem(h100["gpus"][0], "pcie_width", "warning"),
+        helper.problem(h100["gpus"][1], "pcie_width", "warning"),
+        {
+            **helper.problem(h100["gpus"][0], "check_failed", "warning"),
+            "uuid": None,
+            "pci_bus_id": None,
+            "message": None,
+        },
+    ]
+    others = helper.facts(helper.H100, 2, 1, utilization_gpu_percent=51, power_draw_w=250.4)
+    others["driver_version"] = "570.1"
+    mig = helper.facts(helper.MIG, 3, 2)
+    for device, size in zip(mig["gpus"][0]["mig_devices"], (40000, 20000, 10000, 10000), strict=True):
+        device["memory_total_mib"] = size
+    mig["gpus"][0]["mig_devices"][3]["profile"] = None
+    mig["gpus"][1]["mig_mode_pending"] = "Disabled"
+    parts = helper.devices(mig, {0: "big", 1: "small", 5: "small"})
+    pc = helper.facts(helper.RTX4090, 4, 1, power_draw_w=24.0, utilization_gpu_percent=None)
+    pc["platform"] = "wsl"
+    bare = helper.facts(helper.T4, 5, 2)
+    gone = helper.facts(helper.T4, 6, 2)
+    lone = helper.devices(helper.facts(helper.MIG, 7, 1))
+    for part in lone:
+        part["pci_bus_id"] = None
+    held = helper.devices(h100, {0: "training", 1: "training"})
+    held[1]["allocation"] = helper.allocation("notebook", 5, namespace="team")
+    nodes = [
+        helper.nomad_node("gpu1", held),
+        helper.nomad_node(
+            "gpu2", helper.devices(others), eligibility="ineligible", meta={"gpufarm_gate_reason": "xid_79"}
+        ),
+        helper.nomad_node("mig", parts, drain=True, eligibility="ineligible"),
+        helper.nomad_node("pc-nomad", helper.devices(pc)),
+        helper.nomad_node("bare", [], status="down"),
+        helper.nomad_node("gone", helper.devices(gone, {1: "training"}), status="down", id="old"),
+        helper.nomad_node("gone", helper.devices(gone, {1: "training"}), status="initializing", id="new"),
+        helper.nomad_node("stranger", [*lone, *helper.devices(helper.facts(helper.MIG, 8, 1))]),
+        helper.nomad_node("dead stranger", helper.devices(gone), status="down"),
+        helper.nomad_node("cpu", []),
+    ]
+    dead = [
+        {"server": "a", "result": {"msg": "a: refused. Expected: an agent. Next step: start it."}},
+        {"server": "b", "result": {"unreachable": True, "msg": "no route"}},
+        {"server": "c"},
+    ]
+    return {
+        "hosts": ["gpu1", "gpu2", "mig", "pc", "bare", "gone", "broken", "never"],
+        "answers": [
+            helper.answer("gpu1", helper.health(h100, sick), gpus_expected=5),
+            helper.answer("gpu2", helper.health(others), gpus_expected=1, asked_at="2026-03-01T09:00:00Z"),
+            helper.answer("mig", helper.health(mig)),
+            helper.answer("pc", helper.health(pc), nomad_name="pc-nomad"),
+            helper.answer("bare", helper.health(bare)),
+            helper.answer("gone", {"unreachable": True, "msg": "Connection timed out"}, gpus_expected=2),
+            helper.answer("broken", {"module_stderr": "Traceback\nImportError: no x"}),
+        ],
+        "servers": [
+            *dead,
+            helper.server(nodes, reasons={"gone-5555": "x", "mig-5555-4444-8888-000000000000": "maintenance"}),
+        ],
+    }
+
+
+HISTORY = "".join(
+    json.dumps(
+        {
+            "made_at": made_at,
+            "gpus": 10,
+            "utilization_sum_percent": percent,
+            "utilization_gpus": told,
+            "power_draw_w": power,
+            "power_gpus": measured,
+            "allocated_gpus": 3,
+            "nodes": {},
+        }
+    )
+    + "\n"
+    for made_at, percent, told, power, measured in (
+        ("2026-02-27T12:00:00Z", 300, 10, 1500.0, 10),
+        ("2026-02-28T12:00:00+01:00", 0, 0, 0, 0),
+        ("2026-02-28T18:30:00", 555, 9, 2100.5, 9),
+    )
+)
+CHOICES = {
+    "title": "Motley",
+    "currency": "CHF",
+    "productivity": 1.25,
+    "history_path": "/srv/history.jsonl",
+    "models": {
+        **helper.PRICES,
+        "NVIDIA GeForce RTX 4090": {"relative_throughput": "0.9"},
+        "NVIDIA A100-SXM4-80GB": {"relative_throughput": 1.5, "price_per_hour": "2", "colour": "green"},
+        "Tesla X": {"price_per_hour": "cheap"},
+        "Tesla Y": 5,
+    },
+}
+
+
+@pytest.fixture
+def _own_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The advice of nomad_gpu_verify in few words, so that these records are of the report alone."""
+    compare = report.nomad_api.compare
+
+    def compared(*arguments: Any) -> Any:
+        return [
+            dataclasses.replace(
+                verdict,
+                problems=[
+                    dataclasses.replace(problem, message=f"Found {problem.code}. Next step: see to {problem.code}.")
+                    for problem in verdict.problems
+                ],
+            )
+            for verdict in compare(*arguments)
+        ]
+
+    monkeypatch.setattr(report.nomad_api, "compare", compared)
+
+
+@pytest.mark.usefixtures("_own_words")
+def test_document_and_history_as_recorded() -> None:
+    data, history = helper.build(motley(), HISTORY, **CHOICES)
+    assert_recorded("report-document", {"data": data, "history": (history or "").splitlines()})
+
+
+@pytest.mark.usefixtures("_own_words")
+def test_page_as_recorded() -> None:
+    data = helper.document(motley(), HISTORY, **CHOICES)
+    assert_recorded("report-page", report_page.page(data))
+    assert_recorded("report-html", [line for line in helper.render(data).split("</style>")[1].splitlines() if line])
+
+
+@pytest.mark.usefixtures("_own_words")
+def test_page_of_a_large_farm_as_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if few rows were many."""
+    for name, limit in (("DETAILED_NODES", 2), ("OPEN_NODES", 1), ("PROBLEM_ROWS", 1), ("TABLE_ROWS", 1), ("NAMES", 2)):
+        monkeypatch.setattr(report_page, name, limit)
+    monkeypatch.setattr(report_page._names, "__defaults__", (2,))
+    arguments = motley()
+    twin = copy.deepcopy(arguments["answers"][4])
+    for name in ("bare2", "bare3"):
+        arguments["answers"].append({**twin, "name": name, "nomad_name": name})
+        arguments["hosts"].append(name)
+    assert_recorded("report-page-large", report_page.page(helper.document(arguments, HISTORY, **CHOICES)))
+
+
+def test_limits_of_the_page() -> None:
+    limits = (report_page.DETAILED_NODES, report_page.OPEN_NODES, report_page.PROBLEM_ROWS, report_page.TABLE_ROWS)
+    assert (*limits, report_page.NAMES) == (60, 6, 8, 40, 8)
+    assert (report.HISTORY_LINES, report.HISTORY_BYTES, report.SCHEMA) == (500, 4 * 1024 * 1024, 1)
+
+
+@pytest.mark.usefixtures("_own_words")
+def test_reports_of_little_as_recorded() -> None:
+    nothing: dict[str, Any] = {"hosts": [], "answers": [], "servers": []}
+    healthy = of(one(gpus=1), nomad=[helper.nomad_node("gpu01", helper.devices(helper.facts(helper.H100, 1, 1)))])
+    cases = {
+        "nothing": nothing,
+        "one": healthy,
+        "no nomad": of(one(), helper.answer("b", {"msg": ""})),
+        "no gpus": of(helper.answer("a", helper.health(helper.facts(helper.H100, 1, 0))), nomad=[]),
+    }
+    pages = {name: report_page.page(helper.document(arguments)) for name, arguments in cases.items()}
+    keys = ("headline", "tiles", "notices", "unanswered", "distribution", "ages", "nomad", "users", "cost", "nodes")
+    assert_recorded("report-little", {name: {key: page[key] for key in keys} for name, page in pages.items()})
+
+
+def test_options_as_recorded() -> None:
+    assert dataclasses.asdict(report.Options()) == {
+        "title": "GPU farm", "currency": "EUR", "productivity": 1.0, "models": {}, "history_path": None
+    }  # fmt: skip

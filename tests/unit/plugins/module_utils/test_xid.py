@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tracemalloc
 
 import pytest
 from ansible_collections.gpufarm.core.plugins.module_utils import xid
 from ansible_collections.gpufarm.core.plugins.module_utils.xid import Event, lookup, read_events
+from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.recorded import assert_recorded
 
 OFF_BUS = "NVRM: fallen off the bus and is not responding to commands."
 UUID = "GPU-b850f46d-d5ea-c752-ddf3-c4453e44d3f7"
@@ -36,6 +38,11 @@ def test_rows_are_whole() -> None:
         assert row.name and row.name.isascii()
         assert (row.action == "none") <= (row.severity == "ignore"), number
         assert (row.action == "check_app") == (row.severity == "ignore" and row.action != "none"), number
+
+
+def test_catalogue_and_actions_as_recorded() -> None:
+    rows = {str(number): dataclasses.astuple(row) for number, row in xid.CATALOGUE.items()}
+    assert_recorded("xid", {"catalogue": rows, "actions": xid.ACTIONS})
 
 
 @pytest.mark.parametrize("number", [13, 31, 43, 45, 68])
