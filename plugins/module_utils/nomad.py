@@ -27,9 +27,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
+from ansible_collections.gpufarm.core.plugins.module_utils import retry
+from ansible_collections.gpufarm.core.plugins.module_utils.text import clean, clean_all
+
 DEFAULT_ADDRESS = "http://127.0.0.1:4646"
 GPU_DEVICE_TYPE = "gpu"
 LONGEST_WAIT = 60.0
+ATTEMPTS = 3
+FIRST_PAUSE_S = 0.5
 
 _CHUNK = 1 << 20
 _USER_AGENT = "gpufarm.core"
@@ -54,6 +59,7 @@ class NomadError(Exception):
     def __init__(
         self, found: str, expected: str, next_step: str, transient: bool = False, status: int | None = None
     ) -> None:
+        found = clean(found)
         super().__init__(f"{found}. Expected: {expected}. Next step: {next_step}.")
         self.found = found
         self.transient = transient
@@ -212,7 +218,7 @@ class Client:
         with self._open(address, self.connection.request_timeout, method, body) as answer:
             try:
                 text = answer.read()
-                return json.loads(text) if text else None
+                return clean_all(json.loads(text)) if text else None
             except ValueError as error:
                 raise NomadError(
                     found=f"{address} did not answer in JSON ({error})",
@@ -241,16 +247,27 @@ class Client:
         if data is not None:
             headers["Content-Type"] = "application/json"
         request = urllib.request.Request(address, data=data, headers=headers, method=method)  # noqa: S310
-        try:
-            return self._opener.open(request, timeout=timeout)
-        except urllib.error.HTTPError as error:
+        deadline = time.monotonic() + timeout
+        attempt = 1
+        while True:
             try:
-                said = error.read(2000).decode("utf-8", "replace").strip()
-            except (OSError, http.client.HTTPException):
-                said = ""
-            _refused(address, error.code, self._without_token(said), error.headers.get("Location"))
-        except (OSError, http.client.HTTPException, ValueError) as error:
+                return self._opener.open(request, timeout=max(0.1, deadline - time.monotonic()))
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                pause = _pause_s(error, method, attempt)
+                # All attempts together take no longer than one may.
+                if pause is None or time.monotonic() + pause >= deadline:
+                    self._failed(address, error)
+                time.sleep(pause)
+            attempt += 1
+
+    def _failed(self, address: str, error: Exception) -> NoReturn:
+        if not isinstance(error, urllib.error.HTTPError):
             _unreachable(address, error)
+        try:
+            said = error.read(2000).decode("utf-8", "replace").strip()
+        except (OSError, http.client.HTTPException):
+            said = ""
+        _refused(address, error.code, self._without_token(said), error.headers.get("Location"))
 
     def _read(self, answer: Any, address: str) -> Iterator[dict[str, Any]]:
         def chunks() -> Iterator[bytes]:
@@ -275,6 +292,22 @@ class Client:
 
     def _without_token(self, text: str) -> str:
         return text.replace(self.connection.token, "********") if self.connection.token else text
+
+
+def _pause_s(error: Exception, method: str, attempt: int) -> float | None:
+    """Seconds after which a request may be made again; None where it may not.
+
+    Whether a write that was cut off, or that ended with 500, has arrived is not known. With 429 it has not.
+    """
+    header = None
+    if isinstance(error, urllib.error.HTTPError):
+        header = error.headers.get("Retry-After")
+        passing = error.code == 429 or (method == "GET" and error.code in retry.STATUS)
+    else:
+        reason = getattr(error, "reason", error)
+        # Nobody listening is no hiccup, and what has hung already took all the time there is.
+        passing = method == "GET" and isinstance(reason, (ConnectionResetError, BrokenPipeError))
+    return retry.pause_s(attempt, header, FIRST_PAUSE_S) if passing and attempt < ATTEMPTS else None
 
 
 def next_index(asked: int, answered: int) -> int:
@@ -414,8 +447,10 @@ def json_items(chunks: Iterable[bytes]) -> Iterator[dict[str, Any]]:
             raise
         if not isinstance(item, dict):
             raise ValueError(f"the list holds '{item}', not only objects")
+        # Nearly all answers are clean, and this is quicker than a look at every value.
+        source_text = text[position:end]
         position = end
-        yield item
+        yield clean_all(item) if "\\" in source_text or not source_text.isprintable() else item
         following = token()
         if following == "]":
             return

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ansible_collections.gpufarm.core.plugins.module_utils import nomad
+from ansible_collections.gpufarm.core.plugins.module_utils.text import clean
 
 PREFIX = "gpufarm-verify-"
 CREATED_BY = "gpufarm.core.nomad_gpu_job_verify"
@@ -378,7 +379,7 @@ class Listing:
 
 
 _GPU_LINE = re.compile(r"^GPU [0-9]+: .*\(UUID: (GPU-[^)\s]+)\)")
-_MIG_LINE = re.compile(r"^\s+MIG .*\(UUID: (MIG-[^)\s]+)\)")
+_MIG_LINE = re.compile(r"^\s*MIG .*\(UUID: (MIG-[^)\s]+)\)")
 _END_LINE = re.compile(rf"^{_MARK} end ([0-9]+)$")
 
 
@@ -386,7 +387,7 @@ def read_listing(text: str) -> Listing:
     gpus: list[tuple[str, tuple[str, ...]]] = []
     visible, wsl, code = None, False, None
     for raw in text.splitlines():
-        line = raw.rstrip()
+        line = clean(raw.rstrip())
         gpu, mig, end = _GPU_LINE.match(line), _MIG_LINE.match(line), _END_LINE.match(line)
         if gpu:
             gpus.append((gpu.group(1), ()))
@@ -558,7 +559,7 @@ def telling_event(events: Iterable[Mapping[str, Any]]) -> str | None:
 
 def one_line(text: str, limit: int = 400) -> str:
     """The end of a text, because that is where programs say why they gave up."""
-    flat = " ".join(text.split()).rstrip(".")
+    flat = " ".join(clean(text).split()).rstrip(".")
     return flat if len(flat) <= limit else "..." + flat[-limit:]
 
 

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 def clean(text: str) -> str:
     """The text without what steers a terminal or a page instead of being read.
@@ -14,3 +16,12 @@ def clean(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else " " for char in text).strip()
+
+
+def clean_all(value: Any) -> Any:
+    """The same of every text in what was JSON."""
+    if isinstance(value, dict):
+        return {clean(key): clean_all(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [clean_all(inner) for inner in value]
+    return clean(value) if isinstance(value, str) else value

@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+import socket
 import ssl
 import urllib.error
 from collections.abc import Iterator
@@ -368,7 +369,157 @@ def test_what_nomad_refuses(agent: helper.Agent, status: int, body: bytes, words
     assert words in str(caught.value) and agent.url in str(caught.value)
     assert " Expected: " in str(caught.value) and " Next step: " in str(caught.value)
     assert caught.value.transient is transient
-    assert len(agent.requests) == 1
+    assert len(agent.requests) == (nomad.ATTEMPTS if status in (500, 502) else 1)
+
+
+@pytest.fixture(autouse=True)
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses that were made, in no time."""
+    made: list[float] = []
+    monkeypatch.setattr(nomad.time, "sleep", made.append)
+    return made
+
+
+def first(agent: helper.Agent, *answers: Any) -> None:
+    """Give these answers to the first requests; None ends the connection without one."""
+    left = list(answers)
+
+    def answer(request: Any) -> bool:
+        if not left:
+            return False
+        status, headers = left.pop(0) or (None, {})
+        if status is None:
+            request.close_connection = True
+        else:
+            request.reply(status, b"not now", headers)
+        return True
+
+    agent.answer = answer
+
+
+def client_of(agent: helper.Agent, **settings: Any) -> nomad.Client:
+    return nomad.Client(nomad.Connection(**{"address": agent.url, **settings}))
+
+
+READS = [
+    lambda client: list(client.items("/v1/nodes", {}).items),
+    lambda client: client.call("GET", "/v1/nodes"),
+    lambda client: json.loads(client.text("/v1/nodes", {})),
+]
+
+
+@pytest.mark.parametrize("read", READS, ids=["items", "call", "text"])
+@pytest.mark.parametrize("answer", [(429, {}), (500, {}), (502, {}), (503, {}), (504, {}), None], ids=str)
+def test_a_read_survives_one_hiccup(agent: helper.Agent, pauses: list[float], read: Any, answer: Any) -> None:
+    agent.nodes = farm(1)
+    first(agent, answer)
+    assert read(client_of(agent)) == agent.nodes
+    assert len(agent.requests) == 2 and pauses == [0.5]
+
+
+@pytest.mark.parametrize("answer", [(500, {}), None], ids=str)
+def test_a_read_gives_up_in_the_end(agent: helper.Agent, pauses: list[float], answer: Any) -> None:
+    first(agent, *[answer] * 9)
+    with pytest.raises(nomad.NomadError) as caught:
+        client_of(agent).call("GET", "/v1/nodes")
+    assert caught.value.transient and len(agent.requests) == 3 and pauses == [0.5, 1.0]
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 501])
+def test_what_will_not_pass_is_asked_once(agent: helper.Agent, pauses: list[float], status: int) -> None:
+    first(agent, *[(status, {"Retry-After": "1"})] * 9)
+    with pytest.raises(nomad.NomadError, match=f"HTTP {status}"):
+        client_of(agent).call("GET", "/v1/nodes")
+    assert len(agent.requests) == 1 and pauses == []
+
+
+@pytest.mark.parametrize("answer", [(500, {}), (503, {"Retry-After": "1"}), None], ids=str)
+def test_a_write_that_may_have_arrived_is_not_made_again(agent: helper.Agent, pauses: list[float], answer: Any) -> None:
+    first(agent, answer)
+    with pytest.raises(nomad.NomadError) as caught:
+        client_of(agent).call("POST", "/v1/jobs", {"Job": {}})
+    assert caught.value.transient and agent.writes == [("/v1/jobs", {"Job": {}})] and pauses == []
+
+
+def test_a_write_that_was_turned_away_is_made_again(agent: helper.Agent, pauses: list[float]) -> None:
+    first(agent, (429, {"Retry-After": "3"}))
+    assert client_of(agent).call("POST", "/v1/jobs", {"Job": {}}) == {}
+    assert len(agent.writes) == 2 and pauses == [3.0]
+
+
+@pytest.mark.parametrize(
+    ("asked", "timeout", "made"), [("7", 30, [7.0]), ("0", 30, [0.0]), ("29", 30, [29.0]), ("31", 60, []), ("5", 5, [])]
+)
+def test_retry_after_is_honoured_as_far_as_a_request_may_last(
+    agent: helper.Agent, pauses: list[float], asked: str, timeout: float, made: list[float]
+) -> None:
+    first(agent, (429, {"Retry-After": asked}))
+    client = client_of(agent, request_timeout=timeout)
+    if made:
+        assert client.call("GET", "/v1/nodes") == []
+    else:
+        with pytest.raises(nomad.NomadError, match="HTTP 429"):
+            client.call("GET", "/v1/nodes")
+    assert pauses == made
+
+
+def test_nobody_listening_and_a_server_that_hangs_are_no_hiccups(pauses: list[float]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as hanging:
+        address = f"http://127.0.0.1:{hanging.getsockname()[1]}"
+        for ask_for in (*READS, lambda client: client.call("POST", "/v1/jobs", {})):
+            client = nomad.Client(nomad.Connection(address=address, request_timeout=0.2))
+            with pytest.raises(nomad.NomadError, match=r"cannot be reached \(timed out\)") as caught:
+                ask_for(client)
+            assert caught.value.transient
+            hanging.accept()[0].close()
+        hanging.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            hanging.accept()
+    with pytest.raises(nomad.NomadError, match="cannot be reached"):
+        nomad.Client(nomad.Connection(address=address)).call("GET", "/v1/nodes")
+    assert pauses == []
+
+
+def test_all_attempts_together_take_no_longer_than_one_may(
+    agent: helper.Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, given = [100.0], []
+    monkeypatch.setattr(nomad.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(nomad.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    client = client_of(agent, request_timeout=10)
+
+    def opened(_request: Any, timeout: float) -> None:
+        given.append(timeout)
+        now[0] += 4
+        raise ConnectionResetError("reset")
+
+    monkeypatch.setattr(client._opener, "open", opened)
+    with pytest.raises(nomad.NomadError, match="reset"):
+        client.call("GET", "/v1/nodes")
+    assert given == [10.0, 5.5, 0.5]
+
+
+def test_every_text_of_nomads_is_clean(agent: helper.Agent) -> None:
+    """HashiCorp's plugin sends a C array, and whoever runs a job chooses its name."""
+    node = helper.make_node(0, 1)
+    node["NodeResources"]["Devices"][0]["Instances"][0]["Locality"]["PciBusID"] = "00000000:00:06.0" + "\0" * 16
+    node["NodeResources"]["Processors"]["Topology"]["BusAssociativity"] = {"0000:00:06.0": 1}
+    node["Name"], node["Attributes"] = "n\x9b2J", {"k\x1b": "v\u202e"}
+    agent.nodes = [node]
+    for answer in (ask(agent), client_of(agent).call("GET", "/v1/nodes")):
+        (gpu,) = nomad.gpus_of_node(answer[0])
+        assert (gpu["pci_bus_id"], gpu["numa_node"]) == ("00000000:00:06.0", 1)
+        assert answer[0]["Name"] == "n 2J" and answer[0]["Attributes"] == {"k": "v"}
+    agent.answer = refuse(404, b"no\x1b[2J\0")
+    with pytest.raises(nomad.NomadError) as caught:
+        ask(agent)
+    assert str(caught.value).isprintable() and caught.value.found.endswith("answered HTTP 404: no [2J")
+
+
+@pytest.mark.parametrize("escaped", ["raw", "escaped"])
+def test_a_list_is_cleaned_however_its_characters_are_written(escaped: str) -> None:
+    text = '[{"a":"b\\u0007"}]' if escaped == "escaped" else '[{"a":"b\x85"}]'
+    assert list(nomad.json_items([text.encode()])) == [{"a": "b"}]
 
 
 def test_the_token_is_in_no_text(agent: helper.Agent) -> None:

@@ -187,6 +187,16 @@ def test_a_log_that_is_cut_off_and_one_with_carriage_returns() -> None:
     assert nomad_jobs.read_listing("").gpus == []
 
 
+def test_a_log_with_characters_that_steer_a_terminal() -> None:
+    text = (
+        "GPU 0: A100\x1b[2J (UUID: GPU-\x9b1)\n\tMIG 1g.10gb\x00 Device 0: (UUID: MIG-2)\ngpufarm-verify: end 0\x00\n"
+    )
+    listing_read = nomad_jobs.read_listing(text)
+    assert listing_read.exit_code == 0 and all(gpu.isprintable() for gpu, _migs in listing_read.gpus)
+    assert nomad_jobs.read_listing(text.replace("\x9b", "")).gpus == [("GPU-1", ("MIG-2",))]
+    assert nomad_jobs.failed_task([], "gone\x1b[2J\x07 wrong.", None).found.isprintable()
+
+
 def judged(
     pin: nomad_jobs.Pin, text: str, driver: str = "docker", assigned: Sequence[str] | None = None
 ) -> tuple[str | None, list[str], bool | None]:
@@ -372,6 +382,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     values = {"LOG_WAIT_S": 0.3, "FREE_WAIT_S": 0.3, "LOOK_S": 0.1, "PAUSE_S": 0.02}
     for name, value in values.items():
         monkeypatch.setattr(nomad_jobs, name, value)
+    monkeypatch.setattr(nomad, "FIRST_PAUSE_S", 0.01)
 
 
 def run_of(server: FakeNomad, **settings: Any) -> nomad_jobs.Run:

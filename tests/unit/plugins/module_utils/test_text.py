@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.gpufarm.core.plugins.module_utils.text import clean
+from ansible_collections.gpufarm.core.plugins.module_utils.text import clean, clean_all
 
 
 @pytest.mark.parametrize(
@@ -25,3 +25,8 @@ def test_what_steers_is_gone_and_what_can_be_read_stays(raw: str, expected: str)
     assert clean(raw) == expected
     assert clean(raw).isprintable()
     clean(raw).encode()
+
+
+def test_every_text_of_an_answer_is_cleaned() -> None:
+    found = {"a\x00": ["b\x1b[2J", {"c": "d\x00\x00", "e": 1}], "f": None, "g": True}
+    assert clean_all(found) == {"a": ["b [2J", {"c": "d", "e": 1}], "f": None, "g": True}

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.gpufarm.core.plugins.module_utils import nomad_jobs
+from ansible_collections.gpufarm.core.plugins.module_utils import nomad, nomad_jobs
 from ansible_collections.gpufarm.core.plugins.modules import nomad_gpu_job_verify
 from ansible_collections.gpufarm.core.tests.unit.patience import PATIENCE_S, wait_for
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import nomad_helper as farm
@@ -39,6 +39,7 @@ def nomad_server() -> Iterator[FakeNomad]:
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name, value in {"LOG_WAIT_S": 0.3, "FREE_WAIT_S": 0.3, "LOOK_S": 0.1, "PAUSE_S": 0.02}.items():
         monkeypatch.setattr(nomad_jobs, name, value)
+    monkeypatch.setattr(nomad, "FIRST_PAUSE_S", 0.01)
     for name in ("ADDR", "TOKEN", "NAMESPACE", "REGION"):
         monkeypatch.delenv(f"NOMAD_{name}", raising=False)
     before = {number: signal.getsignal(number) for number in SIGNALS}
