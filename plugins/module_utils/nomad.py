@@ -199,6 +199,27 @@ class Client:
         With an C(index) this is a blocking query: it answers when something is newer than that, or after C(wait)
         seconds at the latest.
         """
+        answer, address, newest = self._wait(path, query, index, wait)
+        return Nodes(items=self._read(answer, address), index=newest)
+
+    def known(self, path: str, index: int = 0, wait: float = 0) -> tuple[Any, int]:
+        """What the server next to the agent knows, and the index to wait from, as C(items) does.
+
+        It may be behind the leader, which is not asked. One without a leader learns nothing any more: NomadError.
+        """
+        answer, address, newest = self._wait(path, {"stale": "true"}, index, wait)
+        leader = answer.headers.get("X-Nomad-KnownLeader")
+        found = self._json(answer, address)
+        if leader == "false":
+            raise NomadError(
+                found=f"{address} was answered by a server without a leader",
+                expected="servers with a leader",
+                next_step="check 'nomad server members' and read `journalctl -u nomad` on the servers",
+                transient=True,
+            )
+        return found, newest
+
+    def _wait(self, path: str, query: Mapping[str, str], index: int, wait: float) -> tuple[Any, str, int]:
         timeout = self.connection.request_timeout
         if index > 0 and wait > 0:
             # The server adds up to a sixteenth, so that not all clients come back at once.
@@ -210,12 +231,15 @@ class Client:
             newest = int(answer.headers.get("X-Nomad-Index") or 0)
         except ValueError:
             newest = 0
-        return Nodes(items=self._read(answer, address), index=next_index(index, newest))
+        return answer, address, next_index(index, newest)
 
     def call(self, method: str, path: str, body: Any = None, query: Mapping[str, str] | None = None) -> Any:
         """What Nomad answers to one request, as JSON; None for an empty answer."""
         address = self.url(path, query or {})
-        with self._open(address, self.connection.request_timeout, method, body) as answer:
+        return self._json(self._open(address, self.connection.request_timeout, method, body), address)
+
+    def _json(self, answer: Any, address: str) -> Any:
+        with answer:
             try:
                 text = answer.read()
                 return clean_all(json.loads(text)) if text else None
