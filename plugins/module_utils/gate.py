@@ -7,12 +7,18 @@
 C(decide) is pure and says what has to be done, C(carry_out) does it. Who closed a node, why and since when is in the
 node's meta, where jobs and people read it. A node that is down takes no meta, so there it is in the meta of a drain,
 which Nomad's servers keep.
+
+What came first is told by C(ModifyIndex), which Nomad raises with each change of a node, and never by a clock: who
+probes reads it before the probe, and who judges a probe writes the one of that moment into the meta. So a probe that
+may have begun before the last one was judged neither opens the node nor counts. How long a node is closed is told by
+its own uptime.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
+import json
 import re
 import time
 import urllib.parse
@@ -25,6 +31,7 @@ STATE_KEY = "gpufarm_gate"
 REASON_KEY = "gpufarm_gate_reason"
 SINCE_KEY = "gpufarm_gate_since"
 CLOSED_BY_KEY = "gpufarm_gate_closed_by"
+MEMORY_KEY = "gpufarm_gate_memory"
 CLOSED = "closed"
 OPEN = "open"
 
@@ -33,9 +40,36 @@ FARM = "farm"
 NODE = "node"
 """Closed by the node's own timer, which may open again only what it closed."""
 
-KEYS = (STATE_KEY, REASON_KEY, SINCE_KEY, CLOSED_BY_KEY)
+KEYS = (STATE_KEY, REASON_KEY, SINCE_KEY, CLOSED_BY_KEY, MEMORY_KEY)
 MAX_REASON = 500
 _NANOSECONDS = 1_000_000_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """What the gate itself has to know of earlier runs."""
+
+    index: int = -1
+    """ModifyIndex of the node when the last probe that counts was judged."""
+    clean: int = 0
+    """Clean probes in a row."""
+    uptime: int | None = None
+    """Seconds that the node had been up when it was closed, or when that was first known."""
+    drain: str = ""
+    """When the last drain before the closing began; a name of that drain, which nobody compares with a clock."""
+
+    @classmethod
+    def of(cls, meta: Mapping[str, str]) -> Memory:
+        """What was remembered, and nothing where somebody has spoiled it."""
+        try:
+            memory = cls(**json.loads(meta[MEMORY_KEY]))
+        except (KeyError, TypeError, ValueError):
+            return cls()
+        kinds = [type(value) for value in dataclasses.astuple(memory)]
+        return memory if kinds in ([int, int, int, str], [int, int, type(None), str]) else cls()
+
+    def __str__(self) -> str:
+        return json.dumps(dataclasses.asdict(self), separators=(",", ":"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +85,8 @@ class GateNode:
     drain_meta: Mapping[str, str]
     drained_at: str = ""
     """When the last drain began, RFC 3339."""
+    index: int = 0
+    """ModifyIndex, as the servers had it when the node was read."""
 
     @property
     def marks(self) -> Mapping[str, str]:
@@ -58,7 +94,7 @@ class GateNode:
         if self.meta.get(STATE_KEY) == CLOSED:
             return self.meta
         # A drain's meta stays for ever, so it counts only until the gate finds or makes the node open the next time.
-        newer = self.drain_meta.get(SINCE_KEY, "") > self.meta.get(SINCE_KEY, "")
+        newer = Memory.of(self.drain_meta).index > Memory.of(self.meta).index
         if self.drain_meta.get(STATE_KEY) == CLOSED and newer:
             return self.drain_meta
         return {}
@@ -66,10 +102,9 @@ class GateNode:
     @property
     def drained_by_others(self) -> bool:
         """Whether somebody has drained the node after the gate has closed it; a new drain has its own meta, or none."""
-        since = self.marks.get(SINCE_KEY, "")
-        if self.drain_meta.get(SINCE_KEY) == since:
-            return False
-        return self.draining or (_seconds(self.drained_at) or 0) > (_seconds(since) or 0)
+        marks = self.marks
+        own = self.drain_meta.get(SINCE_KEY) == marks.get(SINCE_KEY)
+        return not own and (self.draining or self.drained_at != Memory.of(marks).drain)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +116,14 @@ class Wish:
     drain: bool = False
     drain_deadline_s: int = 3600
     closed_by: str = FARM
+    index: int | None = None
+    """ModifyIndex of the node, read before its probe began; C(None) is a probe that nobody knows the time of."""
+    uptime: int | None = None
+    """Seconds that the node had been up when it was probed."""
+    open_after: int = 1
+    """Clean probes in a row after which the node is opened."""
+    closed_min_s: int = 0
+    """The shortest time closed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +131,7 @@ class Decision:
     """What has to be done, in this order; C(None) and C(False) are nothing."""
 
     action: str
-    """close, open, update, none"""
+    """close, open, wait, update, none"""
     message: str
     meta: Mapping[str, str | None] | None = None
     drain: bool = False
@@ -97,7 +140,7 @@ class Decision:
 
     @property
     def changes(self) -> bool:
-        return self.action != "none"
+        return bool(self.meta or self.drain or self.cancel_drain or self.eligible is not None)
 
 
 def gate_node(node: Mapping[str, Any]) -> GateNode:
@@ -111,6 +154,7 @@ def gate_node(node: Mapping[str, Any]) -> GateNode:
         meta=node.get("Meta") or {},
         drain_meta=(node.get("LastDrain") or {}).get("Meta") or {},
         drained_at=(node.get("LastDrain") or {}).get("StartedAt") or "",
+        index=int(node.get("ModifyIndex") or 0),
     )
 
 
@@ -139,11 +183,19 @@ def _decide_open(node: GateNode, wish: Wish, now: str) -> Decision:
         why_not = f"closed by the farm for {marks.get(REASON_KEY)}; only the farm's run opens it"
     elif not node.eligible and node.drained_by_others:
         why_not = "healthy, but drained by somebody else; left as it is"
+    elif not _counts(node, wish):
+        why_not = f"this probe may be older than the last one; closed for {marks.get(REASON_KEY)} until the next one"
     if why_not:
         return Decision("none", why_not)
-    meta = {STATE_KEY: OPEN, REASON_KEY: None, SINCE_KEY: now, CLOSED_BY_KEY: None}
+    meta = {**dict.fromkeys(KEYS), STATE_KEY: OPEN, SINCE_KEY: now, MEMORY_KEY: str(Memory(index=node.index))}
     if node.eligible:
         return Decision("update", "opened by somebody else before; its old reason is removed", meta=meta)
+    memory = _with_clean_probe(Memory.of(marks), node, wish)
+    waits = _waits(memory, wish)
+    if waits:
+        counted = {**{key: marks[key] for key in KEYS if key in marks}, MEMORY_KEY: str(memory)}
+        told = f"healthy, and stays closed {waits}; it was closed for {marks.get(REASON_KEY)}"
+        return Decision("wait", told, None if memory == Memory.of(marks) else counted)
     return Decision(
         "open",
         f"opened after a clean probe; it was closed for {marks.get(REASON_KEY)}",
@@ -153,24 +205,64 @@ def _decide_open(node: GateNode, wish: Wish, now: str) -> Decision:
     )
 
 
+def _counts(node: GateNode, wish: Wish) -> bool:
+    """Whether this probe began after the last one that counts was judged."""
+    last = Memory.of(node.marks).index
+    # Higher than the node's own: Nomad was restored from a backup, or the client has other servers now.
+    return wish.index is None or wish.index > last or last > node.index
+
+
+def _with_clean_probe(memory: Memory, node: GateNode, wish: Wish) -> Memory:
+    started = memory.uptime
+    if wish.uptime is not None and (started is None or started > wish.uptime):
+        # Nobody could ask it when it was closed, or it has been restarted.
+        started = wish.uptime
+    if memory.clean >= wish.open_after and started == memory.uptime:
+        # Only time is missing.
+        return memory
+    return dataclasses.replace(memory, index=node.index, clean=memory.clean + 1, uptime=started)
+
+
+def _waits(memory: Memory, wish: Wish) -> str:
+    """For what a healthy node has to wait; empty when for nothing."""
+    if memory.clean < wish.open_after:
+        return f"until {wish.open_after} probes in a row are clean, this was number {memory.clean}"
+    if wish.closed_min_s <= 0:
+        return ""
+    if wish.uptime is None or memory.uptime is None:
+        return f"for {wish.closed_min_s} s, which nobody can tell without the node's uptime"
+    closed_s = wish.uptime - memory.uptime
+    return f"for {wish.closed_min_s} s, of which {closed_s} are over" if closed_s < wish.closed_min_s else ""
+
+
 def _decide_close(node: GateNode, wish: Wish, now: str) -> Decision:
     reason = clean_reason(wish.reason)
     if node.eligible:
-        return _close(node, wish, _marks(reason, now, wish.closed_by))
+        return _close(node, wish, _marks(reason, now, wish, node))
     marks = node.marks
     if not marks:
         why = "drained" if node.draining else "ineligible"
         return Decision("none", f"already {why} by somebody else; its health: {reason}")
-    since, closed_by = marks.get(SINCE_KEY, now), marks.get(CLOSED_BY_KEY, FARM)
+    since, closed_by, memory = marks.get(SINCE_KEY, now), marks.get(CLOSED_BY_KEY, FARM), Memory.of(marks)
     drain = wish.drain and not node.draining and node.drain_meta.get(SINCE_KEY) != since
     # The node alone cannot see whether the farm's reason is gone.
     others = wish.closed_by == NODE and closed_by == FARM
     known = others or marks.get(REASON_KEY) == reason
-    if node.status != "ready" or (known and not drain):
+    # Otherwise a clean probe that is older than this one would open the node.
+    newer = wish.index is not None and (memory.clean > 0 or memory.index != node.index)
+    if node.status != "ready" or (known and not drain and not newer):
         return Decision("none", f"closed since {since} for {marks.get(REASON_KEY)}")
+    told = f"closed since {since}, now for {reason}"
     if known:
-        return Decision("update", f"closed since {since}, now drained: {marks.get(REASON_KEY)}", marks, drain=True)
-    return Decision("update", f"closed since {since}, now for {reason}", _marks(reason, since, wish.closed_by), drain)
+        told = f"closed since {since}, {'now drained' if drain else 'still sick'}: {marks.get(REASON_KEY)}"
+    meta = {
+        STATE_KEY: CLOSED,
+        REASON_KEY: marks.get(REASON_KEY) or reason if known else reason,
+        SINCE_KEY: since,
+        CLOSED_BY_KEY: closed_by if known else wish.closed_by,
+        MEMORY_KEY: str(dataclasses.replace(memory, index=node.index, clean=0)),
+    }
+    return Decision("update", told, meta, drain)
 
 
 def _close(node: GateNode, wish: Wish, marks: Mapping[str, str]) -> Decision:
@@ -185,8 +277,15 @@ def _close(node: GateNode, wish: Wish, marks: Mapping[str, str]) -> Decision:
     )
 
 
-def _marks(reason: str, since: str, closed_by: str) -> dict[str, str]:
-    return {STATE_KEY: CLOSED, REASON_KEY: reason, SINCE_KEY: since, CLOSED_BY_KEY: closed_by}
+def _marks(reason: str, since: str, wish: Wish, node: GateNode) -> dict[str, str]:
+    memory = Memory(index=node.index, uptime=wish.uptime, drain=node.drained_at)
+    return {
+        STATE_KEY: CLOSED,
+        REASON_KEY: reason,
+        SINCE_KEY: since,
+        CLOSED_BY_KEY: wish.closed_by,
+        MEMORY_KEY: str(memory),
+    }
 
 
 def carry_out(client: nomad.Client, node: GateNode, decision: Decision, wish: Wish) -> None:
@@ -194,7 +293,7 @@ def carry_out(client: nomad.Client, node: GateNode, decision: Decision, wish: Wi
 
     So whatever stops in between leaves a node that the next run puts right.
     """
-    path = f"/v1/node/{urllib.parse.quote(node.id)}"
+    path = node_path(node.id)
     opening = decision.action == "open"
     if decision.meta and not opening and node.status == "ready":
         _write_meta(client, node, decision.meta)
@@ -214,17 +313,14 @@ def _write_meta(client: nomad.Client, node: GateNode, meta: Mapping[str, str | N
     client.call("POST", "/v1/client/metadata", {"NodeID": node.id, "Meta": dict(meta)})
 
 
-def find_nodes(
-    client: nomad.Client, names: Iterable[str], query: Mapping[str, str] | None = None
-) -> dict[str, GateNode | None]:
+def find_nodes(client: nomad.Client, names: Iterable[str]) -> dict[str, GateNode | None]:
     """Names or IDs of nodes to what Nomad lists of them; None where it has no such node. The list tells no meta.
 
-    C(query) narrows the list. A client that lost its data registers anew, so of several nodes with one name the
-    youngest that lives counts.
+    A client that lost its data registers anew, so of several nodes with one name the youngest that lives counts.
     """
     wanted = set(names)
     found: dict[str, dict[str, Any]] = {}
-    for node in client.items("/v1/nodes", dict(query or {})).items:
+    for node in client.items("/v1/nodes", {}).items:
         for key in (node.get("Name"), node.get("ID")):
             if key in wanted and (key not in found or _rank(node) > _rank(found[key])):
                 found[key] = node
@@ -237,18 +333,34 @@ def _rank(node: Mapping[str, Any]) -> tuple[bool, int]:
 
 def marked_nodes(client: nomad.Client) -> set[str]:
     """IDs of the nodes whose meta says that the gate closed them."""
-    query = {"filter": f'Meta.{STATE_KEY} == "{CLOSED}"'}
-    return {node.get("ID") or "" for node in client.items("/v1/nodes", query).items}
+    return _filtered(client, f'Meta.{STATE_KEY} == "{CLOSED}"')
+
+
+def nodes_with_devices(client: nomad.Client) -> set[str]:
+    """IDs of the nodes that have devices, most of which are GPUs."""
+    return _filtered(client, "NodeResources.Devices is not empty")
+
+
+def _filtered(client: nomad.Client, expression: str) -> set[str]:
+    return {node.get("ID") or "" for node in client.items("/v1/nodes", {"filter": expression}).items}
+
+
+def node_path(node_id: str) -> str:
+    return f"/v1/node/{urllib.parse.quote(node_id)}"
 
 
 def read_node(client: nomad.Client, node_id: str) -> GateNode:
     """One node as it is now, its meta included."""
-    node = gate_node(client.call("GET", f"/v1/node/{urllib.parse.quote(node_id)}") or {})
+    return with_meta(client, gate_node(client.call("GET", node_path(node_id)) or {}))
+
+
+def with_meta(client: nomad.Client, node: GateNode) -> GateNode:
+    """The node with the meta that its client has."""
     if node.status != "ready":
         return node
     try:
         # The servers learn of new meta seconds later; the client has it at once.
-        answer = client.call("GET", "/v1/client/metadata", query={"node_id": node_id}) or {}
+        answer = client.call("GET", "/v1/client/metadata", query={"node_id": node.id}) or {}
     except nomad.NomadError as error:
         if error.status not in (404, 500):
             raise
@@ -261,6 +373,39 @@ def timestamp(seconds: float | None = None) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
+def most_closed(text: str, nodes: int) -> int:
+    """How many nodes C(max_closed) lets the gate close, of so many.
+
+    Of a percentage it is the whole number below, and one at least: a farm of three nodes may close its sick one.
+    """
+    match = _MAX_CLOSED.match(text)
+    if not match or (match[2] and int(match[1]) > 100):
+        raise nomad.NomadError(
+            found=f"max_closed is '{text}'",
+            expected="a number of nodes such as 5, or a percentage such as 20%",
+            next_step="correct the option",
+        )
+    number = int(match[1])
+    return number if not match[2] else max(nodes * number // 100, min(number, 1))
+
+
+def brake(closing: Iterable[GateNode], closed: Iterable[str], farm: int, max_closed: str) -> str:
+    """Why none of these nodes may be closed; empty when they may. C(closed) are the IDs of those that stay closed."""
+    new = {node.id for node in closing}
+    before = set(closed) - new
+    limit = most_closed(max_closed, farm)
+    if not new or len(new) + len(before) <= limit:
+        return ""
+    return str(
+        nomad.NomadError(
+            found=f"{len(new)} to close beside {len(before)} that the gate has closed, of {farm} nodes; none is closed",
+            expected=f"at most {limit} that the gate has closed (max_closed is {max_closed})",
+            next_step="look for one cause of all in the reasons below, such as an update of the driver or of Nomad; if "
+            "these nodes are all sick, raise max_closed for one run (gate_max_closed in playbooks/health.yml)",
+        )
+    )
+
+
 # --- the node's own agent --------------------------------------------------------------------
 
 AGENT_OK = "ok"
@@ -271,6 +416,7 @@ PLUGIN_STOPPED = "plugin_stopped"
 PLUGIN_AGE_MAX_S = 60.0
 """Nomad's agent collects statistics every second, or as its telemetry block says."""
 
+_MAX_CLOSED = re.compile(r"([0-9]{1,6})(%?)\Z")
 _TIME = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(Z|[+-]\d\d:\d\d)$")
 
 
@@ -314,6 +460,14 @@ def _seconds(text: Any) -> float | None:
 
 CRITICAL = "critical"
 WARNING = "warning"
+HARMLESS = ("driver_version_stale",)
+"""What Nomad's view has wrong of a node that is well, as the report says too."""
+WISHES = ("drain", "drain_deadline", "index", "uptime")
+
+
+def closes(verdict: str | None, close_on: str) -> bool:
+    """Whether a probe with this verdict closes its node."""
+    return verdict == CRITICAL or (verdict == WARNING and close_on == WARNING)
 
 
 def judge_farm(
@@ -322,8 +476,8 @@ def judge_farm(
     """What the probes on the nodes and Nomad's view say together.
 
     C(probes) are C({"node": name in Nomad, "host": name of the host, "probe": what nvidia_gpu_health returned, "agent":
-    what agent_state says}), where the probe can be a failed or an unreachable one; C(close_on), C(drain) and
-    C(drain_deadline) are the node's own wishes, if it has some. C(verdicts) are the C(nodes) of
+    what agent_state says}), where the probe can be a failed or an unreachable one; C(close_on), C(drain),
+    C(drain_deadline), C(index) and C(uptime) are the node's own, if it has some. C(verdicts) are the C(nodes) of
     nomad_gpu_verify. Returns
 
     - C(nodes): what nomad_gpu_gate takes, for every node that can be judged,
@@ -337,28 +491,34 @@ def judge_farm(
     judged: dict[str, list[Any]] = {"nodes": [], "unprobed": [], "missing": [], "sick": [], "warnings": []}
     for entry in probes:
         name, probe = entry["node"], entry.get("probe") or {}
-        codes = [problem["code"] for problem in (by_name.get(name) or {}).get("problems") or []]
+        told_by_nomad = [problem["code"] for problem in (by_name.get(name) or {}).get("problems") or []]
+        codes = [code for code in told_by_nomad if code not in HARMLESS]
         verdict = probe.get("verdict")
         agent = entry.get("agent") or AGENT_OK
         if agent != AGENT_OK and verdict is not None:
             codes.insert(0, agent if agent == PLUGIN_STOPPED else f"agent_{agent}")
-        closes = verdict == CRITICAL or (verdict == WARNING and (entry.get("close_on") or close_on) == WARNING)
-        told = ["not_probed"] if verdict is None else [probe["reason"]] if closes else []
-        reason = clean_reason("; ".join(told + [f"nomad {code}" for code in dict.fromkeys(codes)]))
+        sick_by_probe = closes(verdict, entry.get("close_on") or close_on)
+        told = ["not_probed"] if verdict is None else [probe["reason"]] if sick_by_probe else []
+        reason = _reason(told, codes)
         if verdict is None and not codes:
             judged["unprobed"].append({"node": name, "message": _why_unprobed(entry.get("host") or name, probe)})
             continue
-        sick = bool(codes) or closes
+        sick = bool(codes) or sick_by_probe
         if sick:
             judged["sick"].append({"node": name, "reason": reason, "message": _why_sick(name, reason, codes)})
-        elif verdict == WARNING:
-            judged["warnings"].append({"node": name, "reason": clean_reason(probe["reason"])})
+        elif verdict == WARNING or told_by_nomad:
+            warned = [probe["reason"]] if verdict == WARNING else []
+            judged["warnings"].append({"node": name, "reason": _reason(warned, told_by_nomad)})
         if "node_missing" in codes:
             judged["missing"].append(name)
         else:
-            wishes = {key: entry[key] for key in ("drain", "drain_deadline") if entry.get(key) is not None}
+            wishes = {key: entry[key] for key in WISHES if entry.get(key) is not None}
             judged["nodes"].append({"node": name, "healthy": not sick, "reason": reason if sick else None, **wishes})
     return judged
+
+
+def _reason(told: list[str], codes: Iterable[str]) -> str:
+    return clean_reason("; ".join(told + [f"nomad {code}" for code in dict.fromkeys(codes)]))
 
 
 def _why_sick(node: str, reason: str, codes: Iterable[str]) -> str:

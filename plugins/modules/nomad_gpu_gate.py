@@ -13,9 +13,12 @@ author:
   - gpufarm contributors (@gpufarm)
 description:
   - Makes a sick node ineligible, so that Nomad places nothing new on it, and drains it on request. The reason is in the
-    node's meta (C(gpufarm_gate), C(gpufarm_gate_reason), C(gpufarm_gate_since), C(gpufarm_gate_closed_by)).
+    node's meta (C(gpufarm_gate), C(gpufarm_gate_reason), C(gpufarm_gate_since), C(gpufarm_gate_closed_by)), beside what
+    the gate has to remember (C(gpufarm_gate_memory)).
   - Makes a healthy node eligible again, and only one that this gate has closed. What an operator has closed or drained
     stays as it is.
+  - Closes no node at all where that would leave more of them closed than O(max_closed). One cause, such as an update of
+    the driver, can make every probe of a farm fail.
   - A node that is down takes no meta. It is drained with the reason in the meta of the drain, which moves nothing,
     because nothing runs there any more.
 extends_documentation_fragment:
@@ -65,6 +68,17 @@ options:
         description:
           - Seconds for this node, instead of O(drain_deadline).
         type: int
+      index:
+        description:
+          - C(ModifyIndex) of the node in Nomad, read before its probe began. So a probe never opens what a newer one
+            has closed, and each counts once, whatever the clocks of the machines say. Without it a probe counts as
+            one of this moment.
+        type: int
+      uptime:
+        description:
+          - Seconds that the node had been up when it was probed, as C(Uptime) of its C(/v1/client/stats) says. Needed
+            with O(closed_min), because a node that is closed for an unknown time stays closed.
+        type: int
   drain:
     description:
       - Whether what runs on a sick node is moved away. Otherwise it may end there.
@@ -75,6 +89,24 @@ options:
       - Seconds that allocations have to end by themselves before they are stopped. V(0) waits without limit.
     type: int
     default: 3600
+  max_closed:
+    description:
+      - How many nodes this gate may have closed, as a number such as V(5), or as a percentage such as V(20%) of the
+        nodes that have devices in Nomad or are in O(nodes). A percentage is at least one node.
+      - Those that are closed already count. With one more, no node is closed and the module fails; nodes are opened all
+        the same.
+    type: str
+    default: 20%
+  open_after:
+    description:
+      - Clean probes in a row, this one included, after which a node is opened.
+    type: int
+    default: 1
+  closed_min:
+    description:
+      - The shortest time, in seconds, that a node stays closed.
+    type: int
+    default: 0
 notes:
   - The token needs the rule C(node:write).
   - Nodes are changed one by one. When one of them cannot be changed, the others are still done, and the module fails
@@ -127,7 +159,9 @@ nodes:
       sample: false
     action:
       description: >-
-        V(close), V(open), V(update) when only the reason or the drain changed, V(none), or V(failed).
+        V(close); V(open); V(wait), healthy and not open yet, for O(open_after) or O(closed_min); V(update), only its
+        reason, its drain or what the gate remembers changed; V(held), not closed because of O(max_closed); V(none); or
+        V(failed).
       type: str
       sample: close
     message:
@@ -146,6 +180,7 @@ table:
 import dataclasses
 import platform
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -158,6 +193,8 @@ WORKERS = 8
 HEARTBEAT_S = 90
 NO_PATH = 404
 PAUSE_S = 1.0
+# Of the reasons why nodes were to be closed, so many are told.
+REASONS = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,7 +254,32 @@ def do_node(client: nomad.Client, name: str, listed: gate.GateNode | None, wish:
             return Done(name, node, decision)
 
 
-def check_nodes(items: list[dict[str, Any]]) -> None:
+def held(client: nomad.Client, done: list[Done], marked: set[str], max_closed: str) -> str:
+    """Why none of the nodes that are to be closed may be; empty when they may."""
+    closing = [each.node for each in done if each.node and each.decision.action == "close"]
+    known = {each.node.id: each for each in done if each.node}
+    closed = marked - set(known)
+    closed |= {
+        node_id
+        for node_id, each in known.items()
+        if each.node and each.node.marks and not each.node.eligible and each.decision.action != "open"
+    }
+    farm = len(gate.nodes_with_devices(client) | set(known)) if closing else 0
+    why = gate.brake(closing, closed, farm, max_closed)
+    if not why:
+        return ""
+    reasons = Counter(each.decision.message for each in done if each.decision.action == "close").most_common(REASONS)
+    return "\n".join([why, *(f"{number} x {reason}" for reason, number in reasons)])
+
+
+def hold(each: Done) -> Done:
+    if each.decision.action != "close":
+        return each
+    return dataclasses.replace(each, decision=gate.Decision("held", f"not {each.decision.message}"))
+
+
+def check_options(params: dict[str, Any]) -> None:
+    items = params["nodes"]
     names = [item["node"] for item in items]
     twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     if twice:
@@ -233,6 +295,34 @@ def check_nodes(items: list[dict[str, Any]]) -> None:
                 expected="a reason, because somebody will ask",
                 next_step="set 'nodes[].reason'",
             )
+    for option, unit, least in (
+        ("drain_deadline", "seconds", 0),
+        ("open_after", "probes", 1),
+        ("closed_min", "seconds", 0),
+    ):
+        for given in (params, *items):
+            value = given.get(option)
+            if value is not None and value < least:
+                raise nomad.NomadError(
+                    found=f"{option} is {value}", expected=f"{unit}, {least} or more", next_step="correct the option"
+                )
+    gate.most_closed(params["max_closed"], 0)
+
+
+def wish_of(item: dict[str, Any], params: dict[str, Any]) -> gate.Wish:
+    drain, deadline = (
+        params[option] if item[option] is None else item[option] for option in ("drain", "drain_deadline")
+    )
+    return gate.Wish(
+        item["healthy"],
+        item["reason"],
+        drain,
+        deadline,
+        index=item["index"],
+        uptime=item["uptime"],
+        open_after=params["open_after"],
+        closed_min_s=params["closed_min"],
+    )
 
 
 def table(done: list[Done]) -> str:
@@ -250,7 +340,7 @@ def states(done: list[Done]) -> dict[str, str]:
     before, after = [], []
     for each in done:
         node, decision = each.node, each.decision
-        if node is None or decision.action not in ("close", "open", "update"):
+        if node is None or not decision.changes:
             continue
         draining = (node.draining or decision.drain) and not decision.cancel_drain
         meta = {**node.meta, **(decision.meta or {})}
@@ -279,55 +369,61 @@ def main() -> None:
                     "reason": {"type": "str"},
                     "drain": {"type": "bool"},
                     "drain_deadline": {"type": "int"},
+                    "index": {"type": "int"},
+                    "uptime": {"type": "int"},
                 },
             },
             "drain": {"type": "bool", "default": False},
             "drain_deadline": {"type": "int", "default": 3600},
+            "max_closed": {"type": "str", "default": "20%"},
+            "open_after": {"type": "int", "default": 1},
+            "closed_min": {"type": "int", "default": 0},
         },
         required_together=nomad_options.REQUIRED_TOGETHER,
         supports_check_mode=True,
     )
     params = module.params
     try:
-        check_nodes(params["nodes"])
-        for given in (params, *params["nodes"]):
-            if (given["drain_deadline"] or 0) < 0:
-                raise nomad.NomadError(
-                    found=f"drain_deadline is {given['drain_deadline']}",
-                    expected="seconds, 0 or more",
-                    next_step="correct the option",
-                )
+        check_options(params)
         client = nomad.Client(nomad_options.connection_of(params))
         listed = gate.find_nodes(client, [item["node"] for item in params["nodes"]])
         marked = gate.marked_nodes(client)
+
+        def look(item: dict[str, Any]) -> Done:
+            node = listed[item["node"]]
+            if item["healthy"] and node is not None and node.eligible and node.id not in marked and not node.marks:
+                # Most nodes of a farm: nothing to ask and nothing to do.
+                return Done(item["node"], node, gate.Decision("none", "healthy and open"))
+            return do_node(client, item["node"], node, wish_of(item, params), check_mode=True)
+
+        def do(item: dict[str, Any], seen: Done) -> Done:
+            if not seen.decision.changes:
+                return seen
+            return do_node(client, item["node"], seen.node, wish_of(item, params), check_mode=False)
+
+        with ThreadPoolExecutor(WORKERS) as pool:
+            done = list(pool.map(look, params["nodes"]))
+            why_held = held(client, done, marked, params["max_closed"])
+            if why_held:
+                done = [hold(each) for each in done]
+            if not module.check_mode:
+                done = list(pool.map(do, params["nodes"], done))
     except nomad.NomadError as error:
         module.fail_json(msg=f"{platform.node()}: {error}")
 
-    def do(item: dict[str, Any]) -> Done:
-        node = listed[item["node"]]
-        if item["healthy"] and node is not None and node.eligible and node.id not in marked and not node.marks:
-            # Most nodes of a farm: nothing to ask and nothing to do.
-            return Done(item["node"], node, gate.Decision("none", "healthy and open"))
-        drain, deadline = (
-            params[option] if item[option] is None else item[option] for option in ("drain", "drain_deadline")
-        )
-        wish = gate.Wish(item["healthy"], item["reason"], drain, deadline)
-        return do_node(client, item["node"], node, wish, module.check_mode)
-
-    with ThreadPoolExecutor(WORKERS) as pool:
-        done = list(pool.map(do, params["nodes"]))
     wrong = [each for each in done if each.decision.action == "failed"]
     result = {
-        "changed": any(each.decision.action in ("close", "open", "update") for each in done),
+        "changed": any(each.decision.changes for each in done),
         "nodes": [each.result() for each in done],
         "table": table(done),
         "diff": states(done),
     }
+    told = [f"{platform.node()}: found {why_held}"] if why_held else []
     if wrong:
-        told = "\n".join(each.decision.message for each in wrong)
-        module.fail_json(
-            msg=f"{platform.node()}: {len(wrong)} of {len(done)} nodes could not be set:\n{told}", **result
-        )
+        told.append(f"{platform.node()}: {len(wrong)} of {len(done)} nodes could not be set:")
+        told += [each.decision.message for each in wrong]
+    if told:
+        module.fail_json(msg="\n".join(told), **result)
     module.exit_json(**result)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any
 
 import pytest
@@ -16,12 +17,22 @@ HEALTHY = Wish(healthy=True)
 
 
 def node(**changes: Any) -> GateNode:
-    plain = GateNode("id-1", "gpu01", "ready", eligible=True, draining=False, meta={"rack": "7"}, drain_meta={})
+    plain = GateNode(
+        "id-1", "gpu01", "ready", eligible=True, draining=False, meta={"rack": "7"}, drain_meta={}, index=500
+    )
     return dataclasses.replace(plain, **changes)
 
 
-def marks(reason: str = "gpu_lost GPU-1", since: str = BEFORE, closed_by: str = gate.FARM) -> dict[str, str]:
+def memory(**known: Any) -> str:
+    """What the gate remembers of a node that it closed when its index was 500."""
+    return json.dumps({"index": 500, "clean": 0, "uptime": None, "drain": "", **known}, separators=(",", ":"))
+
+
+def marks(
+    reason: str = "gpu_lost GPU-1", since: str = BEFORE, closed_by: str = gate.FARM, **known: Any
+) -> dict[str, str]:
     return {
+        "gpufarm_gate_memory": memory(**known),
         "gpufarm_gate": "closed",
         "gpufarm_gate_reason": reason,
         "gpufarm_gate_since": since,
@@ -103,6 +114,7 @@ def test_healthy_node_is_opened_and_then_its_mark_goes() -> None:
         "gpufarm_gate_reason": None,
         "gpufarm_gate_since": NOW,
         "gpufarm_gate_closed_by": None,
+        "gpufarm_gate_memory": memory(),
     }
 
 
@@ -121,16 +133,25 @@ def test_what_an_operator_closed_is_left_alone(wish: Wish, draining: bool) -> No
 
 
 def test_drain_of_an_operator_on_a_closed_node_is_left_alone() -> None:
+    """By the name of that drain, whatever the clock of the server says that began it."""
+    earlier = "2020-01-01T00:00:00Z"
     closed = node(eligible=False, draining=True, meta=marks(), drain_meta={"message": "new riser"})
-    later = "2027-01-01T00:00:00.123456789Z"
-    drained = node(eligible=False, meta=marks(), drained_at=later)
-    for each in (closed, drained):
+    drained = [
+        node(eligible=False, meta=marks(drain=earlier), drained_at=at) for at in ("2027-01-01T00:00:00Z", "2019")
+    ]
+    for each in (closed, *drained):
         assert gate.decide(each, HEALTHY, NOW).action == "none"
         assert "drained by somebody else" in gate.decide(each, HEALTHY, NOW).message
-    assert (
-        gate.decide(node(eligible=False, meta=marks(), drained_at="2020-01-01T00:00:00Z"), HEALTHY, NOW).action
-        == "open"
-    )
+    for known in (
+        node(eligible=False, meta=marks(drain=earlier), drained_at=earlier),
+        node(eligible=False, meta=marks()),
+    ):
+        assert gate.decide(known, HEALTHY, NOW).action == "open"
+
+
+def test_last_drain_before_the_closing_is_remembered() -> None:
+    ((_path, body), _close) = done(node(drained_at=BEFORE), SICK)
+    assert body["Meta"]["gpufarm_gate_memory"] == memory(drain=BEFORE)
 
 
 @pytest.mark.parametrize("status", ["disconnected", "initializing"])
@@ -140,18 +161,20 @@ def test_node_that_nomad_waits_for_is_not_drained(status: str) -> None:
 
 def test_node_that_somebody_opened_again_loses_its_old_mark() -> None:
     """Otherwise the mark of a drain would let the gate open what an operator closes later."""
-    opened = node(drain_meta=marks())
+    opened = node(drain_meta=marks(index=499))
     assert gate.decide(opened, HEALTHY, NOW).action == "update"
     ((path, body),) = done(opened, HEALTHY)
     assert path == "/v1/client/metadata"
-    closed_later = node(eligible=False, meta=body["Meta"], drain_meta=marks())
+    closed_later = node(eligible=False, meta=body["Meta"], drain_meta=marks(index=499))
     assert gate.decide(closed_later, HEALTHY, "2027-01-01T00:00:00Z").action == "none"
 
 
 def test_operator_who_closes_after_the_gate_has_opened_is_left_alone() -> None:
     """The meta of the last drain is still there, and is older than the opening."""
-    opened = {"gpufarm_gate": "open", "gpufarm_gate_since": NOW}
+    opened = {"gpufarm_gate": "open", "gpufarm_gate_since": "1999", "gpufarm_gate_memory": memory(index=501)}
     assert gate.decide(node(eligible=False, meta=opened, drain_meta=marks()), HEALTHY, NOW).action == "none"
+    drained_later = node(eligible=False, meta=opened, drain_meta=marks(index=502))
+    assert gate.decide(drained_later, HEALTHY, NOW).action == "open"
 
 
 def test_closed_node_that_is_down_is_not_opened() -> None:
@@ -216,6 +239,188 @@ def test_decision_that_changes_nothing_calls_nothing() -> None:
     assert client.calls == []
 
 
+# --- older and newer probes -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("index", "action"),
+    [(499, "none"), (500, "none"), (501, "open"), (None, "open"), (-1, "none")],
+)
+@pytest.mark.parametrize("now", [NOW, "1970-01-01T00:00:00Z", "2099-01-01T00:00:00Z"])
+def test_older_probe_does_not_open_what_a_newer_one_closed(index: int | None, action: str, now: str) -> None:
+    """Whatever the clocks say: the node was closed at index 500, and changed since."""
+    closed = node(eligible=False, meta=marks(), index=502)
+    decision = gate.decide(closed, dataclasses.replace(HEALTHY, index=index), now)
+    assert decision.action == action
+    if action == "none":
+        assert (
+            decision.message
+            == "this probe may be older than the last one; closed for gpu_lost GPU-1 until the next one"
+        )
+        assert not decision.changes
+
+
+def test_older_probe_does_not_take_the_mark_of_a_node_that_is_just_being_closed() -> None:
+    """It is marked first and then closed; in between it is still eligible."""
+    halfway = node(meta=marks(), index=500)
+    assert gate.decide(halfway, dataclasses.replace(HEALTHY, index=500), NOW).action == "none"
+
+
+def test_newer_sick_probe_of_a_closed_node_is_written_down() -> None:
+    """Or a clean probe between the closing and this one would open the node."""
+    closed = node(eligible=False, meta=marks(clean=2, uptime=7, drain=BEFORE), index=502)
+    wish = dataclasses.replace(SICK, index=501)
+    ((path, body),) = done(closed, wish)
+    assert path == "/v1/client/metadata"
+    assert body["Meta"] == marks(index=502, uptime=7, drain=BEFORE)
+    decision = gate.decide(closed, wish, NOW)
+    assert decision.message == f"closed since {BEFORE}, still sick: gpu_lost GPU-1"
+    again = dataclasses.replace(closed, meta=body["Meta"])
+    assert gate.decide(again, wish, NOW).action == "none"
+    between = dataclasses.replace(HEALTHY, index=501)
+    assert gate.decide(again, between, NOW).action == "none"
+
+
+def test_sick_probe_of_the_node_keeps_the_farms_reason_and_blocks_older_probes_too() -> None:
+    closed = node(eligible=False, meta=marks("duplicate_uuid"), index=502)
+    ((_path, body),) = done(closed, Wish(False, "xid_79", closed_by=gate.NODE, index=502))
+    assert body["Meta"] == marks("duplicate_uuid", index=502)
+
+
+def test_closed_without_a_time_of_the_probe_is_written_once() -> None:
+    assert done(node(eligible=False, meta=marks(), index=502), SICK) == []
+
+
+def test_index_of_another_cluster_does_not_close_for_ever() -> None:
+    """After a restore from a backup, and for a client that has other servers now, the numbers begin lower."""
+    closed = node(eligible=False, meta=marks(index=9000), index=502)
+    assert gate.decide(closed, dataclasses.replace(HEALTHY, index=10), NOW).action == "open"
+
+
+@pytest.mark.parametrize(
+    "spoiled", ["", "7", "[]", "{", '{"index": "9"}', '{"index": 1, "colour": 2}', '{"index": true}']
+)
+def test_spoiled_memory_is_none(spoiled: str) -> None:
+    assert gate.Memory.of({"gpufarm_gate_memory": spoiled}) == gate.Memory(-1, 0, None, "")
+    closed = node(eligible=False, meta={**marks(), "gpufarm_gate_memory": spoiled})
+    assert gate.decide(closed, dataclasses.replace(HEALTHY, index=0), NOW).action == "open"
+
+
+def test_memory_is_what_was_written() -> None:
+    for known in (gate.Memory(7, 2, 3600, BEFORE), gate.Memory(7), gate.Memory()):
+        assert gate.Memory.of({"gpufarm_gate_memory": str(known)}) == known
+
+
+# --- how long it stays closed ----------------------------------------------------------------
+
+
+def probed(index: int, uptime: int | None = None, **more: Any) -> Wish:
+    return dataclasses.replace(HEALTHY, index=index, uptime=uptime, **more)
+
+
+def test_clean_probes_in_a_row_are_counted_in_the_meta() -> None:
+    closed = node(eligible=False, meta={"rack": "7", **marks()}, index=502)
+    wish = probed(502, open_after=3)
+    ((path, body),) = done(closed, wish)
+    assert (path, body["Meta"]) == ("/v1/client/metadata", marks(index=502, clean=1))
+    decision = gate.decide(closed, wish, NOW)
+    assert (decision.action, decision.changes) == ("wait", True)
+    assert decision.message == (
+        "healthy, and stays closed until 3 probes in a row are clean, this was number 1; "
+        "it was closed for gpu_lost GPU-1"
+    )
+    # The same probe once more, and then the next ones.
+    closed = dataclasses.replace(closed, meta=body["Meta"], index=503)
+    assert gate.decide(closed, wish, NOW).action == "none"
+    second = gate.decide(closed, probed(503, open_after=3), NOW)
+    assert second.meta == marks(index=503, clean=2)
+    closed = dataclasses.replace(closed, meta=marks(index=503, clean=2), index=504)
+    assert gate.decide(closed, probed(504, open_after=3), NOW).action == "open"
+
+
+def test_mark_of_a_drain_is_copied_when_probes_are_counted() -> None:
+    back = node(eligible=False, drain_meta=marks(), index=502)
+    ((_path, body),) = done(back, probed(502, open_after=2))
+    assert body["Meta"] == marks(index=502, clean=1)
+    counted = dataclasses.replace(back, meta=body["Meta"], index=503)
+    assert gate.decide(counted, probed(503, open_after=2), NOW).action == "open"
+
+
+@pytest.mark.parametrize(
+    ("closed_at", "uptime", "action", "words"),
+    [
+        (1000, 1299, "wait", "for 300 s, of which 299 are over"),
+        (1000, 1300, "open", "opened after a clean probe; it was closed for gpu_lost GPU-1"),
+        (None, 1300, "wait", "for 300 s, of which 0 are over"),
+        (1000, 30, "wait", "for 300 s, of which 0 are over"),
+        (1000, None, "wait", "for 300 s, which nobody can tell without the node's uptime"),
+        (None, None, "wait", "for 300 s, which nobody can tell without the node's uptime"),
+    ],
+)
+def test_shortest_time_closed_is_told_by_the_nodes_uptime(
+    closed_at: int | None, uptime: int | None, action: str, words: str
+) -> None:
+    """It was closed when it was down, and so at nobody knows what uptime; or it was restarted since."""
+    closed = node(eligible=False, meta=marks(uptime=closed_at), index=502)
+    decision = gate.decide(closed, probed(502, uptime, closed_min_s=300), NOW)
+    assert decision.action == action
+    assert words in decision.message
+    if action == "wait":
+        known = uptime if uptime is not None and (closed_at is None or closed_at > uptime) else closed_at
+        assert decision.meta == marks(index=502, clean=1, uptime=known)
+
+
+def test_waiting_for_time_alone_writes_nothing() -> None:
+    closed = node(eligible=False, meta=marks(clean=1, uptime=1000), index=502)
+    decision = gate.decide(closed, probed(502, 1100, closed_min_s=300), NOW)
+    assert (decision.action, decision.changes) == ("wait", False)
+    assert done(closed, probed(502, 1100, closed_min_s=300)) == []
+    assert gate.decide(closed, probed(502, 1000, closed_min_s=0), NOW).action == "open"
+
+
+def test_closing_remembers_the_uptime_and_the_index() -> None:
+    ((_path, body), _close) = done(node(index=77), dataclasses.replace(SICK, index=76, uptime=1000))
+    assert body["Meta"] == marks(since=NOW, index=77, uptime=1000)
+    ((_path, body),) = done(node(status="down", index=78), SICK)
+    assert body["Meta"] == marks(since=NOW, index=78)
+
+
+# --- the brake -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes", "most"),
+    [("20%", 5000, 1000), ("20%", 9, 1), ("20%", 10, 2), ("20%", 3, 1), ("20%", 0, 1), ("0%", 100, 0), ("100%", 7, 7),
+     ("0", 9, 0), ("12", 9, 12), ("1%", 5000, 50)],
+)  # fmt: skip
+def test_how_many_nodes_may_be_closed(text: str, nodes: int, most: int) -> None:
+    assert gate.most_closed(text, nodes) == most
+
+
+@pytest.mark.parametrize("text", ["", "-1", "101%", "20 %", "1.5", "all", "20%x", "1234567", "²"])
+def test_brake_that_is_no_number(text: str) -> None:
+    with pytest.raises(
+        nomad.NomadError, match=r"max_closed is '.*'\. Expected: a number of nodes .* Next step: correct"
+    ):
+        gate.most_closed(text, 10)
+
+
+def test_brake_counts_what_is_closed_already() -> None:
+    new = [node(id=f"id-{number}") for number in range(2)]
+    assert gate.brake(new, {"id-8"}, 15, "20%") == ""
+    assert gate.brake(new, {"id-0", "id-8"}, 15, "20%") == ""
+    told = gate.brake(new, {"id-8", "id-9"}, 15, "20%")
+    assert told == (
+        "2 to close beside 2 that the gate has closed, of 15 nodes; none is closed. Expected: at most 3 that the gate "
+        "has closed (max_closed is 20%). Next step: look for one cause of all in the reasons below, such as an update "
+        "of the driver or of Nomad; if these nodes are all sick, raise max_closed for one run (gate_max_closed in "
+        "playbooks/health.yml)."
+    )
+    assert gate.brake([], {"id-8", "id-9"}, 15, "1") == ""
+    with pytest.raises(nomad.NomadError):
+        gate.brake([], (), 15, "some")
+
+
 # --- a farm ----------------------------------------------------------------------------------
 
 
@@ -254,6 +459,28 @@ def test_warning_closes_on_request_only() -> None:
     assert judged["warnings"] == [{"node": "a", "reason": "pcie_width GPU-1"}]
     judged = judge(warned, verdicts=[verdict("a")], close_on="warning")
     assert not judged["nodes"][0]["healthy"] and judged["warnings"] == []
+
+
+@pytest.mark.parametrize("close_on", ["critical", "warning"])
+def test_driver_that_nomad_has_not_noticed_is_a_warning(close_on: str) -> None:
+    well, warned = entry("a", verdict="ok", reason=None), entry("b", verdict="warning", reason="persistence_off GPU-1")
+    judged = judge(well, verdicts=[verdict("a", "driver_version_stale", "driver_version_stale")], close_on=close_on)
+    assert judged["nodes"] == [{"node": "a", "healthy": True, "reason": None}]
+    assert judged["sick"] == []
+    assert judged["warnings"] == [{"node": "a", "reason": "nomad driver_version_stale"}]
+    judged = judge(warned, verdicts=[verdict("b", "driver_version_stale")])
+    assert judged["warnings"] == [{"node": "b", "reason": "persistence_off GPU-1; nomad driver_version_stale"}]
+    judged = judge(well, verdicts=[verdict("a", "driver_version_stale", "gpu_missing")])
+    assert judged["nodes"] == [{"node": "a", "healthy": False, "reason": "nomad gpu_missing"}]
+    judged = judge(entry("c", unreachable=True), verdicts=[verdict("c", "driver_version_stale")])
+    assert [each["node"] for each in judged["unprobed"]] == ["c"]
+
+
+def test_time_of_the_probe_travels_with_the_wish() -> None:
+    probed = {**entry("a", verdict="ok", reason=None), "index": 7, "uptime": 3600, "drain": False, "drain_deadline": 0}
+    assert judge(probed)["nodes"] == [
+        {"node": "a", "healthy": True, "reason": None, "index": 7, "uptime": 3600, "drain": False, "drain_deadline": 0}
+    ]
 
 
 def test_node_that_was_not_probed_is_judged_by_nomad_alone() -> None:

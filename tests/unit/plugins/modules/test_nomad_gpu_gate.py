@@ -62,7 +62,7 @@ def test_healthy_farm_costs_two_requests(capsys: pytest.CaptureFixture[str], nom
 def test_one_node_that_fails_does_not_stop_the_others(capsys: pytest.CaptureFixture[str], nomad: Farm) -> None:
     nomad.refuse = "/v1/node/id-0/eligibility"
     sick = [{**SICK, "node": f"gpu{number}"} for number in range(2)]
-    result = run(capsys, nomad, [*sick, {**SICK, "node": "nobody"}])
+    result = run(capsys, nomad, [*sick, {**SICK, "node": "nobody"}], max_closed="100%")
     assert result["failed"] and result["changed"]
     assert [node["action"] for node in result["nodes"]] == ["failed", "close", "failed"]
     assert nomad.nodes["id-1"]["SchedulingEligibility"] == "ineligible"
@@ -81,7 +81,7 @@ def test_agent_that_has_just_stopped_is_waited_for(
         if "/v1/client/metadata" not in request.path:
             return answer(request)
         asked.append(request.command)
-        if len(asked) == 6:
+        if len(asked) == 7:
             nomad.nodes["id-0"]["Status"] = "down"
         request.reply(404, b"No path to node", {})
         return True
@@ -93,8 +93,7 @@ def test_agent_that_has_just_stopped_is_waited_for(
     assert node["SchedulingEligibility"] == "ineligible"
     assert node["LastDrain"]["Meta"]["gpufarm_gate_reason"] == "gpu_lost GPU-1"
     monkeypatch.setattr(nomad_gpu_gate, "HEARTBEAT_S", 0)
-    nomad.nodes["id-1"]["Status"] = "ready"
-    result = run(capsys, nomad, [{**SICK, "node": "gpu1"}])
+    result = run(capsys, nomad, [{**SICK, "node": "gpu1"}], max_closed="2")
     assert result["failed"] and nomad.nodes["id-1"]["SchedulingEligibility"] == "eligible"
 
 
@@ -108,7 +107,15 @@ def test_drain_without_limit(capsys: pytest.CaptureFixture[str], nomad: Farm) ->
     [
         ([SICK, WELL], {}, "node gpu0 is twice"),
         ([{"node": "gpu0", "healthy": False}], {}, "no reason is given"),
-        ([WELL], {"drain_deadline": -1}, "drain_deadline is -1"),
+        ([WELL], {"drain_deadline": -1}, "drain_deadline is -1. Expected: seconds, 0 or more"),
+        ([{**WELL, "drain_deadline": -2}], {}, "drain_deadline is -2. Expected: seconds, 0 or more"),
+        ([WELL], {"open_after": 0}, "open_after is 0. Expected: probes, 1 or more"),
+        ([WELL], {"closed_min": -1}, "closed_min is -1. Expected: seconds, 0 or more"),
+        (
+            [WELL],
+            {"max_closed": "many"},
+            "max_closed is 'many'. Expected: a number of nodes such as 5, or a percentage",
+        ),
     ],
 )
 def test_bad_options_change_nothing(
@@ -125,3 +132,110 @@ def test_returned_keys_are_the_documented_ones(capsys: pytest.CaptureFixture[str
     assert set(documented) == set(result) - {"changed", "diff", "invocation"}
     assert set(documented["nodes"]["contains"]) == set(result["nodes"][0])
     assert result["table"].splitlines()[0].split() == ["NODE", "STATUS", "ELIGIBLE", "ACTION", "WHY"]
+
+
+def test_brake_closes_none_and_opens_all_the_same(capsys: pytest.CaptureFixture[str], nomad: Farm) -> None:
+    assert "failed" not in run(capsys, nomad, [{**SICK, "node": "gpu2"}])
+    sick = [SICK, {**SICK, "node": "gpu1", "reason": "plugin_stopped"}]
+    for check_mode in (True, False):
+        result = run(capsys, nomad, [*sick, {"node": "gpu2", "healthy": True}], _ansible_check_mode=check_mode)
+        assert result["failed"] and result["changed"]
+        assert [node["action"] for node in result["nodes"]] == ["held", "held", "open"]
+        assert [node["eligible"] for node in result["nodes"]] == [True, True, True]
+        assert result["nodes"][0]["message"] == "not closed: gpu_lost GPU-1"
+    first, *reasons = result["msg"].splitlines()
+    for words in (
+        "found 2 to close beside 0 that the gate has closed, of 3 nodes",
+        "Expected: at most 1",
+        "max_closed is 20%",
+        "Next step",
+    ):
+        assert words in first
+    assert reasons == ["1 x closed: gpu_lost GPU-1", "1 x closed: plugin_stopped"]
+    assert [node["SchedulingEligibility"] for node in nomad.nodes.values()] == ["eligible"] * 3
+    assert "gpu0" not in result["diff"]["after"] and "gpu2: eligible" in result["diff"]["after"]
+
+    assert "failed" not in run(capsys, nomad, sick, max_closed="2")
+    assert nomad.nodes["id-0"]["SchedulingEligibility"] == nomad.nodes["id-1"]["SchedulingEligibility"] == "ineligible"
+
+
+def test_brake_counts_what_the_gate_closed_before_and_nobody_else_closed(
+    capsys: pytest.CaptureFixture[str], nomad: Farm
+) -> None:
+    run(capsys, nomad, [SICK])
+    assert run(capsys, nomad, [{**SICK, "node": "gpu1"}])["failed"]
+    # Nor does a second run with the first one in it go further.
+    both = [SICK, {**SICK, "node": "gpu1"}]
+    result = run(capsys, nomad, both)
+    assert [node["action"] for node in result["nodes"]] == ["none", "held"]
+    assert "1 to close beside 1 that the gate has closed, of 3" in result["msg"]
+    # What stays closed is no reason to fail.
+    assert "failed" not in run(capsys, nomad, [SICK], max_closed="0")
+    run(capsys, nomad, [WELL])
+    nomad.nodes["id-0"]["SchedulingEligibility"] = "ineligible"
+    assert "failed" not in run(capsys, nomad, both)
+    assert nomad.nodes["id-1"]["SchedulingEligibility"] == "ineligible"
+
+
+def test_brake_counts_nodes_that_are_down_and_closed_by_a_drain(
+    capsys: pytest.CaptureFixture[str], nomad: Farm
+) -> None:
+    nomad.set_status("id-0", "down")
+    run(capsys, nomad, [SICK])
+    assert nomad.nodes["id-0"]["LastDrain"]["Meta"]["gpufarm_gate"] == "closed"
+    result = run(capsys, nomad, [SICK, {**SICK, "node": "gpu1"}])
+    assert "1 to close beside 1 that the gate has closed, of 3" in result["msg"]
+
+
+def test_percentage_is_of_nodes_with_devices_and_of_those_named(
+    capsys: pytest.CaptureFixture[str], nomad: Farm
+) -> None:
+    for node_id in ("id-0", "id-2"):
+        nomad.nodes[node_id]["NodeResources"] = {"Devices": None}
+    result = run(capsys, nomad, [SICK, {**SICK, "node": "gpu1"}], max_closed="50%")
+    assert "closed, of 2 nodes" in result["msg"]
+    filters = [query["filter"] for _path, query, _headers in nomad.agent.requests if "filter" in query]
+    assert filters == ['Meta.gpufarm_gate == "closed"', "NodeResources.Devices is not empty"]
+
+
+def test_older_probe_does_not_open_what_a_newer_one_closed(capsys: pytest.CaptureFixture[str], nomad: Farm) -> None:
+    before = nomad.nodes["id-0"]["ModifyIndex"]
+    run(capsys, nomad, [{**SICK, "index": before}])
+    result = run(capsys, nomad, [{**WELL, "index": before}])
+    assert result["nodes"][0]["action"] == "none" and "may be older" in result["nodes"][0]["message"]
+    assert not result["changed"] and nomad.nodes["id-0"]["SchedulingEligibility"] == "ineligible"
+    between = nomad.nodes["id-0"]["ModifyIndex"]
+    assert run(capsys, nomad, [{**SICK, "index": between}])["nodes"][0]["action"] == "update"
+    assert run(capsys, nomad, [{**WELL, "index": between}])["nodes"][0]["action"] == "none"
+    assert run(capsys, nomad, [{**WELL, "index": nomad.nodes["id-0"]["ModifyIndex"]}])["nodes"][0]["action"] == "open"
+
+
+def test_servers_that_learn_of_the_meta_later_change_nothing(capsys: pytest.CaptureFixture[str], nomad: Farm) -> None:
+    nomad.slow_registration = True
+    run(capsys, nomad, [{**SICK, "index": nomad.nodes["id-0"]["ModifyIndex"]}])
+    index = nomad.nodes["id-0"]["ModifyIndex"]
+    nomad.register("id-0")
+    assert run(capsys, nomad, [{**WELL, "index": index}])["nodes"][0]["action"] == "open"
+
+
+def test_hysteresis(capsys: pytest.CaptureFixture[str], nomad: Farm) -> None:
+    run(capsys, nomad, [{**SICK, "uptime": 1000}])
+    wish = {"open_after": 2, "closed_min": 60}
+
+    def probed(uptime: int, **more: Any) -> tuple[str, bool]:
+        result = run(capsys, nomad, [{**WELL, "uptime": uptime}], **wish, **more)
+        assert "failed" not in result
+        return result["nodes"][0]["action"], result["changed"]
+
+    assert probed(1010, _ansible_check_mode=True) == ("wait", True)
+    assert probed(1010) == ("wait", True)
+    assert probed(1059) == ("wait", True)
+    assert probed(1059) == ("wait", False)
+    assert probed(1060) == ("open", True)
+
+
+def test_defaults_are_documented() -> None:
+    options = yaml.safe_load(nomad_gpu_gate.DOCUMENTATION)["options"]
+    assert {name: option.get("default") for name, option in options.items()} == {
+        "nodes": None, "drain": False, "drain_deadline": 3600, "max_closed": "20%", "open_after": 1, "closed_min": 0,
+    }  # fmt: skip
