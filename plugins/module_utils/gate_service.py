@@ -5,16 +5,20 @@
 """The gate that a node keeps by itself, run by a systemd timer that the role gpu_health installs.
 
 It probes the GPUs as the module nvidia_gpu_health does, compares them with what Nomad has of this node, and closes or
-opens the node. Nothing of Ansible is needed. C(run) returns the status that is also written to a file:
+opens the node. It asks its own agent, and servers for its own node only, so that a farm of any size can run it. Nothing
+of Ansible is needed. C(main) writes a status file at the end of each run, whatever came of it:
 
-    verdict (ok, warning, critical), healthy, reason (null when healthy), action and message (of the gate), problems (as
-    nvidia_gpu_health returns them), nomad_problems (as nomad_gpu_verify returns them), checked_at (time in UTC)
+    verdict (ok, warning, critical; null without a probe), healthy (null when nobody knows, because Nomad could not be
+    asked), reason (null when healthy or unknown), action (of the gate, or failed) and message, problems (as
+    nvidia_gpu_health returns them), nomad_problems (as nomad_gpu_verify returns them; null when Nomad could not be
+    asked), checked_at (time in UTC)
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import sys
 import tempfile
@@ -25,18 +29,34 @@ from typing import Any
 from ansible_collections.gpufarm.core.plugins.module_utils import gate, health, nomad
 
 CONFIG = "/etc/gpufarm/health.json"
+STATUS = "/run/gpufarm/health.json"
 
+FAILED = "failed"
+NO_NODE = 404
 HEALTHY, SICK, BROKEN = 0, 3, 2
 """Exit codes: the node may have work, it may not, the gate could not do its work; 1 is Python's own for a defect."""
 
 KEYS: dict[str, type] = {
-    "node": str, "connection": dict, "health": dict, "ignored": list, "drain": bool, "drain_deadline": int,
-    "close_on": str, "plugin_age_max": int, "status_file": str,
+    "connection": dict, "health": dict, "ignored": list, "drain": bool, "drain_deadline": int, "close_on": str,
+    "plugin_age_max": int, "open_after": int, "closed_min": int,
 }  # fmt: skip
+
+# systemd ends the unit after TimeoutStartSec, and then nobody says what was found. A unit test holds these together.
+PROBE_LIMIT_S = 400
+RUN_LIMIT_S = 570
+REQUEST_LIMIT_S = 10
+NOMAD_WAIT_S = 20
+"""What an agent that just started gets, until it has its devices."""
+DCGM_LEVEL_MAX = 1
+"""DCGM's first level takes seconds. The others take minutes to hours, and the GPUs from the jobs."""
 
 
 class ConfigError(Exception):
     """The configuration cannot be used; the text says what was found, what was expected and what to do."""
+
+
+class TooLateError(BaseException):
+    """The run did not end in time. No source that may fail swallows it."""
 
 
 def load(path: str) -> dict[str, Any]:
@@ -48,6 +68,8 @@ def load(path: str) -> dict[str, Any]:
         wrong = [key for key, kind in KEYS.items() if type(config.get(key)) is not kind]
         if wrong:
             raise ValueError(f"{wrong[0]} is {config.get(wrong[0])!r} and no {KEYS[wrong[0]].__name__}")
+        if config["close_on"] not in (gate.CRITICAL, gate.WARNING):
+            raise ValueError(f"close_on is {config['close_on']!r} and neither critical nor warning")
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"{path} cannot be used ({error}). Expected: the configuration that the role gpu_health writes. "
@@ -56,49 +78,109 @@ def load(path: str) -> dict[str, Any]:
     return config
 
 
-def run(config: Mapping[str, Any], probe: Callable[[Any], dict[str, Any]] = health.probe) -> dict[str, Any]:
-    """Probe, compare, gate; NomadError or ValueError when that is not possible."""
-    found = probe(health.HealthOptions.from_mapping(config["health"]))
-    client = nomad.Client(nomad.Connection(**config["connection"]))
-    name = config["node"]
-    said = nomad.expected_of_facts(found["nvidia_smi"], name, config["ignored"])
-    wanted = nomad.Expected(
-        node=name,
-        count=said.get("count"),
-        uuids=tuple(said["uuids"]) if "uuids" in said else None,
-        driver_version=said.get("driver_version"),
-    )
-    problems = compare(client, wanted, config.get("nomad_timeout", 20))
-    agent = gate.agent_state(200, statistics(client), config["plugin_age_max"])
-    judged = gate.judge_farm(
-        [{"node": name, "host": name, "probe": found, "agent": agent}],
-        [{"name": name, "problems": [{"code": problem.code} for problem in problems]}],
-        config["close_on"],
-    )
-    if judged["missing"]:
-        raise nomad.NomadError(
-            found=f"Nomad knows no node {name}",
-            expected="this node",
-            next_step="look at the Nomad client ('journalctl -u nomad') and at the name in the configuration",
+def options_of(mapping: Mapping[str, Any]) -> health.HealthOptions:
+    """The options of a probe that a timer can make; ValueError says what is wrong with them."""
+    options = health.HealthOptions.from_mapping(mapping)
+    if (options.dcgm_diag_level or 0) > DCGM_LEVEL_MAX:
+        raise ValueError(
+            f"found dcgm_diag_level is {options.dcgm_diag_level}, which takes minutes to hours and the GPUs from jobs. "
+            f"Expected: at most {DCGM_LEVEL_MAX} for a timer. Next step: take it out of gpu_health_options, and give "
+            "it to playbooks/health.yml alone, for nodes without jobs."
         )
+    health.refuse_longer(options, PROBE_LIMIT_S)
+    return options
+
+
+def run(config: Mapping[str, Any], probe: Callable[[Any], dict[str, Any]] = health.probe) -> dict[str, Any]:
+    """Probe, compare, gate. The status tells of a Nomad that could not be asked; ValueError is one of the options."""
+    options = options_of(config["health"])
+    connection = nomad.Connection(**{"request_timeout": REQUEST_LIMIT_S, **config["connection"]})
+    try:
+        before = gate.gate_node(own_node(nomad.Client(connection))).index
+    except nomad.NomadError:
+        # The probe says all the same what it finds. Should Nomad be back then, it may close the node and not open it.
+        before = -1
+    found = probe(options)
+    try:
+        return gated(nomad.Client(connection), config, found, before)
+    except nomad.NomadError as error:
+        closes = gate.closes(found["verdict"], config["close_on"])
+        return status_of(
+            verdict=found["verdict"],
+            healthy=False if closes else None,
+            reason=found["reason"] if closes else None,
+            message=str(error),
+            problems=found["problems"],
+        )
+
+
+def gated(client: nomad.Client, config: Mapping[str, Any], found: Mapping[str, Any], before: int) -> dict[str, Any]:
+    """The status, after the gate has done with its own node what this probe asks for."""
+    problems, node = compare(client, found["nvidia_smi"], config["ignored"])
+    stats = statistics(client)
+    judged = gate.judge_farm(
+        [{
+            "node": node.name, "host": node.name, "probe": found,
+            "agent": gate.agent_state(200, stats, config["plugin_age_max"]),
+        }],
+        [{"name": node.name, "problems": [{"code": problem.code} for problem in problems]}],
+        config["close_on"],
+    )  # fmt: skip
     (entry,) = judged["nodes"]
-    listed = gate.find_nodes(client, [name], {"filter": nomad.name_filter([name])})[name]
-    assert listed is not None, "it was compared above"
-    node = gate.read_node(client, listed.id)
-    wish = gate.Wish(entry["healthy"], entry["reason"], config["drain"], config["drain_deadline"], gate.NODE)
-    decision = gate.decide(node, wish, gate.timestamp())
+    uptime = stats.get("Uptime")
+    wish = gate.Wish(
+        entry["healthy"], entry["reason"], config["drain"], config["drain_deadline"], gate.NODE,
+        index=before, uptime=uptime if isinstance(uptime, int) else None,
+        open_after=config["open_after"], closed_min_s=config["closed_min"],
+    )  # fmt: skip
+    decision = gate.decide(gate.with_meta(client, node), wish, gate.timestamp())
     if decision.changes:
+        # What the server next to the agent knows may be old; most runs change nothing and cost the leader nothing.
+        node = gate.read_node(client, node.id)
+        decision = gate.decide(node, wish, gate.timestamp())
         gate.carry_out(client, node, decision, wish)
-    return {
-        "verdict": found["verdict"],
-        "healthy": entry["healthy"],
-        "reason": entry["reason"],
-        "action": decision.action,
-        "message": decision.message,
-        "problems": found["problems"],
-        "nomad_problems": [vars(problem) for problem in problems],
-        "checked_at": gate.timestamp(),
-    }
+    return status_of(
+        verdict=found["verdict"],
+        healthy=entry["healthy"],
+        reason=entry["reason"],
+        action=decision.action,
+        message=decision.message,
+        problems=found["problems"],
+        nomad_problems=[vars(problem) for problem in problems],
+    )
+
+
+def status_of(**known: Any) -> dict[str, Any]:
+    """What is known, and null for the rest."""
+    unknown: dict[str, Any] = {
+        "verdict": None, "healthy": None, "reason": None, "action": FAILED, "message": "", "problems": [],
+        "nomad_problems": None,
+    }  # fmt: skip
+    return {**unknown, **known, "checked_at": gate.timestamp()}
+
+
+def own_node(client: nomad.Client, index: int = 0, wait: float = 0) -> dict[str, Any]:
+    """The node of this agent, by its ID: several can have its name."""
+    known = client.call("GET", "/v1/agent/self") or {}
+    node_id = ((known.get("stats") or {}).get("client") or {}).get("node_id")
+    if not node_id:
+        raise nomad.NomadError(
+            found=f"the agent at {client.connection.address} is no client",
+            expected="the Nomad client of this node",
+            next_step="look at its configuration ('nomad agent-info'), and at nomad_bind_addr of this host",
+        )
+    try:
+        found, newest = client.known(gate.node_path(node_id), index, wait)
+    except nomad.NomadError as error:
+        if error.status != NO_NODE:
+            raise
+        raise nomad.NomadError(
+            found=f"Nomad knows no node {node_id}, which this agent says it is",
+            expected="a client that its servers know",
+            next_step="read `journalctl -u nomad` on this host",
+            transient=True,
+        ) from error
+    return {**found, "Index": newest}
 
 
 def statistics(client: nomad.Client) -> dict[str, Any]:
@@ -110,18 +192,28 @@ def statistics(client: nomad.Client) -> dict[str, Any]:
     return answer
 
 
-def compare(client: nomad.Client, wanted: nomad.Expected, timeout: float) -> list[nomad.Problem]:
-    """What is wrong with Nomad's view of this node, after an agent that just started had its time."""
+def compare(
+    client: nomad.Client, facts: Mapping[str, Any], ignored: Sequence[str]
+) -> tuple[list[nomad.Problem], gate.GateNode]:
+    """What is wrong with Nomad's view of this node, after an agent that just started had its time; and the node."""
 
-    def fetch(index: int, wait: float) -> tuple[int, list[nomad.Problem]]:
-        answer = client.items(
-            "/v1/nodes", {"resources": "true", "filter": nomad.name_filter([wanted.node])}, index, wait
+    def fetch(index: int, wait: float) -> tuple[int, tuple[list[nomad.Problem], gate.GateNode]]:
+        node = own_node(client, index, wait)
+        actual = nomad.actual_node(node)
+        said = nomad.expected_of_facts(facts, actual.name, ignored)
+        wanted = nomad.Expected(
+            node=actual.name,
+            count=said.get("count"),
+            uuids=tuple(said["uuids"]) if "uuids" in said else None,
+            driver_version=said.get("driver_version"),
         )
-        (verdict,) = nomad.compare([wanted], [nomad.actual_node(node) for node in answer.items])
-        return answer.index, verdict.problems
+        (verdict,) = nomad.compare([wanted], [actual])
+        return node["Index"], (verdict.problems, gate.gate_node(node))
 
-    problems: list[nomad.Problem] = nomad.wait_until(fetch, lambda found: not found, timeout)
-    return problems
+    answer: tuple[list[nomad.Problem], gate.GateNode] = nomad.wait_until(
+        fetch, lambda found: not found[0], NOMAD_WAIT_S
+    )
+    return answer
 
 
 def write_status(path: str, status: Mapping[str, Any]) -> None:
@@ -136,14 +228,38 @@ def write_status(path: str, status: Mapping[str, Any]) -> None:
     Path(staged).replace(path)
 
 
+def _too_late(*_signal: Any) -> None:
+    raise TooLateError(
+        f"found that this run did not end within {RUN_LIMIT_S} s. Expected: an end. "
+        "Next step: look for what hangs here (`ps -e -o stat,wchan,args`), and restart the host if it is the driver."
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
+    """C(arguments) are the configuration and the status file, if they are others."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    config_path, status_path = (given + [CONFIG, STATUS][len(given) :])[:2]
+    signal.signal(signal.SIGALRM, _too_late)
+    signal.alarm(RUN_LIMIT_S)
     try:
-        config = load(given[0] if given else CONFIG)
-        status = run(config)
-        write_status(config["status_file"], status)
-    except (ConfigError, nomad.NomadError, ValueError, OSError) as error:
-        sys.stderr.write(f"{socket.gethostname()}: {error}\n")
+        status = run(load(config_path))
+    except (ConfigError, ValueError, TooLateError) as error:
+        status = status_of(message=str(error))
+    except BaseException as error:
+        write_status(status_path, status_of(message=f"{type(error).__name__}: {error}"))
+        raise
+    finally:
+        signal.alarm(0)
+    try:
+        write_status(status_path, status)
+    except OSError as error:
+        sys.stderr.write(
+            f"{socket.gethostname()}: {status_path} cannot be written ({error}). Expected: a folder with space on the "
+            "node. Next step: make room there (`df`).\n"
+        )
+        return BROKEN
+    if status["action"] == FAILED:
+        sys.stderr.write(f"{socket.gethostname()}: {status['verdict'] or 'no verdict'}: {status['message']}\n")
         return BROKEN
     sys.stdout.write(f"{status['verdict']}: {status['message']}\n")
     return HEALTHY if status["healthy"] else SICK

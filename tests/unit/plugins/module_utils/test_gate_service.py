@@ -3,71 +3,146 @@
 from __future__ import annotations
 
 import ast
+import copy
+import dataclasses
 import json
+import re
+import signal
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.gpufarm.core.plugins.module_utils import gate_service, nomad
+from ansible_collections.gpufarm.core.plugins.filter.gate_refusal import gate_refusal
+from ansible_collections.gpufarm.core.plugins.module_utils import gate, gate_service, health, nomad
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.gate_helper import Farm
 
 COLLECTION = Path(__file__).resolve().parents[4]
 GPUS = ["GPU-1", "GPU-2"]
+LOST = "gpu_lost GPU-1"
 
 
 @pytest.fixture
 def nomads() -> Iterator[Farm]:
-    running = Farm(1)
+    """Two nodes of one name, as cloned images make them; the agent is that of the first."""
+    running = Farm(2)
     instances = [{"ID": uuid, "Healthy": True} for uuid in GPUS]
     group = {"Vendor": "nvidia", "Type": "gpu", "Name": "Tesla T4", "Instances": instances,
              "Attributes": {"driver_version": {"String": "580.1"}}}  # fmt: skip
-    running.nodes["id-0"]["NodeResources"] = {"Devices": [group]}
+    for node in running.nodes.values():
+        node.update(Name="gpu0", NodeResources={"Devices": [group]})
+    running.nodes["id-1"]["CreateIndex"] = 20
     yield running
     running.agent.close()
 
 
-def config_of(nomads: Farm, folder: Path, **changes: Any) -> dict[str, Any]:
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate_service, "NOMAD_WAIT_S", 0)
+
+
+def config_of(nomads: Farm, **changes: Any) -> dict[str, Any]:
     return {
-        "node": "gpu0",
         "connection": {"address": nomads.agent.url, "token": "", "ca_cert": "", "client_cert": "", "client_key": ""},
         "close_on": "critical",
         "drain": False,
         "drain_deadline": 3600,
         "plugin_age_max": 60,
+        "open_after": 1,
+        "closed_min": 0,
         "ignored": [],
-        "nomad_timeout": 0,
-        "status_file": str(folder / "run/health.json"),
         "health": {},
         **changes,
     }
 
 
-def config_of_types() -> dict[str, Any]:
-    return {key: kind() for key, kind in gate_service.KEYS.items()}
-
-
 def probe(verdict: str = "ok", reason: str | None = None, available: bool = True, gpus: Any = GPUS) -> Any:
     found = [{"uuid": uuid, "name": "Tesla T4", "mig_mode": None, "mig_devices": []} for uuid in gpus]
     facts = {"available": available, "driver_version": "580.1", "gpus": found}
-    result = {"verdict": verdict, "reason": reason, "problems": [], "nvidia_smi": facts}
-    return lambda _options: result
+    problems = [{"code": reason.split()[0]}] if reason else []
+    result = {"verdict": verdict, "reason": reason, "problems": problems, "nvidia_smi": facts}
+    return lambda _options: copy.deepcopy(result)
 
 
-def test_sick_node_closes_itself_and_opens_itself(nomads: Farm, tmp_path: Path) -> None:
-    config = config_of(nomads, tmp_path)
-    status = gate_service.run(config, probe("critical", "gpu_lost GPU-1"))
-    assert (status["action"], status["healthy"]) == ("close", False)
+SICK = probe("critical", LOST)
+
+
+class Gate:
+    """The program with a configuration file, a status file and a double of the probe."""
+
+    def __init__(self, folder: Path, nomads: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.config, self.status_file = folder / "health.json", folder / "run/health.json"
+        self.nomads = nomads
+        self.monkeypatch = monkeypatch
+
+    def run(self, found: Any, code: int, **changes: Any) -> dict[str, Any]:
+        self.config.write_text(json.dumps(config_of(self.nomads, **changes)))
+        self.monkeypatch.setattr(gate_service.run, "__defaults__", (found,))
+        assert gate_service.main([str(self.config), str(self.status_file)]) == code, self.status
+        return self.status
+
+    @property
+    def status(self) -> dict[str, Any]:
+        read: dict[str, Any] = json.loads(self.status_file.read_text())
+        return read
+
+
+@pytest.fixture
+def program(tmp_path: Path, nomads: Farm, monkeypatch: pytest.MonkeyPatch) -> Gate:
+    return Gate(tmp_path, nomads, monkeypatch)
+
+
+# --- what it does ----------------------------------------------------------------------------
+
+
+def test_sick_node_closes_itself_and_opens_itself(nomads: Farm, program: Gate) -> None:
+    status = program.run(SICK, 3)
+    assert (status["action"], status["healthy"], status["reason"]) == ("close", False, LOST)
     node = nomads.nodes["id-0"]
     assert node["SchedulingEligibility"] == "ineligible"
     assert node["Meta"]["gpufarm_gate_closed_by"] == "node"
-    assert gate_service.run(config, probe("critical", "gpu_lost GPU-1"))["action"] == "none"
-    assert gate_service.run(config, probe())["action"] == "open"
+    status = program.run(SICK, 3)
+    assert (status["action"], status["healthy"]) == ("update", False)
+    assert "still sick: gpu_lost GPU-1" in status["message"]
+    status = program.run(probe(), 0)
+    assert (status["action"], status["healthy"], status["reason"]) == ("open", True, None)
     assert node["SchedulingEligibility"] == "eligible"
+
+
+def test_two_nodes_of_one_name_and_each_acts_on_itself_only(nomads: Farm, program: Gate) -> None:
+    program.run(SICK, 3)
+    assert nomads.nodes["id-0"]["SchedulingEligibility"] == "ineligible"
+    assert nomads.nodes["id-1"]["SchedulingEligibility"] == "eligible"
+    nomads.own = "id-1"
+    program.run(SICK, 3)
+    nomads.own = "id-0"
+    program.run(probe(), 0)
+    assert nomads.nodes["id-0"]["SchedulingEligibility"] == "eligible"
+    assert nomads.nodes["id-1"]["SchedulingEligibility"] == "ineligible"
+
+
+def test_a_run_that_changes_nothing_asks_its_agent_and_for_its_node_and_the_leader_nothing(
+    nomads: Farm, program: Gate
+) -> None:
+    program.run(probe(), 0)
+    own = ["/v1/agent/self", "/v1/node/id-0 stale"]
+    assert nomads.asked == [*own, *own, "/v1/client/stats", "/v1/client/metadata"]
+    assert nomads.agent.writes == []
+
+
+def test_what_a_server_behind_the_leader_says_is_asked_again_before_anything_changes(
+    nomads: Farm, program: Gate
+) -> None:
+    nomads.behind = copy.deepcopy(nomads.nodes)
+    nomads.nodes["id-0"]["SchedulingEligibility"] = "ineligible"
+    assert "somebody else" in program.run(SICK, 3)["message"]
+    assert nomads.asked[-2:] == ["/v1/node/id-0", "/v1/client/metadata"]
+    assert nomads.agent.writes == []
 
 
 @pytest.mark.parametrize(
@@ -77,76 +152,370 @@ def test_sick_node_closes_itself_and_opens_itself(nomads: Farm, tmp_path: Path) 
         (probe(gpus=["GPU-1"]), "gpu_unexpected"),
     ],
 )
-def test_nomads_view_counts_too(nomads: Farm, tmp_path: Path, found: Any, code: str) -> None:
-    status = gate_service.run(config_of(nomads, tmp_path), found)
+def test_nomads_view_counts_too(program: Gate, found: Any, code: str) -> None:
+    status = program.run(found, 3)
     assert status["reason"] == f"nomad {code}"
     assert [problem["code"] for problem in status["nomad_problems"]] == [code]
+    assert "Node gpu0: found " in status["nomad_problems"][0]["message"]
 
 
-def test_gpu_without_a_uuid_and_hidden_gpus(nomads: Farm, tmp_path: Path) -> None:
-    assert gate_service.run(config_of(nomads, tmp_path), probe(gpus=[*GPUS, None]))["reason"] == "nomad count_mismatch"
-    hidden = config_of(nomads, tmp_path, ignored=["GPU-3"])
-    assert gate_service.run(hidden, probe(gpus=[*GPUS, "GPU-3"]))["healthy"]
+def test_agent_that_just_started_gets_its_time(nomads: Farm, program: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate_service, "NOMAD_WAIT_S", 60)
+    devices, asked = nomads.nodes["id-0"]["NodeResources"], []
+    nomads.nodes["id-0"]["NodeResources"] = {"Devices": None}
+    answer = nomads.agent.answer
+
+    def later(request: Any) -> bool:
+        asked.append(request.path)
+        if "index=10&wait=" in request.path:
+            nomads.nodes["id-0"]["NodeResources"] = devices
+        return answer(request)
+
+    nomads.agent.answer = later
+    assert program.run(probe(), 0)["nomad_problems"] == []
+    # The second waits for news of this node.
+    assert [path for path in asked if "index" in path] == ["/v1/node/id-0?stale=true&index=10&wait=" + asked[5][39:]]
 
 
-def test_divided_gpu_whose_devices_nobody_could_list_is_no_defect(nomads: Farm, tmp_path: Path) -> None:
-    found = probe()
-    found(None)["nvidia_smi"]["gpus"][0].update(mig_mode="Enabled", mig_devices=None)
-    assert gate_service.run(config_of(nomads, tmp_path), found)["healthy"]
+def test_driver_that_nomad_has_not_noticed_does_not_close(nomads: Farm, program: Gate) -> None:
+    found = probe()(None)
+    found["nvidia_smi"]["driver_version"] = "590.1"
+    status = program.run(lambda _options: found, 0, close_on="warning")
+    assert (status["healthy"], status["reason"], status["action"]) == (True, None, "none")
+    assert [problem["code"] for problem in status["nomad_problems"]] == ["driver_version_stale"]
+    assert nomads.nodes["id-0"]["SchedulingEligibility"] == "eligible"
 
 
-def test_agent_without_statistics_does_not_keep_a_sick_node_open(nomads: Farm, tmp_path: Path) -> None:
+def test_divided_gpu_whose_devices_nobody_could_list_is_no_defect(program: Gate) -> None:
+    found = probe()(None)
+    found["nvidia_smi"]["gpus"][0].update(mig_mode="Enabled", mig_devices=None)
+    program.run(lambda _options: found, 0)
+
+
+def test_gpu_without_a_uuid_counts(program: Gate) -> None:
+    assert program.run(probe(gpus=[*GPUS, None]), 3)["reason"] == "nomad count_mismatch"
+
+
+def test_agent_without_statistics_does_not_keep_a_sick_node_open(nomads: Farm, program: Gate) -> None:
     nomads.refuse = "/v1/client/stats"
-    status = gate_service.run(config_of(nomads, tmp_path), probe("critical", "gpu_lost GPU-1"))
-    assert (status["action"], status["reason"]) == ("close", "gpu_lost GPU-1")
+    status = program.run(SICK, 3)
+    assert (status["action"], status["reason"]) == ("close", LOST)
 
 
-def test_stopped_plugin_closes_the_node(nomads: Farm, tmp_path: Path) -> None:
+def test_probe_that_began_before_nomad_was_back_closes_and_does_not_open(nomads: Farm, program: Gate) -> None:
+    """Nobody knows how the node was when such a probe began."""
+
+    def back(found: Any) -> Any:
+        def probing(_options: Any) -> Any:
+            nomads.leader = True
+            return found(None)
+
+        return probing
+
+    nomads.leader = False
+    program.run(back(SICK), 3)
+    assert nomads.nodes["id-0"]["SchedulingEligibility"] == "ineligible"
+    nomads.leader = False
+    assert "may be older" in program.run(back(probe()), 0)["message"]
+    assert nomads.nodes["id-0"]["SchedulingEligibility"] == "ineligible"
+    assert program.run(probe(), 0)["action"] == "open"
+
+
+# --- its configuration file, one behaviour a key ---------------------------------------------
+
+
+@pytest.mark.parametrize(("close_on", "code"), [("critical", 0), ("warning", 3)])
+def test_close_on(nomads: Farm, program: Gate, close_on: str, code: int) -> None:
+    status = program.run(probe("warning", "pcie_width GPU-1"), code, close_on=close_on)
+    assert status["verdict"] == "warning"
+    assert status["healthy"] is (code == 0)
+    assert (nomads.nodes["id-0"]["SchedulingEligibility"] == "eligible") is (code == 0)
+
+
+def test_drain_and_its_deadline(nomads: Farm, program: Gate) -> None:
+    program.run(SICK, 3, drain=True, drain_deadline=7)
+    assert nomads.nodes["id-0"]["DrainStrategy"] == {"Deadline": 7_000_000_000, "IgnoreSystemJobs": True}
+    assert nomads.nodes["id-0"]["LastDrain"]["Meta"]["gpufarm_gate_reason"] == LOST
+    program.run(probe(), 0, drain=True)
+    assert nomads.nodes["id-0"]["DrainStrategy"] is None
+    assert nomads.nodes["id-0"]["SchedulingEligibility"] == "eligible"
+
+
+def test_without_drain_nothing_is_moved(nomads: Farm, program: Gate) -> None:
+    program.run(SICK, 3)
+    assert nomads.nodes["id-0"]["LastDrain"] is None
+
+
+def test_health_has_the_options_of_the_probe(program: Gate) -> None:
+    asked: list[health.HealthOptions] = []
+
+    def probing(options: health.HealthOptions) -> Any:
+        asked.append(options)
+        return probe()(options)
+
+    program.run(probing, 0, health={"gpus": 4, "timeout": 20})
+    assert asked == [health.HealthOptions(gpus=4, timeout=20)]
+
+
+def test_plugin_age_max(nomads: Farm, program: Gate) -> None:
+    """The statistics of the GPU are 93 seconds older than the agent's."""
     instances = {"GPU-1": {"Timestamp": "2026-11-21T15:09:29.461937591Z"}}
     nomads.stats["DeviceStats"] = [{"Type": "gpu", "InstanceStats": instances}]
-    assert gate_service.run(config_of(nomads, tmp_path), probe())["reason"] == "nomad plugin_stopped"
+    assert program.run(probe(), 3, plugin_age_max=60)["reason"] == "nomad plugin_stopped"
+    assert program.run(probe(), 0, plugin_age_max=94)["action"] == "open"
 
 
-def test_node_that_nomad_does_not_know_is_an_error(nomads: Farm, tmp_path: Path) -> None:
-    with pytest.raises(nomad.NomadError, match=r"no node nobody.*Expected: .*Next step: "):
-        gate_service.run(config_of(nomads, tmp_path, node="nobody"), probe())
+def test_ignored_gpus_may_be_missing_in_nomad(program: Gate) -> None:
+    found = probe(gpus=[*GPUS, "GPU-3"])
+    program.run(found, 3)
+    program.run(found, 0, ignored=["GPU-3"])
+
+
+@pytest.mark.parametrize(("token", "header"), [("", None), ("the-secret", "the-secret")])
+def test_token_goes_with_every_request(nomads: Farm, program: Gate, token: str, header: str | None) -> None:
+    program.run(SICK, 3, connection={"address": nomads.agent.url, "token": token})
+    assert {headers.get("X-Nomad-Token") for _path, _query, headers in nomads.agent.requests} == {header}
+    assert token == "" or token not in program.status_file.read_text()
+
+
+def test_open_after_so_many_clean_probes_in_a_row(nomads: Farm, program: Gate) -> None:
+    wish = {"open_after": 3}
+    program.run(SICK, 3, **wish)
+    assert program.run(probe(), 0, **wish)["action"] == "wait"
+    assert "this was number 2" in program.run(probe(), 0, **wish)["message"]
+    program.run(SICK, 3, **wish)
+    assert [program.run(probe(), 0, **wish)["action"] for _ in range(3)] == ["wait", "wait", "open"]
+    assert nomads.nodes["id-0"]["SchedulingEligibility"] == "eligible"
+
+
+def test_closed_min_by_the_uptime_of_the_node(nomads: Farm, program: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    wish = {"closed_min": 300}
+    program.run(SICK, 3, **wish)
+    nomads.stats["Uptime"] = 1299
+    # Whatever its clock says.
+    monkeypatch.setattr(gate.time, "gmtime", lambda _seconds: time.struct_time((2038, 1, 1, 0, 0, 0, 0, 1, 0)))
+    status = program.run(probe(), 0, **wish)
+    assert (status["action"], status["healthy"]) == ("wait", True)
+    assert "for 300 s, of which 299 are over" in status["message"]
+    nomads.stats["Uptime"] = 1300
+    assert program.run(probe(), 0, **wish)["action"] == "open"
+
+
+def test_uptime_that_is_no_number_is_unknown(nomads: Farm, program: Gate) -> None:
+    nomads.stats["Uptime"] = None
+    program.run(SICK, 3)
+    assert "without the node's uptime" in program.run(probe(), 0, closed_min=1)["message"]
+
+
+def test_connection_is_asked_for_ten_seconds_unless_it_says_otherwise(
+    program: Gate, nomads: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[float] = []
+    client = nomad.Client
+
+    def watched(connection: nomad.Connection) -> nomad.Client:
+        seen.append(connection.request_timeout)
+        return client(connection)
+
+    monkeypatch.setattr(gate_service.nomad, "Client", watched)
+    program.run(probe(), 0)
+    program.run(probe(), 0, connection={"address": nomads.agent.url, "request_timeout": 3})
+    assert seen == [10, 10, 3, 3]
+
+
+@pytest.mark.parametrize("key", sorted(gate_service.KEYS))
+def test_every_key_is_needed_and_has_a_type(nomads: Farm, tmp_path: Path, key: str) -> None:
+    path = tmp_path / "config.json"
+    whole = config_of(nomads)
+    path.write_text(json.dumps(whole))
+    assert gate_service.load(str(path)) == whole
+    kind = gate_service.KEYS[key].__name__
+    for value in (None, "wrong" if kind != "str" else 7):
+        path.write_text(json.dumps({**whole, key: value}))
+        with pytest.raises(gate_service.ConfigError, match=rf"{key} is {value!r} and no {kind}\)\. Expected: "):
+            gate_service.load(str(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "Expecting value"),
+        ("[]", "it holds a list"),
+        ("{}", "connection is None and no dict"),
+        (None, "No such file"),
+    ],
+)
+def test_configuration_that_cannot_be_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, words: str
+) -> None:
+    path, status = tmp_path / "config.json", tmp_path / "status.json"
+    if text is not None:
+        path.write_text(text)
+    assert gate_service.main([str(path), str(status)]) == gate_service.BROKEN
+    told = capsys.readouterr().err
+    for word in (str(path), words, "Expected: ", "Next step: ", "no verdict: "):
+        assert word in told
+    written = json.loads(status.read_text())
+    assert (written["healthy"], written["verdict"], written["action"]) == (None, None, "failed")
+    assert words in written["message"]
+
+
+def test_close_on_is_one_of_two(program: Gate) -> None:
+    status = program.run(probe(), 2, close_on="never")
+    assert "close_on is 'never' and neither critical nor warning" in status["message"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"dcgm_diag_level": 2, "dcgm_diag_timeout": 30}, "dcgm_diag_level is 2, which takes minutes to hours"),
+        ({"dcgm_diag_level": 1}, "dcgm_diag_level and dcgm_diag_timeout"),
+        ({"timeout": 70}, "may take 401 s. Expected: at most 400 s"),
+        ({"timeouts": 1}, "unknown option timeouts"),
+    ],
+)
+def test_options_with_which_a_probe_has_no_end_in_time_are_refused(
+    nomads: Farm, program: Gate, options: dict[str, Any], words: str
+) -> None:
+    status = program.run(SICK, 2, health=options)
+    assert words in status["message"]
+    assert "Next step: " in status["message"]
+    assert nomads.agent.requests == []
+    assert gate_refusal(options) == status["message"]
+
+
+def test_options_that_a_timer_takes() -> None:
+    for options in ({}, {"timeout": 69}, {"dcgm_diag_level": 1, "dcgm_diag_timeout": 30}):
+        assert gate_refusal(options) == ""
+
+
+# --- when it cannot do its work --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("away", ["address", "leader", "unknown"])
+def test_status_does_not_go_on_saying_healthy_while_nomad_is_away(
+    nomads: Farm, program: Gate, capsys: pytest.CaptureFixture[str], away: str
+) -> None:
+    assert program.run(probe(), 0)["healthy"] is True
+    changes: dict[str, Any] = {"connection": {"address": "http://127.0.0.1:1"}} if away == "address" else {}
+    if away == "leader":
+        nomads.leader = False
+    elif away == "unknown":
+        del nomads.nodes["id-0"]
+    words = {
+        "address": "http://127.0.0.1:1/v1/agent/self cannot be reached",
+        "leader": "was answered by a server without a leader. Expected: servers with a leader. Next step: check 'nomad",
+        "unknown": "Nomad knows no node id-0, which this agent says it is. Expected: a client that its servers know",
+    }[away]
+    for found, healthy, reason in (
+        (probe(), None, None),
+        (probe("warning", "pcie_width GPU-1"), None, None),
+        (SICK, False, LOST),
+    ):
+        status = program.run(found, 2, **changes)
+        assert (status["healthy"], status["reason"], status["action"]) == (healthy, reason, "failed")
+        assert (status["verdict"], status["nomad_problems"]) == (found(None)["verdict"], None)
+        assert status["problems"] == found(None)["problems"]
+        assert words in status["message"] and "Next step: " in status["message"]
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", status["checked_at"])
+        assert f"{status['verdict']}: " in capsys.readouterr().err
+
+
+def test_agent_that_is_no_client(nomads: Farm, program: Gate) -> None:
+    nomads.own = None
+    status = program.run(probe(), 2)
+    assert re.search(r"is no client\. Expected: the Nomad client of this node\. Next step: ", status["message"])
+
+
+def test_change_that_nomad_refuses_is_told(nomads: Farm, program: Gate) -> None:
+    nomads.refuse = "/eligibility"
+    status = program.run(SICK, 2)
+    assert (status["healthy"], status["action"]) == (False, "failed")
+    assert "HTTP 500: rpc error: no path" in status["message"]
+
+
+def test_defect_of_the_program_is_no_healthy_node(program: Gate) -> None:
+    program.run(probe(), 0)
+
+    def broken(_options: Any) -> Any:
+        raise KeyError("gpus")
+
+    with pytest.raises(KeyError):
+        program.run(broken, 1)
+    assert (program.status["healthy"], program.status["message"]) == (None, "KeyError: 'gpus'")
+
+
+def test_run_that_hangs_ends_before_systemd_ends_it(program: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate_service, "RUN_LIMIT_S", 1)
+
+    def hanging(_options: Any) -> Any:
+        while True:
+            try:
+                time.sleep(600)
+            except Exception:
+                continue
+
+    status = program.run(hanging, 2)
+    assert status["healthy"] is None
+    assert "did not end within 1 s" in status["message"] and "Next step: " in status["message"]
+    assert signal.alarm(0) == 0
+
+
+def test_no_alarm_is_left(program: Gate) -> None:
+    program.run(probe(), 0)
+    assert signal.alarm(0) == 0
+
+
+def test_status_that_cannot_be_written(program: Gate, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    program.config.write_text("{}")
+    assert gate_service.main([str(program.config), str(tmp_path / "file/status.json")]) == 2
+    told = capsys.readouterr().err
+    assert "file/status.json cannot be written" in told and "Expected: " in told and "Next step: " in told
 
 
 def test_command_writes_the_status_for_everybody_and_tells_by_its_exit_code(
-    nomads: Farm, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    program: Gate, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "config.json"
-    config = config_of(nomads, tmp_path)
-    path.write_text(json.dumps(config))
-    for found, code in ((probe(), 0), (probe("critical", "xid_79"), 3)):
-        monkeypatch.setattr(gate_service.health, "probe", found)
-        monkeypatch.setattr(gate_service.run, "__defaults__", (found,))
-        assert gate_service.main([str(path)]) == code
-        status = Path(config["status_file"])
-        assert json.loads(status.read_text())["healthy"] is (code == 0)
-        assert stat.S_IMODE(status.stat().st_mode) == 0o644
-    assert list(status.parent.iterdir()) == [status]
-    assert "closed: xid_79" in capsys.readouterr().out
+    program.run(probe(), 0)
+    assert capsys.readouterr().out == "ok: healthy and open\n"
+    program.run(probe("critical", "xid_79"), 3)
+    assert capsys.readouterr().out == "critical: closed: xid_79\n"
+    assert stat.S_IMODE(program.status_file.stat().st_mode) == 0o644
+    assert list(program.status_file.parent.iterdir()) == [program.status_file]
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"node": "a"}', json.dumps({**config_of_types(), "drain": "false"})])
-def test_configuration_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
-    path = tmp_path / "config.json"
-    path.write_text(text)
-    assert gate_service.main([str(path)]) == gate_service.BROKEN
-    told = capsys.readouterr().err
-    assert str(path) in told and "Expected: " in told and "Next step: " in told
+def test_files_are_those_of_the_role() -> None:
+    variables = yaml.safe_load((COLLECTION / "roles/gpu_health/vars/main.yml").read_text())
+    assert variables["__gpu_health_config"] == gate_service.CONFIG == "/etc/gpufarm/health.json"
+    assert gate_service.STATUS == "/run/gpufarm/health.json"
+    assert gate_service.STATUS in (COLLECTION / "roles/gpu_health/tasks/remove.yml").read_text()
 
 
-def test_nomad_that_cannot_be_reached_is_no_verdict(
-    nomads: Farm, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gate_service.run, "__defaults__", (probe(),))
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(config_of(nomads, tmp_path, connection={"address": "http://127.0.0.1:1"})))
-    assert gate_service.main([str(path)]) == gate_service.BROKEN
-    assert "cannot be reached" in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
+# --- its time --------------------------------------------------------------------------------
+
+
+def test_a_run_ends_well_before_systemd_ends_it(nomads: Farm, program: Gate) -> None:
+    unit = (COLLECTION / "roles/gpu_health/templates/gpufarm-health.service.j2").read_text()
+    (limit,) = re.findall(r"^TimeoutStartSec=(\d+)$", unit, re.MULTILINE)
+    assert int(limit) >= gate_service.RUN_LIMIT_S + 30
+    assert health.longest_probe(health.HealthOptions()) <= gate_service.PROBE_LIMIT_S
+    # The run with the most requests.
+    program.run(SICK, 3, drain=True)
+    nomads.agent.requests.clear()
+    nomads.agent.writes.clear()
+    program.run(probe(), 0)
+    requests = len(nomads.agent.requests) + len(nomads.agent.writes)
+    assert requests == 10
+    waiting = 20 + requests * gate_service.REQUEST_LIMIT_S
+    assert gate_service.PROBE_LIMIT_S + waiting <= gate_service.RUN_LIMIT_S
+
+
+def test_nomad_has_twenty_seconds() -> None:
+    assert "NOMAD_WAIT_S = 20\n" in Path(gate_service.__file__).read_text()
+
+
+# --- what the role installs ------------------------------------------------------------------
 
 
 def test_role_installs_all_that_the_service_needs_and_nothing_of_ansible(tmp_path: Path) -> None:
@@ -157,7 +526,8 @@ def test_role_installs_all_that_the_service_needs_and_nothing_of_ansible(tmp_pat
     for name in files:
         (folder / name).write_bytes((COLLECTION / "plugins/module_utils" / name).read_bytes())
     name = "ansible_collections.gpufarm.core.plugins.module_utils.gate_service"
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from {name} import main; sys.exit(main(['/nowhere']))"
+    arguments = ["/nowhere", str(tmp_path / "status.json")]
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from {name} import main; sys.exit(main({arguments!r}))"
     result = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=False)
     assert result.returncode == gate_service.BROKEN, result.stderr
     assert "/nowhere cannot be used" in result.stderr
@@ -172,4 +542,6 @@ def test_role_writes_every_key_that_the_service_reads() -> None:
         if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant)
         and isinstance(node.value, ast.Name) and node.value.id == "config"
     }  # fmt: skip
-    assert read == set(content)
+    assert read == set(content) == set(gate_service.KEYS)
+    connection = yaml.safe_load((COLLECTION / "roles/nomad/vars/main.yml").read_text())["__nomad_api"]
+    assert set(connection) <= {field.name for field in dataclasses.fields(nomad.Connection)}
