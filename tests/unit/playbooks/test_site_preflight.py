@@ -53,16 +53,17 @@ def test_a_wrong_argument_of_any_role_is_refused_before_a_node_is_asked(tmp_path
     public = {path.parent.parent.name for path in ROOT.glob("roles/*/meta/argument_specs.yml")}
     assert set(WRONG) == public, "add a wrong argument of the new role"
     # Tags leave nothing of it out: a later role would otherwise meet what was never checked.
-    output, recap = run_site(tmp_path, {**WRONG, "right": {"cuda_version": "13.0"}}, "--tags", "driver")
-    assert set(recap) == {*WRONG, "right"}
+    right: dict[str, dict[str, Any]] = {"server": {}, "right": {"cuda_version": "13.0"}}
+    output, recap = run_site(tmp_path, {**WRONG, **right}, "--tags", "driver")
+    assert set(recap) == {*WRONG, *right}
     for host, counts in recap.items():
-        assert (counts["failed"], counts["unreachable"]) == ((0, 1) if host == "right" else (1, 0)), output
+        assert (counts["failed"], counts["unreachable"]) == ((0, 1) if host in right else (1, 0)), output
     for values in WRONG.values():
         assert next(iter(values)) in output or "missing required arguments: path found in" in output
 
 
 def test_the_role_at_fault_is_named(tmp_path: Path) -> None:
-    output, _recap = run_site(tmp_path, {"server": WRONG["nomad_server"]})
+    output, _recap = run_site(tmp_path, {"server": WRONG["nomad_server"], "node": {}})
     assert "(item=nomad_server)" in output
     assert "nomad_server_bootstrap_expect" in output
 
