@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import time
+from collections.abc import Callable
 from typing import Any
 
 from testinfra.host import Host
@@ -36,3 +38,12 @@ def restarts(host: Host, unit: str) -> int:
     return len(
         str(host.check_output("journalctl -b -u %s --grep 'Started ' --output cat --no-pager", unit)).splitlines()
     )
+
+
+def wait_for(what: str, found: Callable[[], bool]) -> None:
+    """Wait until something is so, as long as a busy machine may take."""
+    for _ in range(600):
+        if found():
+            return
+        time.sleep(0.5)
+    raise AssertionError(f"{what}: not so after 5 minutes")

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
 
 from tests.simulator import farm
 from tests.simulator.cache import ROOT
@@ -19,9 +24,33 @@ def run_playbook(name: str, playbook: str, *options: str, **extra: object) -> tu
     return result.returncode, result.stdout + result.stderr
 
 
+class Run(NamedTuple):
+    """How a playbook ended; ``changed`` counts by host."""
+
+    code: int
+    output: str
+    changed: dict[str, int]
+
+
+def run_in_scenario(playbook: str | Path, *options: str) -> Run:
+    """Run a playbook of the repository against the nodes of the scenario whose tests run."""
+    # Molecule asks for colours, which stand between a host and its counts.
+    environment = {**farm.environment(os.environ["GPUFARM_FARM"]), "ANSIBLE_FORCE_COLOR": "0", "ANSIBLE_NOCOLOR": "1"}
+    result = subprocess.run(
+        [str(Path(sys.executable).with_name("ansible-playbook")), "-i", os.environ["MOLECULE_INVENTORY_FILE"],
+         str(playbook), *options],
+        cwd=ROOT, env=environment,
+        capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False,
+    )  # fmt: skip
+    changed = {
+        host: int(count) for host, count in re.findall(r"^(\S+) +: ok=.* changed=([0-9]+)", result.stdout, re.MULTILINE)
+    }
+    return Run(result.returncode, result.stdout + result.stderr, changed)
+
+
 def restart_nomad(name: str, node: str) -> None:
-    """Restart a node's agent; tests do it more often in a minute than the unit's start limit allows."""
-    docker("exec", f"{name}-{node}", "sh", "-c", "systemctl reset-failed nomad && systemctl restart nomad")
+    """Restart a node's agent."""
+    docker("exec", f"{name}-{node}", "systemctl", "restart", "nomad")
 
 
 def words(text: str) -> str:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 from testinfra.host import Host
 
 from tests.testinfra.helpers import nomad_api, restarts
@@ -19,6 +20,36 @@ def test_settings_reach_the_farm(host: Host) -> None:
     detail = nomad_api(host, f"/v1/node/{found['ID']}")
     assert detail["Meta"]["rack"] == "r1"
     assert detail["HostVolumes"]["results"]["Path"] == "/srv/results"
+
+
+@pytest.mark.parametrize(
+    ("path", "owner", "mode"),
+    [
+        ("/srv/results", "root", 0o755),
+        ("/srv/closed", "root", 0o700),
+        ("/scratch", "nobody", 0o1777),
+        ("/other", "nobody", 0o750),
+    ],
+)
+def test_folders_of_host_volumes_that_were_there_stay_as_they_were(
+    host: Host, path: str, owner: str, mode: int
+) -> None:
+    found = host.file(path)
+    assert (found.user, oct(found.mode)) == (owner, oct(mode))
+
+
+@pytest.mark.parametrize(
+    ("path", "mode"),
+    [
+        ("/etc/nomad.d", 0o750),
+        ("/etc/nomad.d/nomad.hcl", 0o640),
+        ("/etc/nomad.d/client.hcl", 0o640),
+        ("/opt/nomad/data", 0o700),
+    ],
+)
+def test_configuration_and_state_are_roots_alone(host: Host, path: str, mode: int) -> None:
+    found = host.file(path)
+    assert (found.user, found.group, oct(found.mode)) == ("root", "root", oct(mode))
 
 
 def test_commands_without_isolation_are_off(host: Host) -> None:
