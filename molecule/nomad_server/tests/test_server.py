@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import pytest
 from testinfra.host import Host
 
 from tests.testinfra.helpers import nomad_api, restarts
+
+KEYRING = "/opt/nomad/data/server/serf.keyring"
 
 
 def test_three_servers_elect_one_leader(host: Host) -> None:
@@ -18,13 +21,20 @@ def test_release_is_the_one_that_was_asked_for(host: Host) -> None:
     assert host.check_output("sha256sum /usr/local/bin/nomad").split()[0] in receipt
 
 
-def test_secrets_and_state_are_roots_alone(host: Host) -> None:
-    configuration = host.file("/etc/nomad.d/server.hcl")
-    assert "encrypt" in configuration.content_string
-    assert configuration.mode == 0o640
-    assert configuration.user == "root"
-    assert host.file("/opt/nomad/data").mode == 0o700
-    assert host.file("/etc/nomad.d").mode == 0o750
+@pytest.mark.parametrize(
+    ("path", "mode"),
+    [
+        ("/etc/nomad.d", 0o750),
+        ("/etc/nomad.d/nomad.hcl", 0o640),
+        ("/etc/nomad.d/server.hcl", 0o640),
+        ("/etc/nomad.d/gossip.hcl", 0o640),
+        ("/opt/nomad/data", 0o700),
+        (KEYRING, 0o600),
+    ],
+)
+def test_secrets_and_state_are_roots_alone(host: Host, path: str, mode: int) -> None:
+    found = host.file(path)
+    assert (found.user, found.group, oct(found.mode)) == ("root", "root", oct(mode))
 
 
 def test_gossip_is_encrypted(host: Host) -> None:
@@ -38,3 +48,8 @@ def test_converging_again_restarted_nothing(host: Host) -> None:
 def test_agent_starts_with_the_machine(host: Host) -> None:
     assert host.service("nomad").is_enabled
     assert host.service("nomad").is_running
+
+
+def test_systemd_finds_nothing_wrong_with_the_unit(host: Host) -> None:
+    verified = host.run("systemd-analyze verify --man=no /etc/systemd/system/nomad.service")
+    assert (verified.rc, verified.stdout + verified.stderr) == (0, "")

@@ -123,6 +123,8 @@ class Agent:
                 if not outer.answer(self):
                     self.reply(200, b"{}", {})
 
+            do_PUT = do_POST
+
             def reply(self, status: int, body: bytes, headers: dict[str, str]) -> None:
                 self.send_response(status)
                 for name, value in headers.items():
