@@ -1,0 +1,122 @@
+"""What holds for every task of the roles and playbooks that has to do with Nomad: secrets, services, restarts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar, trust_as_template
+
+ROOT = Path(__file__).resolve().parents[3]
+SECRETS = re.compile(r"\b(nomad_token|nomad_server_gossip_key)\b")
+# Their own options are no_log, which the unit tests of the modules see.
+SAFE = ("gpufarm.core.", "ansible.builtin.assert")
+# What is shown of a task even where it is no_log, and what is worked out from a secret without holding it.
+KEYWORDS = {"name", "when", "register", "loop", "loop_control", "no_log", "changed_when", "failed_when", "until"}
+
+
+def files(*folders: str) -> list[Path]:
+    return sorted(path for folder in folders for path in ROOT.glob(f"{folder}/*.yml"))
+
+
+def tasks(path: Path) -> Iterator[dict[str, Any]]:
+    def walk(items: Any) -> Iterator[dict[str, Any]]:
+        for item in items or []:
+            yield item
+            for part in ("block", "rescue", "always", "tasks", "pre_tasks", "post_tasks", "handlers"):
+                yield from walk(item.get(part))
+
+    yield from walk(yaml.safe_load(path.read_text(encoding="utf-8")))
+
+
+def modules(task: dict[str, Any]) -> list[str]:
+    return [key for key in task if "." in key]
+
+
+def test_no_task_tells_a_secret_that_it_is_given() -> None:
+    found = 0
+    for path in files("roles/*/tasks", "roles/*/handlers", "playbooks", "playbooks/tasks"):
+        for task in tasks(path):
+            given = {key: value for key, value in task.items() if key not in KEYWORDS and "block" not in task}
+            if SECRETS.search(str(given)) and not any(name.startswith(SAFE) for name in modules(task)):
+                found += 1
+                hides = str(task.get("no_log", "missing"))
+                assert hides == "True" or "nomad_token" in hides, f"{path}: {task['name']}: no_log is {hides}"
+    assert found >= 4, "there are such tasks"
+
+
+@pytest.mark.parametrize("role", ["nomad", "nomad_server", "nomad_client", "nomad_device_nvidia"])
+def test_services_are_told_of_in_check_mode(role: str) -> None:
+    for path in files(f"roles/{role}/tasks", f"roles/{role}/handlers"):
+        for task in tasks(path):
+            if "ansible.builtin.systemd_service" in task:
+                assert "ansible_check_mode" not in str(task.get("when")), f"{path}: {task['name']}"
+
+
+def test_systemd_is_reloaded_for_a_changed_unit_alone() -> None:
+    """It takes GPUs from running containers."""
+    reloads = [
+        (path.parent.name, task["name"])
+        for path in files("roles/nomad*/tasks", "roles/nomad*/handlers", "playbooks", "playbooks/tasks")
+        for task in tasks(path)
+        if (task.get("ansible.builtin.systemd_service") or {}).get("daemon_reload")
+        or "daemon-reload" in str([task.get(name) for name in modules(task)])
+    ]
+    assert reloads == [("handlers", "Reload systemd")]
+    causes = [
+        task["name"]
+        for path in files("roles/nomad*/tasks")
+        for task in tasks(path)
+        if "Reload systemd" in (task.get("notify") or [])
+    ]
+    assert causes == ["Have Nomad's systemd unit", "Look for a unit that systemd has not read"]
+
+
+def rendered(role: str, template: str, **given: Any) -> str:
+    loader = DataLoader()
+    variables: dict[str, Any] = {"inventory_hostname": "n1", "ansible_managed": "Ansible managed"}
+    for part in ("nomad", role):
+        for kind in ("defaults", "vars"):
+            variables.update(
+                loader.load_from_file(str(ROOT / "roles" / part / kind / "main.yml"), trusted_as_template=True) or {}
+            )
+    text = (ROOT / "roles" / role / "templates" / template).read_text(encoding="utf-8")
+    variables.update({"groups": {"nomad_servers": ["s1"]}, "hostvars": {"s1": {}}, **given})
+    return str(Templar(loader, variables=variables).template(trust_as_template(text)))
+
+
+def unit(**given: Any) -> list[str]:
+    return rendered("nomad", "nomad.service.j2", **given).splitlines()
+
+
+def test_unit_starts_as_upstreams_does() -> None:
+    lines = unit(nomad_bin_dir="/opt/bin", nomad_config_dir="/etc/n")
+    for line in (
+        "Type=notify",
+        "ExecStart=/opt/bin/nomad agent -config=/etc/n",
+        "KillMode=process",
+        "KillSignal=SIGINT",
+        "LimitNOFILE=65536",
+        "LimitNPROC=infinity",
+        "TasksMax=infinity",
+        "OOMScoreAdjust=-1000",
+        "Restart=on-failure",
+        "RestartSec=2",
+        "StartLimitIntervalSec=0",
+        "UnsetEnvironment=AWS_CA_BUNDLE",
+        "Wants=network-online.target",
+        "After=network-online.target docker.service nvidia-persistenced.service",
+        "WantedBy=multi-user.target",
+    ):
+        assert lines.count(line) == 1, line
+    assert not [line for line in lines if line.startswith(("EnvironmentFile", "PassEnvironment", "Environment"))]
+
+
+def test_gossip_key_is_in_no_file_that_is_shown() -> None:
+    key = "c2VjcmV0LWZvci10aGlzLXNjZW5hcmlvLW9ubHktMTI="
+    assert key not in rendered("nomad_server", "server.hcl.j2", nomad_server_gossip_key=key)
