@@ -128,14 +128,48 @@ def test_deleted_plugin_is_found_and_only_a_verified_one_replaces_it(mirror_faul
     assert code == 0, output
 
 
-def test_gpu_that_does_not_answer_fails_although_nomad_still_has_it() -> None:
+def test_gpu_that_does_not_answer_fails_although_nomad_still_has_it(tmp_path: Path) -> None:
+    """Beside a node that nobody reaches; the others are compared all the same."""
+    gone = tmp_path / "gone.yml"
+    host = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
+    gone.write_text(json.dumps({"gpu_nodes": {"hosts": {"gone": host}}}), encoding="utf-8")
+    told = tmp_path / "told.json"
     faults.apply_to_container(f"{FARM}-t4", lambda profile: faults.lose_gpu(profile, 2))
-    code, output = run_playbook("verify.yml", verify_timeout=0)
+    code, output = run_playbook("verify.yml", "-i", str(gone), verify_timeout=0, verify_report=str(told))
     faults.apply_to_container(f"{FARM}-t4", lambda profile: faults.recover_gpu(profile, 2))
     playbooks.restart_nomad(FARM, "t4")
     assert code != 0
     assert "t4: found GPUs that do not answer:" in words(output)
     assert "Next step: run playbooks/health.yml" in words(output)
+    assert re.search(r"gone +: ok=\d+ +changed=0 +unreachable=1 ", output), output
+    nodes = json.loads(told.read_text(encoding="utf-8"))["nodes"]
+    assert {node["name"]: node["verdict"] for node in nodes} == {"h100": "ok", "wsl": "ok"}
+
+
+def test_servers_alone_are_no_proof_of_gpus() -> None:
+    code, output = run_playbook("site.yml", "--limit", "server")
+    assert code == 0, output
+    assert "Nothing was compared with Nomad: this run has no GPU node" in words(output)
+    code, output = run_playbook("verify.yml", "--limit", "server")
+    assert code != 0
+    assert "Expected: at least one host of gpu_nodes" in words(output)
+
+
+def test_site_brings_cuda_and_the_gate_where_a_node_asks_for_them() -> None:
+    code, output = run_playbook(
+        "site.yml", "--limit", "wsl", "--tags", "cuda,health", gpu_node_cuda=True, gpu_node_health=True,
+        # The gate of the node would take part in the tests of health.yml.
+        gpu_health_interval="1w",
+    )  # fmt: skip
+    assert code == 0, output
+    wsl = f"{FARM}-wsl"
+    assert "cuda" in json.loads(docker("exec", wsl, "sh", "-c", "cat /usr/local/cuda-*/version.json"))
+    assert docker("exec", wsl, "systemctl", "is-enabled", "gpufarm-health.timer").strip() == "enabled"
+    assert json.loads(docker("exec", wsl, "cat", "/run/gpufarm/health.json"))["healthy"] is True
+    code, output = run_playbook(
+        "site.yml", "--limit", "wsl", "--tags", "health", gpu_node_health=True, gpu_health_state="absent"
+    )
+    assert code == 0, output
 
 
 def test_hidden_gpu_is_found() -> None:
