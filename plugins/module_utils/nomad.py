@@ -629,24 +629,6 @@ def devices_in_use(allocations: Iterable[Mapping[str, Any]]) -> dict[tuple[str, 
 
 # --- the whole farm --------------------------------------------------------------------------
 
-CODES = {
-    "node_missing": "Nomad knows no node of this name.",
-    "node_duplicate": "Several living nodes have this name.",
-    "node_down": "The node is not ready.",
-    "node_ineligible": "The node takes no work, and O(require_eligible=true).",
-    "node_unexpected": "A node with GPUs is not in the list, and O(allow_extra_nodes=false).",
-    "no_devices": "Nomad reports not one GPU on the node.",
-    "gpu_missing": "A GPU that must be there is not.",
-    "gpu_unexpected": "A GPU is there that should not be.",
-    "count_mismatch": "The number of GPUs is another one.",
-    "model_mismatch": "A GPU is of another model.",
-    "memory_too_small": "A GPU has less memory, or does not report it.",
-    "driver_version_stale": "Nomad reports another driver version than the node has.",
-    "mig_mismatch": "The MIG devices are not those of the layout.",
-    "gpu_unhealthy": "Nomad reports the GPU as unhealthy.",
-    "duplicate_uuid": "The same UUID is on more than one node.",
-}
-
 
 @dataclasses.dataclass(frozen=True)
 class Expected:
@@ -867,7 +849,7 @@ def _judge(wanted: Expected, candidates: list[ActualNode], require_eligible: boo
 def _judge_gpus(wanted: Expected, node: ActualNode) -> list[Problem]:
     name, number = wanted.node, wanted.number
     if not node.gpus and number != 0:
-        wish = "at least one GPU" if number is None else f"{number} GPU{'' if number == 1 else 's'}"
+        wish = "at least one GPU" if number is None else _gpus(number)
         return [
             _problem(
                 name,
@@ -888,8 +870,8 @@ def _judge_gpus(wanted: Expected, node: ActualNode) -> list[Problem]:
             _problem(
                 name,
                 "count_mismatch",
-                f"{number} GPU{'' if number == 1 else 's'}",
-                f"{found} GPU{'' if found == 1 else 's'}",
+                _gpus(number),
+                _gpus(found),
                 "compare with 'nvidia-smi -L' on the node, and restart Nomad there if that is right",
             )
         )
@@ -900,6 +882,10 @@ def _judge_gpus(wanted: Expected, node: ActualNode) -> list[Problem]:
     return problems
 
 
+def _gpus(number: int) -> str:
+    return f"{number} GPU" if number == 1 else f"{number} GPUs"
+
+
 def _judge_uuids(wanted: Expected, node: ActualNode) -> list[Problem]:
     there = {gpu["uuid"].lower(): gpu["uuid"] for gpu in node.gpus}
     listed = {uuid.lower(): uuid for uuid in wanted.uuids or ()}
@@ -908,7 +894,7 @@ def _judge_uuids(wanted: Expected, node: ActualNode) -> list[Problem]:
             wanted.node,
             "gpu_missing",
             f"GPU {uuid}",
-            f"{len(there)} GPUs without it",
+            f"{_gpus(len(there))} without it",
             "check 'nvidia-smi -L' and the kernel log for Xid errors on the node, then restart Nomad there",
         )
         for key, uuid in listed.items()
@@ -918,7 +904,7 @@ def _judge_uuids(wanted: Expected, node: ActualNode) -> list[Problem]:
         _problem(
             wanted.node,
             "gpu_unexpected",
-            f"only the {len(listed)} GPUs of the list",
+            f"only the {_gpus(len(listed))} of the list",
             f"GPU {uuid}",
             "add it to what is expected if it was built in, or restart Nomad on the node if it is no longer there",
         )
@@ -929,7 +915,7 @@ def _judge_uuids(wanted: Expected, node: ActualNode) -> list[Problem]:
 
 
 def _counted(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{number} x {model}" for model, number in sorted(counts.items())) or "none"
+    return ", ".join(f"{number} x {model}" for model, number in sorted(counts.items()) if number) or "none"
 
 
 def _judge_models(wanted: Expected, node: ActualNode) -> list[Problem]:
@@ -1009,7 +995,7 @@ def _unexpected_node(node: ActualNode) -> Problem:
         node.name,
         "node_unexpected",
         "only nodes of the list to have GPUs",
-        f"a node with {len(node.gpus)} GPU{'' if len(node.gpus) == 1 else 's'} ({node.id})",
+        f"a node with {_gpus(len(node.gpus))} ({node.id})",
         "add it to what is expected, or take it out of the farm",
     )
 
