@@ -1,7 +1,7 @@
 # Copyright (c) 2026, gpufarm contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Every sentence about Nomad as people read it: C(fixtures/nomad/messages.txt) has one a line, with the case it is of."""
+"""Every sentence about Nomad as people read it; C(messages.txt) has one a line, with the case it is of."""
 
 from __future__ import annotations
 
