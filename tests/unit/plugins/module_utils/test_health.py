@@ -10,6 +10,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -407,6 +408,15 @@ def test_a_check_that_failed_is_a_problem(checks: dict[str, str], code: str | No
     assert [problem["code"] for problem in result["problems"]] == ([code] if code else [])
     if code:
         assert next(iter(checks.values())).partition(": ")[2] in result["problems"][0]["message"]
+
+
+def test_fabric_manager_may_run_elsewhere() -> None:
+    checks = {"fabric_manager": "not_installed"}
+    assert codes(judge(facts_of(fabric_state="Completed"), [], [], HealthOptions(), checks=checks)) == []
+    broken = judge(facts_of(fabric_state="In Progress"), [], [], HealthOptions(), checks=checks)
+    assert codes(broken) == [("fabric_not_ready", "critical"), ("fabric_manager", "critical")]
+    failed = judge(facts_of(fabric_state="Completed"), [], [], HealthOptions(), checks={"fabric_manager": "failed: x"})
+    assert codes(failed) == [("fabric_manager", "critical")]
 
 
 def test_memory_of_dead_processes() -> None:
@@ -858,6 +868,92 @@ def test_dcgm_diag(old: bool) -> None:
     ]
     with pytest.raises(ValueError, match="in use"):
         health.parse_dcgm_diag(json.dumps({"DCGM Diagnostic": {"runtime_error": "GPUs are in use"}}), {})
+
+
+def results(*found: dict[str, Any]) -> str:
+    tests = [{"name": "PCIe", "results": list(found)}, {"name": "none"}]
+    return json.dumps({"header": 1, "DCGM Diagnostic": {"test_categories": [{"tests": tests}, {}]}})
+
+
+@pytest.mark.parametrize(
+    ("result", "findings"),
+    [
+        ({"status": "Pass"}, []),
+        ({"status": "Skip"}, []),
+        ({}, []),
+        ({"status": "Warn"}, [Finding("dcgm_pcie", "warning", None, "Warn of DCGM's PCIe")]),
+        (
+            {"status": "FAIL", "gpu_ids": "0, 1", "warnings": None},
+            [
+                Finding("dcgm_pcie", "critical", UUIDS[0], "FAIL of DCGM's PCIe"),
+                Finding("dcgm_pcie", "critical", None, "FAIL of DCGM's PCIe for GPU 1"),
+            ],
+        ),
+        (
+            {"status": "Fail", "gpu_id": 0, "warnings": ["one", {"warning": "two"}, {"error_id": 3}]},
+            [Finding("dcgm_pcie", "critical", UUIDS[0], "Fail of DCGM's PCIe: one two")],
+        ),
+        (
+            {"status": "Fail", "entity_group": "Switch", "entity_id": 0, "gpu_id": 9, "warnings": "x\n y\x1b"},
+            [Finding("dcgm_pcie", "critical", None, "Fail of DCGM's PCIe for Switch 0: x y")],
+        ),
+        (
+            {"status": "Fail", "entity_group": "CPU", "entity_id": "0", "warnings": "z" * 400},
+            [Finding("dcgm_pcie", "critical", None, f"Fail of DCGM's PCIe for CPU 0: {'z' * 300}")],
+        ),
+    ],
+)
+def test_results_of_dcgm_diag(result: dict[str, Any], findings: list[Finding]) -> None:
+    assert health.parse_dcgm_diag(results(result), {"0": UUIDS[0]}) == findings
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "no output"),
+        ("  \n", "no output"),
+        ("Error: no host engine\n", "Error: no host engine"),
+        ("}{", "}{"),
+        ("e" * 300, "e" * 200),
+        ('{"a": {}}', "an answer without tests"),
+        ('{"a": {"runtime_error": "in use"}, "b": {"runtime_error": 7}}', "in use; 7"),
+    ],
+)
+def test_dcgm_diag_without_tests_is_told(text: str, words: str) -> None:
+    with pytest.raises(ValueError, match="^" + re.escape(words) + "$"):
+        health.parse_dcgm_diag(text, {})
+
+
+@pytest.mark.parametrize("body", ["[]", '{"body": []}', '{"body": {}}', '{"body": {"Overall Health": "Healthy"}}'])
+def test_dcgm_health_without_a_verdict_is_told(body: str) -> None:
+    with pytest.raises(ValueError, match=r"an answer without Overall Health|no output|\[\]"):
+        health.parse_dcgm_health(body, {})
+
+
+def test_odd_answers_of_dcgm_health() -> None:
+    empty = {"GPU": {"children": {"0": {}, "1": {"children": {}}, "2": {"children": {"Errors": {}}}}}}
+    assert health.parse_dcgm_health(dcgm_health("Healthy", **empty), {}) == []
+    bare = {"children": {"0": {"children": {"Errors": {"children": {"SM system": {"value": "Fail"}}}}}}}
+    assert health.parse_dcgm_health(dcgm_health("Fail", GPU=bare), {"0": UUIDS[0]}) == [
+        Finding("dcgm_sm", "critical", UUIDS[0], "Fail of DCGM's SM system")
+    ]
+    assert health.parse_dcgm_health(dcgm_health("Failure"), {}) == [
+        Finding("dcgm_health", "critical", None, "Failure of DCGM's health")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("PCIe system", "dcgm_pcie"),
+        ("NVLINK", "dcgm_nvlink"),
+        ("Power & more!", "dcgm_power_more"),
+        ("a_b", "dcgm_a_b"),
+    ],
+)
+def test_codes_of_dcgm(name: str, code: str) -> None:
+    assert health.dcgm_code(name) == code
+    assert HealthOptions(severities={code: "ignore"})
 
 
 def dcgm(programs: Path, **options: Any) -> tuple[str, list[Finding]]:
