@@ -18,7 +18,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / ".collections"))
 
-from ansible_collections.gpufarm.core.plugins.module_utils import nvidia_smi
+from ansible_collections.gpufarm.core.plugins.module_utils import health, nvidia_smi
 
 NOTHING = ("[N/A]", "N/A", "[Not Supported]", "[Requested functionality has been deprecated]", "")
 
@@ -138,6 +138,9 @@ def main() -> int:
             if not agrees(asked[field], later[field], fact, read, slack):
                 wrong += 1
                 sys.stdout.write(f"GPU {asked['index']}: {field} is '{asked[field]}', the fact {path} is {fact!r}\n")
+    # Of GPUs that work it must say nothing; whether these do, only who runs this knows.
+    for problem in health.judge(facts, [], [], health.HealthOptions())["problems"]:
+        sys.stdout.write(f"health, {problem['severity']}: {problem['message']}\n")
     left = sorted(set(FIELDS) - set(fields))
     sys.stdout.write(
         f"{len(before)} GPU(s), driver {facts['driver_version']}: {len(fields)} fields each, {wrong} disagree"
