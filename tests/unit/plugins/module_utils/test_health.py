@@ -799,6 +799,133 @@ def test_a_source_that_hangs_leaves_time_for_the_others(programs: Path, monkeypa
     assert given == [("journalctl", 4.0), ("dmesg", 0.1), ("kmsg", 0.1)]
 
 
+def test_a_program_that_fails_says_how(programs: Path) -> None:
+    program(programs, "journalctl", 'echo "$LC_ALL"; echo two >&2; printf three; exit 3')
+    lines = health.lines_of([str(programs / "journalctl"), "-x"], 300)
+    assert [next(lines), next(lines), next(lines)] == [b"C", b"two", b"three"]
+    with pytest.raises(health.SourceError, match=r"/journalctl -x ended with exit code 3$"):
+        next(lines)
+
+
+def test_a_program_that_closes_its_output_and_stays_is_killed(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(programs, "journalctl", "echo $$; exec >&- 2>&-; exec sleep 600")
+    lines = health.lines_of([str(programs / "journalctl")], 300)
+    pid = int(next(lines))
+    monkeypatch.setattr(health.subprocess.Popen, "wait", wait_no_longer(health.subprocess.Popen.wait))
+    with pytest.raises(health.SourceError, match="did not end within 300 s"):
+        next(lines)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def wait_no_longer(wait: Any) -> Any:
+    """Popen.wait with a second in place of minutes."""
+
+    def shortened(process: Any, timeout: float) -> Any:
+        assert timeout <= 300
+        return wait(process, min(timeout, 1.0))
+
+    return shortened
+
+
+RAW_LINES = {
+    "<0>[    1.500000] kernel": (101.5, "kernel"),
+    "<7>[ 2.0]  blanks before it": (102.0, "blanks before it"),
+    "<8>[    1.0] user": None,
+    "<30>[    1.0] daemon": None,
+    "<6>[    3.000000][ T1] caller": (103.0, "caller"),
+    "<6>[    3.000000] [ C10] caller": (103.0, "caller"),
+    "<6>no time": (100.0, "no time"),
+    "6,1,2500000,-;kmsg": (102.5, "kmsg"),
+    "8,1,2500000,-;user": None,
+    "6,1,2500000,-,caller=T1;more\\x09fields": (102.5, "more\tfields"),
+}
+
+
+@pytest.mark.parametrize("line", RAW_LINES)
+def test_lines_of_the_kernel(line: str) -> None:
+    seen = health._Seen()
+    expected = RAW_LINES[line]
+    assert list(health.kernel_records([line.encode()], seen, 100.0)) == ([expected] if expected else [])
+    assert (seen.records, seen.said) == (1 if expected else 0, "")
+
+
+def test_what_is_no_line_of_the_kernel_is_remembered() -> None:
+    seen = health._Seen()
+    lines = [b" SUBSYSTEM=pci", b"dmesg: \x1b[1mno\xff", b"  "]
+    assert list(health.kernel_records(lines, seen, 0.0)) == []
+    assert (seen.records, seen.said) == (0, "dmesg:  [1mno\ufffd")
+    assert list(health.journal_records([b"-- No entries --", b""], seen)) == []
+    assert seen.said == "-- No entries --"
+
+
+@pytest.mark.parametrize(
+    ("text", "records"),
+    [
+        (entry(XID_79, 12.5), [(12.5, XID_79)]),
+        (entry("booted"), []),
+        (entry("SXid (x"), [(1000.5, "SXid (x")]),
+        (entry(XID_79).replace(', "SYSLOG_FACILITY": "0"', ""), [(1000.5, XID_79)]),
+        (entry(XID_79, SYSLOG_FACILITY="3"), []),
+        (entry([78, 86, 255]), [(1000.5, "NV\ufffd")]),
+        (entry(XID_79).replace("__REALTIME", "x"), []),
+        (entry(XID_79).replace('"__REALTIME_TIMESTAMP": "1000500000"', '"__REALTIME_TIMESTAMP": null'), []),
+        (entry(XID_79)[:-1], []),
+    ],
+)
+def test_entries_of_the_journal(text: str, records: list[tuple[float, str]]) -> None:
+    seen = health._Seen()
+    assert list(health.journal_records([text.encode()], seen)) == records
+    assert seen.records == 1
+
+
+def test_kmsg_goes_on_behind_what_the_kernel_overwrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[Any] = [b"1", BrokenPipeError(), b"2", BlockingIOError(), b"3"]
+
+    def read(_descriptor: int, _size: int) -> bytes:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return bytes(answer)
+
+    (tmp_path / "kmsg").touch()
+    with monkeypatch.context() as patch:
+        patch.setattr(health.os, "read", read)
+        found = list(health._kmsg_chunks(tmp_path / "kmsg", 300))
+    assert (found, answers) == ([b"1", b"2"], [b"3"])
+    clock = Clock()
+    monkeypatch.setattr(health, "time", clock)
+    chunks = health._kmsg_chunks(tmp_path / "kmsg", 300)
+    (tmp_path / "kmsg").write_bytes(b"x")
+    assert next(chunks) == b"x"
+    clock.sleep(300.5)
+    with pytest.raises(health.SourceError, match=rf"reading {tmp_path}/kmsg did not end within 300 s"):
+        next(chunks)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("500.25 1.0\n", 500.25), ("", None), ("x", None), (None, None)])
+def test_when_the_kernel_started(tmp_path: Path, text: str | None, seconds: float | None) -> None:
+    if text is not None:
+        (tmp_path / "proc").mkdir()
+        (tmp_path / "proc/uptime").write_text(text, encoding="ascii")
+    before = time.time()
+    booted = health.boot_time(tmp_path)
+    assert booted == 0.0 if seconds is None else before - seconds <= booted <= time.time() - seconds
+
+
+def test_programs_are_looked_for_beside_the_path_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Units of systemd and sudo have a path of their own."""
+    for folder in ("path", "system"):
+        (tmp_path / folder).mkdir()
+    program(tmp_path / "system", "dcgmi", "")
+    monkeypatch.setenv("PATH", str(tmp_path / "path"))
+    monkeypatch.setattr(health, "SYSTEM_PATH", str(tmp_path / "system"))
+    assert health._program("dcgmi", None) == str(tmp_path / "system/dcgmi")
+    assert health._program("dcgmi", str(tmp_path / "path")) is None
+    program(tmp_path / "path", "dcgmi", "")
+    assert health._program("dcgmi", None) == str(tmp_path / "path/dcgmi")
+
+
 def test_lines_of_any_length_and_of_any_cut() -> None:
     def chunks() -> Iterator[bytes]:
         yield b"one\ntw"
@@ -1138,8 +1265,9 @@ def test_acknowledgement(tmp_path: Path) -> None:
     path.touch()
     os.utime(path, (1000, 1000))
     assert health.acknowledged_at(str(path), 2000.0) == ("1970-01-01T00:16:40Z", 1000.0)
-    told, at = health.acknowledged_at(str(path), 900.0)
-    assert told.startswith("ignored: ") and at == 0.0
+    assert health.acknowledged_at(str(path), 940.0) == ("1970-01-01T00:16:40Z", 1000.0)
+    told = f"ignored: {path} is of 1970-01-01T00:16:40Z, which is in the future"
+    assert health.acknowledged_at(str(path), 939.5) == (told, 0.0)
 
 
 # The whole

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -645,6 +646,26 @@ def test_a_process_that_ignores_signals_is_killed(tmp_path: Path) -> None:
     program = script(tmp_path / "smi", "trap '' TERM INT HUP; while :; do sleep 0.05; done")
     (command,) = nvidia_smi.run_commands([[program]], 0.3)
     assert command.timed_out
+
+
+class Stuck:
+    """A process that hangs in the driver, where no signal reaches it."""
+
+    def __init__(self) -> None:
+        self.returncode: int | None = None
+        self.waited: list[float] = []
+
+    def wait(self, timeout: float) -> int:
+        self.waited.append(timeout)
+        raise subprocess.TimeoutExpired("nvidia-smi", timeout)
+
+
+def test_a_process_that_no_signal_reaches_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvidia_smi.time, "monotonic", lambda: 100.0)
+    process = Stuck()
+    nvidia_smi.reap(process, 102.5)  # type: ignore[arg-type]
+    nvidia_smi.reap(process, 90.0)  # type: ignore[arg-type]
+    assert (process.waited, process.returncode) == ([2.5, 0.05], -9)
 
 
 def test_a_crash_shows_its_signal(tmp_path: Path) -> None:
