@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,7 +51,9 @@ def gate_meta(node: dict[str, Any]) -> dict[str, str]:
 
 
 def health(*options: str, **extra: object) -> tuple[int, str]:
-    code, output = playbooks.run_playbook(FARM, "health.yml", *options, **{"health_nomad_timeout": 10, **extra})
+    # These tests make all three nodes sick at once, for causes of their own.
+    given = {"health_nomad_timeout": 10, "gate_max_closed": "100%", **extra}
+    code, output = playbooks.run_playbook(FARM, "health.yml", *options, **given)
     return code, words(output)
 
 
@@ -100,6 +103,37 @@ def test_lost_gpu_ecc_error_and_stopped_agent() -> None:
     restart_nomad("t4")
     change("h100", lambda profile: faults.reset_gpu(profile, 5))
     inside("wsl", "systemctl", "start", "nomad")
+    opened()
+
+
+def test_one_cause_for_all_closes_none_and_an_unreachable_node_stays_as_it_is(tmp_path: Path) -> None:
+    """The same run: two sick nodes of three are more than the brake allows, and nobody reaches the third."""
+    change("t4", lambda profile: faults.ecc_errors(profile, 1))
+    change("h100", lambda profile: faults.ecc_errors(profile, 2))
+    away = tmp_path / "away.yml"
+    away.write_text(
+        "all: {hosts: {wsl: {ansible_connection: ssh, ansible_host: 127.0.0.1, ansible_port: 1}}}\n", encoding="utf-8"
+    )
+    code, output = health("-i", str(away), gate_max_closed="20%")
+    assert code != 0
+    assert (
+        "found 2 to close beside 0 that the gate has closed, of 3 nodes; none is closed. Expected: at most 1" in output
+    )
+    assert "wsl: cannot be reached (" in output
+    assert "Its node stays as it is in Nomad." in output
+    for node in ("t4", "h100"):
+        assert f"Node {node}: found " in output
+    assert {eligibility for eligibility, _reason in nodes().values()} == {"eligible"}
+
+    change("t4", lambda profile: faults.reset_gpu(profile, 1))
+    code, output = health("-i", str(away), gate_max_closed="20%")
+    assert code != 0
+    assert nodes()["h100"][0] == "ineligible", "one node may always be closed"
+    change("h100", lambda profile: faults.reset_gpu(profile, 2))
+    code, output = health("-i", str(away))
+    assert code != 0
+    assert "wsl: cannot be reached (" in output
+    assert {eligibility for eligibility, _reason in nodes().values()} == {"eligible"}
     opened()
 
 
