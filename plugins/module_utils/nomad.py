@@ -1005,7 +1005,7 @@ def _duplicates(nodes: Iterable[ActualNode]) -> Iterator[tuple[ActualNode, Probl
     holders: dict[str, list[ActualNode]] = {}
     for node in nodes:
         if node.status != "down":
-            for uuid in {gpu["uuid"] for gpu in node.gpus}:
+            for uuid in dict.fromkeys(gpu["uuid"] for gpu in node.gpus):
                 holders.setdefault(uuid, []).append(node)
     for uuid, several in holders.items():
         if len(several) < 2:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import http.client
+import re
 import socket
 import ssl
 import threading
@@ -129,7 +130,11 @@ def client_errors() -> Iterator[tuple[str, str]]:
     yield "unreachable", unreachable(http.client.IncompleteRead(b"half"))
     yield "unreachable", unreachable(urllib.error.URLError(certificate_error()))
     yield "unreachable", unreachable(certificate_error())
-    yield "unreachable", unreachable(ssl.SSLError(1, "[SSL] tlsv13 alert certificate required"))
+    alert = ssl.SSLError(1, "[SSL] tlsv13 alert certificate required")
+    yield "unreachable", unreachable(urllib.error.URLError(alert))
+    # As it comes while an answer is read.
+    alert.reason = "TLSV13_ALERT_CERTIFICATE_REQUIRED"
+    yield "unreachable", unreachable(alert)
     yield "client", told(lambda: nomad.Client(nomad.Connection(address="nomad:4646")))
     yield "client", told(lambda: nomad.Client(nomad.Connection(token="a\nb")))
     files = {"ca_cert": "/none/ca.pem", "client_cert": "/none/cert.pem"}
@@ -154,15 +159,19 @@ def answers(*bodies: bytes) -> Iterator[str]:
         asks: tuple[Callable[[], Any], ...] = (
             lambda: client.call("GET", "/v1/x"),
             lambda: list(client.items("/v1/x", {}).items),
+            lambda: client.text("/v1/x", {}),
         )
         for number in range(len(bodies)):
-            yield told(asks[number % 2]).replace(address, "http://agent")
+            # How much of it had come depends on the moment.
+            yield re.sub(r"IncompleteRead\(.*?\)", "half", told(asks[number % 3]).replace(address, "http://agent"))
 
 
 def broken_answers() -> Iterator[tuple[str, str]]:
-    page = b"HTTP/1.0 200 OK\r\n\r\n<html>login</html>"
-    half = b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n"
-    for said in answers(page, page, half + b"{", half + b"[{}", page, half + b'[{"a": 1} {'):
+    page = b"HTTP/1.0 200 OK\r\n\r\n"
+    cut = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n64\r\n"
+    lists = (b"<html>login</html>", b'[{"a": 1} {', b"[1]", b'[{"a": 1}', b"[{]", b"nulls", b"")
+    bodies = [body for wrong in lists for body in (page + b"<html>", page + wrong, cut)]
+    for said in answers(*bodies, cut + b"{", cut + b"[{}", cut):
         yield "answer", said
 
 
