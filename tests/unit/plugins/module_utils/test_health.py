@@ -1219,7 +1219,22 @@ def test_fabric_manager_matters_where_there_are_nvswitches(programs: Path) -> No
     assert fabric_manager(programs, broken) == "failed: nvidia-fabricmanager.service is failed (result exit-code)"
     assert fabric_manager(programs, "LoadState=loaded\nActiveState=active\nResult=success") == "ok"
     assert fabric_manager(programs, "LoadState=not-found\nActiveState=inactive") == "not_installed"
-    assert fabric_manager(programs, "System has not been booted with systemd").startswith("skipped: ")
+    words = "System has not been booted with systemd " + "x" * 200
+    assert fabric_manager(programs, words) == f"skipped: systemctl says {words[:120]!r}"
+    assert fabric_manager(programs, "") == "skipped: systemctl says 'nothing'"
+    assert fabric_manager(programs, "ActiveState=inactive\x07") == (
+        "failed: nvidia-fabricmanager.service is inactive  (result unknown)"
+    )
+    call = "show nvidia-fabricmanager.service --property=LoadState,ActiveState,Result\n"
+    assert (programs / "systemctl.call").read_text(encoding="utf-8") == call
+    (programs / "systemctl").unlink()
+    state = health.fabric_manager_state(programs.parent, str(programs), 300)
+    assert state == "skipped: there is no systemctl"
+    (programs.parent / "dev/nvidia-nvswitch0").unlink()
+    (programs.parent / "proc/driver/nvidia-nvswitch/devices").mkdir(parents=True)
+    assert health.fabric_manager_state(programs.parent, str(programs), 300) == "not_needed"
+    (programs.parent / "proc/driver/nvidia-nvswitch/devices/0000:05:00.0").touch()
+    assert health.fabric_manager_state(programs.parent, str(programs), 300) == state
 
 
 def with_processes(root: Path, *pids: int, namespace: str = health.HOST_PID_NAMESPACE) -> dict[str, Any]:

@@ -341,6 +341,13 @@ def test_reset_flags_of_driver_535_become_the_later_words(reset: str, drain: str
     assert with_value("drain_and_reset_recommended", drain, document)["recovery_action"] == action
 
 
+def test_mig_devices_that_are_not_told_are_null() -> None:
+    document = ONE_GPU.replace("<current_mig>Disabled<", "<current_mig>Enabled<")
+    without = re.sub(r"<mig_devices>.*?</mig_devices>", "", document, flags=re.DOTALL)
+    assert nvidia_smi.parse_query_xml(without)["gpus"][0]["mig_devices"] is None
+    assert nvidia_smi.parse_query_xml(ONE_GPU)["gpus"][0]["mig_devices"] == []
+
+
 def test_masked_uuid_is_null() -> None:
     assert with_value("uuid", "GPU-????????-????-????-????-????????????")["uuid"] is None
 

@@ -446,6 +446,15 @@ def test_without_the_kernels_list_the_others_come_from_the_listing(tmp_path: Pat
     ]
 
 
+def test_a_gpu_about_which_nothing_is_said_is_lost(tmp_path: Path) -> None:
+    kernel_gpu(tmp_path, 0, "0a")
+    empty = H100[: H100.index("<gpu ")] + "</nvidia_smi_log>"
+    run = Recorder({FULL: (15, LOST), (*FULL, "-i", "0000:0a:00.0"): (0, empty)})
+    facts = collect(resolve_subsets(["power"]), run=run, root=str(tmp_path))
+    found = {gpu["pci_bus_id"]: (gpu["status"], gpu["status_message"]) for gpu in facts["gpus"]}
+    assert found["00000000:0A:00.0"] == ("lost", "nvidia-smi says nothing about 0000:0a:00.0.")
+
+
 def test_gpus_behind_a_lost_one_keep_their_index(tmp_path: Path) -> None:
     """Asked alone, each GPU is the first of its document."""
     for minor, bus in enumerate(("0a", "0b")):

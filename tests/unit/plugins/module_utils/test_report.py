@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import datetime
 import json
 import math
 from typing import Any
@@ -282,6 +283,15 @@ def test_mig_switched_on_while_nomad_still_lists_the_whole_gpu(sizes: tuple[int 
     assert "old" in helper.render(data)
 
 
+def test_mig_devices_whose_memory_is_unknown_count_by_their_number() -> None:
+    smi = helper.facts(helper.MIG, 1, 1)
+    smi["gpus"][0]["mig_devices"][2]["memory_total_mib"] = None
+    node = helper.nomad_node("gpu01", helper.devices(smi, {0: "one", 3: "other"}))
+    data = helper.document(of(helper.answer("gpu01", helper.health(smi)), nomad=[node]))
+    assert data["nodes"][0]["gpus"][0]["allocated_share"] == 0.5
+    assert [(job["job_id"], job["gpus"]) for job in data["users"]["jobs"]] == [("one", 0.25), ("other", 0.25)]
+
+
 def test_two_mig_devices_of_one_task() -> None:
     smi = helper.facts(helper.MIG, 1, 1)
     parts = helper.devices(smi, {0: "job"})
@@ -519,6 +529,102 @@ def test_plot_of_one_moment_is_no_division_by_zero() -> None:
 )
 def test_power_text(value: float | None, text: str) -> None:
     assert report_page.power_text(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "ceiling"),
+    [(-1, 1), (0, 1), (0.03, 0.05), (1, 1), (1.01, 2), (2, 2), (4.9, 5), (5.1, 10), (600, 1000), (999_999, 1_000_000)],
+)
+def test_end_of_an_axis(value: float, ceiling: float) -> None:
+    assert report_page._nice_ceiling(value) == pytest.approx(ceiling)
+
+
+@pytest.mark.parametrize("expected", [None, 1, 2, 3])
+def test_how_many_gpus_were_expected_is_told_where_they_differ(expected: int | None) -> None:
+    answers = [helper.answer("gpu01", helper.health(helper.facts(helper.H100, 1, 2)), gpus_expected=expected)]
+    page = report_page.page(helper.document(of(*answers)))
+    note = "2 healthy" if expected in (None, 2) else f"{expected} expected, 2 healthy"
+    assert page["tiles"][0]["note"] == note
+    counts = {None: "2 GPUs", 1: "2 of 1 expected GPU", 2: "2 GPUs", 3: "2 of 3 expected GPUs"}
+    assert page["nodes"][0]["count"] == counts[expected]
+    # Of part of the nodes only, the sum says nothing.
+    two = of(*answers, helper.answer("b", helper.health(helper.facts(helper.H100, 2, 1))))
+    assert report_page.page(helper.document(two))["tiles"][0]["note"] == "3 healthy"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s"), (119, "119 s"), (120, "2 min"), (179, "2 min"), (7199, "119 min"), (7200, "2 h"), (10799, "2 h")],
+)
+def test_ages_at_their_boundaries(seconds: int, text: str) -> None:
+    made_at = datetime.datetime(2026, 3, 1, tzinfo=datetime.UTC)
+    asked_at = made_at - datetime.timedelta(seconds=seconds)
+    assert report_page.age_text(asked_at.isoformat(), made_at.isoformat()) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(None, "\N{EN DASH}"), (0, "0 GPUs"), (1, "1 GPU"), (1.5, "1.5 GPUs"), (2, "2 GPUs"), (12345, "12,345 GPUs")],
+)
+def test_counts(value: float | None, words: str) -> None:
+    assert report_page.count_text(value, "GPU") == words
+    assert report_page.count_text(value) == words.partition(" GPU")[0]
+
+
+@pytest.mark.parametrize(
+    ("used", "total", "text"),
+    [
+        (None, None, "\N{EN DASH}"),
+        (5, None, "\N{EN DASH}"),
+        (None, 2048, "of 2 GiB"),
+        (1536, 81920, "1.5 of 80 GiB"),
+        (0, 2_097_152, "0.0 of 2,048 GiB"),
+    ],
+)
+def test_memory_text(used: float | None, total: float | None, text: str) -> None:
+    assert report_page.memory_text(used, total) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(999_999, "1,000.0 kW"), (1_000_000, "1.00 MW"), (999.6, "1,000 W"), (1000, "1.0 kW")]
+)
+def test_power_text_at_its_boundaries(value: float, text: str) -> None:
+    assert report_page.power_text(value) == text
+
+
+@pytest.mark.parametrize(
+    ("part", "whole", "percent"),
+    [(None, 5, None), (1, None, None), (1, 0, None), (0, 5, 0), (5, 5, 100), (9, 5, 100), (-1, 5, 0), (1, 3, 33)],
+)
+def test_bars_stay_inside(part: float | None, whole: float | None, percent: int | None) -> None:
+    assert report_page._share(part, whole) == percent
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "text"),
+    [
+        (None, 2, "\N{EN DASH}"),
+        (1.0, 2, "1"),
+        (100.0, 0, "100"),
+        (1.25, 2, "1.25"),
+        (0.9395, 3, "0.94"),
+        (1e4, 2, "10,000"),
+    ],
+)
+def test_plain_numbers(value: float | None, digits: int, text: str) -> None:
+    assert report_page._plain(value, digits) == text
+
+
+def test_names_are_cut() -> None:
+    names = [f"n{number}" for number in range(1010)]
+    assert report_page._names(names[:8]) == "n0, n1, n2, n3, n4, n5, n6, n7"
+    assert report_page._names(names[:9], 8) == "n0, n1, n2, n3, n4, n5, n6, n7 and 1 more"
+    assert report_page._names(names, 4) == "n0, n1, n2, n3 and 1,006 more"
+
+
+@pytest.mark.parametrize(("text", "shown"), [(None, "never"), ("2026-03-01T13:00:00+01:00", "2026-03-01 12:00:00 UTC")])
+def test_time_text(text: str | None, shown: str) -> None:
+    assert report_page.time_text(text) == shown
 
 
 @pytest.mark.parametrize(
