@@ -1,15 +1,17 @@
-"""Runs every Molecule scenario whole, as its users do: Molecule alone, with nothing set for it."""
+"""Runs every Molecule scenario whole, as its users do, and the example of a role that is not of this collection."""
 
 from __future__ import annotations
 
 import os
+import pty
+import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.simulator.cache import ROOT, cache_dir
+from tests.scenarios import plain
+from tests.simulator.cache import ROOT
 
 # The longest first, so that the others run beside it.
 SCENARIOS = sorted(
@@ -17,26 +19,46 @@ SCENARIOS = sorted(
 )
 
 
-def plain_environment() -> dict[str, str]:
-    """Return the environment of somebody who has just run ``make setup``: nothing activated, nothing exported."""
-    ours = ("ANSIBLE_", "GPUFARM_", "MOLECULE_", "PYTEST_", "PYTHONPATH", "VIRTUAL_ENV")
-    kept = ("GPUFARM_CACHE", "GPUFARM_DOCKER")
-    environment = {name: value for name, value in os.environ.items() if name in kept or not name.startswith(ours)}
-    folders = environment["PATH"].split(os.pathsep)
-    environment["PATH"] = os.pathsep.join(folder for folder in folders if Path(folder) != Path(sys.executable).parent)
-    return environment
-
-
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_scenario(scenario: str) -> None:
-    log = cache_dir() / "farms" / f"gpufarm-{scenario}" / "logs" / "molecule.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    molecule = str(Path(sys.executable).with_name("molecule"))
-    with log.open("wb") as output:
-        code = subprocess.run(
-            [molecule, "test", "--scenario-name", scenario], cwd=ROOT,
-            env=plain_environment(), stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, check=False,
-        ).returncode  # fmt: skip
-    if code:
-        last = log.read_text(encoding="utf-8", errors="replace").splitlines()[-80:]
-        pytest.fail(f"molecule test -s {scenario} ended with {code}; log: {log}\n" + "\n".join(last), pytrace=False)
+    plain.molecule(ROOT, f"gpufarm-{scenario}", "test", "-s", scenario)
+
+
+def logged_in(folder: Path, command: str, *arguments: str, **exported: str) -> str:
+    """Return what a command says in the shell that ``molecule login`` opens on a terminal."""
+    ours, terminal = pty.openpty()
+    with subprocess.Popen(
+        [plain.MOLECULE, "login", *arguments], cwd=folder, env={**plain.environment(), "TERM": "xterm", **exported},
+        stdin=terminal, stdout=terminal, stderr=terminal,
+    ) as login:  # fmt: skip
+        os.close(terminal)
+        os.write(ours, f"{command}; exit\n".encode())
+        said = b""
+        while True:
+            try:
+                part = os.read(ours, 65536)
+            except OSError:  # the terminal's last user has gone
+                break
+            if not part:
+                break
+            said += part
+    os.close(ours)
+    assert login.returncode == 0, said.decode(errors="replace")
+    return said.decode(errors="replace")
+
+
+def test_a_role_that_is_not_of_this_collection_has_a_node_with_two_t4(tmp_path: Path) -> None:
+    role = tmp_path / "gpu_motd"
+    shutil.copytree(ROOT / "examples/molecule/gpu_motd", role)
+    core = {"GPUFARM_CORE": str(ROOT)}
+    name = "gpu_motd-default"
+    try:
+        plain.molecule(role, name, "converge", **core)
+        said = logged_in(role, "nvidia-smi --query-gpu=index,name --format=csv,noheader", **core)
+        assert "0, Tesla T4" in said
+        assert "1, Tesla T4" in said
+        assert "2, Tesla T4" not in said
+        plain.molecule(role, name, "verify", **core)
+    finally:
+        plain.molecule(role, name, "destroy", **core)
+    plain.molecule(role, name, "test", **core)

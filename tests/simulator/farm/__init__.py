@@ -104,12 +104,17 @@ def platform_nodes(platforms: list[dict[str, Any]], suites: Sequence[str]) -> li
     return found
 
 
+def make_network(farm: str) -> None:
+    """Make the farm's network, if it is not there."""
+    if not exists("network", network(farm)):
+        docker("network", "create", "--label", f"{LABEL}={farm}", network(farm))
+
+
 def start_mirror(farm: str, image: str, www: Path) -> None:
     """Start the farm's mirror, reachable as https://mirror.gpufarm.test inside its network."""
     name = f"{farm}-mirror"
     keys = pki()
-    if not exists("network", network(farm)):
-        docker("network", "create", "--label", f"{LABEL}={farm}", network(farm))
+    make_network(farm)
     faults = faults_file(farm)
     faults.parent.mkdir(parents=True, exist_ok=True)
     if exists("container", name):

@@ -1,14 +1,17 @@
 """``python -m tests.simulator.farm ACTION [NAME]``: a farm of containers, for Molecule and for hand work.
 
-build builds what every farm needs; up starts the farm of inventory.yml, nodes one of the Molecule platforms that come
-as JSON, mirror the download servers alone; down removes a farm.
+build builds what every farm needs, images the node images alone; up starts the farm of inventory.yml, nodes one of the
+Molecule platforms that come as JSON, mirror the download servers alone; down removes a farm.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
+from collections.abc import Mapping
+from pathlib import Path
 
 from tests.simulator import farm
 from tests.simulator.docker import ensure_docker
@@ -22,19 +25,27 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
+def of_scenario(environment: Mapping[str, str]) -> str:
+    """Return the name of the farm that belongs to the Molecule scenario of this environment."""
+    project = Path(environment.get("MOLECULE_PROJECT_DIRECTORY") or ".").resolve().name
+    return environment.get("GPUFARM_FARM") or f"{project}-{environment.get('MOLECULE_SCENARIO_NAME') or 'default'}"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulator.farm", description=__doc__)
-    parser.add_argument("action", choices=["build", "up", "nodes", "mirror", "down"])
-    parser.add_argument("name", nargs="?", default="gpufarm")
+    parser.add_argument("action", choices=["build", "images", "up", "nodes", "mirror", "down"])
+    parser.add_argument("name", nargs="?", default=of_scenario(os.environ))
+    parser.add_argument("--without-mirror", action="store_true", help="start nodes without download servers")
     arguments = parser.parse_args()
     try:
         say(f"farm: Docker is {ensure_docker()}")
         if arguments.action == "down":
             say(f"removed: {', '.join(farm.remove(arguments.name)) or 'nothing'}")
             return 0
-        built = prepare.everything(say)
+        bare = arguments.without_mirror or arguments.action == "images"
+        built = prepare.images() if bare else prepare.everything(say)
         if arguments.action == "mirror":
-            farm.start_mirror(arguments.name, built.images[SUITES[0]], built.www)
+            prepare.start(arguments.name, built, [], say)
         elif arguments.action == "up":
             prepare.start(arguments.name, built, farm.inventory_nodes(arguments.name, {}), say)
         elif arguments.action == "nodes":

@@ -19,10 +19,16 @@ from tests.simulator.node.image import node_image
 
 @dataclass(frozen=True)
 class Built:
-    """What was built, or found in the cache."""
+    """What was built, or found in the cache; www is None for nodes without download servers."""
 
-    www: Path
     images: dict[str, str]
+    www: Path | None = None
+
+
+def images() -> Built:
+    """Build, or find in the cache, the node images alone: what nodes need whose roles bring nothing of this farm."""
+    pki()
+    return Built({suite: node_image(suite) for suite in SUITES})
 
 
 def everything(say: Callable[[str], None]) -> Built:
@@ -32,15 +38,17 @@ def everything(say: Callable[[str], None]) -> Built:
         # The mirror's builder is made of bookworm, so trixie is made beside it.
         www = pool.submit(mirror)
         pool.submit(base, SUITES[0]).result()
-        images = {suite: node_image(suite) for suite in SUITES}
+        built = images()
         job_image()
     say(f"      mirror: {www.result()}")
-    return Built(www.result(), images)
+    return Built(built.images, www.result())
 
 
 def start(name: str, built: Built, nodes: list[Node], say: Callable[[str], None]) -> None:
     """Start the farm's mirror and nodes, keeping what runs already, and wait until every node has booted."""
-    farm.start_mirror(name, built.images[SUITES[0]], built.www)
+    farm.make_network(name)
+    if built.www:
+        farm.start_mirror(name, built.images[SUITES[0]], built.www)
     with ThreadPoolExecutor() as pool:
         new = list(pool.map(lambda node: farm.start_node(name, node, built.images[node.suite]), nodes))
         list(pool.map(lambda node: farm.wait_for_systemd(node.container), nodes))

@@ -1,13 +1,8 @@
 #!/bin/sh
-# What WSL's init does before it hands over to systemd: Windows' driver under /usr/lib/wsl, the
-# loader's path to it, /dev/dxg, and a kernel that says what it is. Run by gpufarm-node-init.
+# What WSL's init does before it hands over to systemd, besides Windows' driver: a kernel that says what it is.
+# Run by gpufarm-node-init.
 set -eu
-share=/usr/share/gpufarm-simulator
 release=6.6.87.2-microsoft-standard-WSL2
-
-sh "$share/install-driver.sh" "$share" /etc/gpufarm-simulator/gpu.yml
-ldconfig
-/usr/local/lib/gpufarm-simulator/gpufarm-gpu-devices
 
 echo "$release" >/etc/gpufarm-simulator/kernel-release
 printf 'Linux version %s (root@builder) (gcc) #1 SMP PREEMPT_DYNAMIC\n' "$release" \

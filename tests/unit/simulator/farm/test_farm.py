@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.simulator import demo, docker, farm
+from tests.simulator.farm import __main__ as program
 from tests.simulator.farm import ansible
 
 OUTPUT = """\
@@ -106,3 +107,15 @@ def test_only_a_node_with_its_own_driver_has_its_messages_in_the_kernel_log() ->
     for profile, expected in profiles.items():
         assert farm.Node("n", "n", "trixie", {"GPUFARM_GPU_PROFILE": profile}).own_kernel_log is expected
     assert farm.Node("n", "n", "trixie").own_kernel_log is False
+
+
+@pytest.mark.parametrize(
+    ("environment", "name"),
+    [
+        ({"GPUFARM_FARM": "mine", "MOLECULE_PROJECT_DIRECTORY": "/a/role", "MOLECULE_SCENARIO_NAME": "x"}, "mine"),
+        ({"MOLECULE_PROJECT_DIRECTORY": "/a/role", "MOLECULE_SCENARIO_NAME": "x"}, "role-x"),
+        ({"MOLECULE_PROJECT_DIRECTORY": "/a/role"}, "role-default"),
+    ],
+)
+def test_a_scenarios_farm_is_its_own(environment: dict[str, str], name: str) -> None:
+    assert program.of_scenario(environment) == name
