@@ -53,7 +53,7 @@ def test_a_role_that_is_not_of_this_collection_has_a_node_with_two_t4(tmp_path: 
     core = {"GPUFARM_CORE": str(ROOT)}
     name = "gpu_motd-default"
     try:
-        plain.molecule(role, name, "converge", **core)
+        plain.molecule(role, name, "test", "--destroy=never", **core)
         said = logged_in(role, "nvidia-smi --query-gpu=index,name --format=csv,noheader", **core)
         assert "0, Tesla T4" in said
         assert "1, Tesla T4" in said
@@ -61,4 +61,3 @@ def test_a_role_that_is_not_of_this_collection_has_a_node_with_two_t4(tmp_path: 
         plain.molecule(role, name, "verify", **core)
     finally:
         plain.molecule(role, name, "destroy", **core)
-    plain.molecule(role, name, "test", **core)
