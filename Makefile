@@ -7,13 +7,15 @@ ENVIRONMENT := $(VENV)/.installed
 # The demo needs Ansible alone, which is there much sooner than everything that tests need.
 ANSIBLE := $(VENV)/.installed-ansible
 
-.PHONY: help setup demo demo-down test lint bench
+.PHONY: help setup demo demo-down test lint readmes mutants bench
 
 help:
 	@echo "make demo       a GPU farm of containers on this machine (root, Debian or Ubuntu)"
 	@echo "make demo-down  remove that farm"
 	@echo "make test       everything that must pass"
 	@echo "make lint       the linters alone"
+	@echo "make readmes    the roles' READMEs, from their specifications"
+	@echo "make mutants    changes of the plugins that no unit test notices (SEED=1 SAMPLE=100)"
 	@echo "make bench      timings"
 	@echo "make setup      the Python environment in .venv"
 
@@ -42,6 +44,12 @@ lint: setup
 
 test: setup
 	@sh tests/run.sh $(BIN)
+
+readmes: setup
+	@$(BIN)/python -m tests.readmes
+
+mutants: setup
+	@$(BIN)/python tests/mutants.py --seed $(or $(SEED),1) --sample $(or $(SAMPLE),100)
 
 bench: setup
 	@$(BIN)/python tests/bench/nvidia_smi.py

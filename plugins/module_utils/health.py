@@ -520,7 +520,7 @@ def _without_advice(text: str) -> str:
 
 def utc(seconds: float) -> str:
     """A time in ISO 8601, to the second, in UTC."""
-    moment = datetime.datetime.fromtimestamp(seconds, tz=datetime.timezone.utc)  # noqa: UP017  (Python 3.9)
+    moment = datetime.datetime.fromtimestamp(seconds, tz=datetime.timezone.utc)
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

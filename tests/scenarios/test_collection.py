@@ -44,9 +44,11 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tool]:
 def test_only_the_product_is_in_it(installed: tuple[Path, Tool]) -> None:
     folder, _tool = installed
     assert {path.name for path in folder.iterdir()} == {
-        "CHANGELOG.rst", "FILES.json", "LICENSE", "MANIFEST.json", "README.md", "changelogs", "docs",
-        "examples", "meta", "playbooks", "plugins", "roles",
+        "CHANGELOG.rst", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "FILES.json", "LICENSE", "MAINTAINERS.md",
+        "MANIFEST.json", "README.md", "SECURITY.md", "changelogs", "docs", "examples", "meta", "playbooks", "plugins",
+        "roles", "tests",
     }  # fmt: skip
+    assert [path.name for path in (folder / "tests").iterdir()] == ["sanity"]
     assert not list(folder.rglob("__pycache__"))
 
 
@@ -67,6 +69,13 @@ def test_playbooks_run_by_their_names(installed: tuple[Path, Tool]) -> None:
     assert "gaming-pc" in listing
     assert "Nomad's view of the GPUs" in listing
     assert "Check the device plugin" in tool("ansible-playbook", "-i", inventory, "gpufarm.core.verify", "--list-tasks")
+
+
+def test_examples_of_the_roles_are_playbooks(installed: tuple[Path, Tool]) -> None:
+    folder, tool = installed
+    inventory = str(folder / "examples/inventories/lab.yml")
+    playbooks = sorted(str(path) for path in (folder / "examples/playbooks").glob("*.yml"))
+    assert tool("ansible-playbook", "-i", inventory, "--syntax-check", *playbooks).count("playbook: ") == len(playbooks)
 
 
 def test_oldest_ansible_core_is_the_one_that_is_tested() -> None:

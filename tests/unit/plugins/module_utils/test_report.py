@@ -17,6 +17,9 @@ from ansible_collections.gpufarm.core.plugins.module_utils import report, report
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import report_helper as helper
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.recorded import assert_recorded
 
+# The report is made on the control node.
+pytestmark = pytest.mark.controller
+
 
 def of(*answers: dict[str, Any], nomad: list[dict[str, Any]] | None = None, **more: Any) -> dict[str, Any]:
     """The arguments of a farm of these answers; without a list of Nomad's no server was asked."""

@@ -140,6 +140,7 @@ def test_wrong_use_fails(fake: Fake, parameters: dict[str, Any], words: str) -> 
     assert fake.calls == []
 
 
+@pytest.mark.controller
 def test_through_ansible_itself(fake: Fake, tmp_path: Path) -> None:
     """Once the whole way: documentation to argument spec, packed module, facts back in the play."""
     config = tmp_path / "ansible.cfg"

@@ -1,0 +1,44 @@
+"""The roles' READMEs are those that their specifications and examples make."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from tests import readmes
+
+
+@pytest.mark.parametrize("role", readmes.roles())
+def test_readme_is_not_stale(role: str) -> None:
+    assert readmes.path(role).read_text(encoding="utf-8") == readmes.text(role), "Next step: make readmes"
+
+
+@pytest.mark.parametrize("role", readmes.roles())
+def test_example_uses_the_role(role: str) -> None:
+    (play,) = yaml.safe_load(readmes.example(role).read_text(encoding="utf-8"))
+    assert f"gpufarm.core.{role}" in [entry["role"] for entry in play["roles"]]
+
+
+def test_no_example_is_left_without_a_role() -> None:
+    examples = (readmes.ROOT / "examples/playbooks").iterdir()
+    assert sorted(path.stem for path in examples) == readmes.roles()
+
+
+def test_suboptions_choices_and_defaults_are_in_the_table() -> None:
+    rows = list(
+        readmes.variables({
+            "a": {"type": "list", "elements": "dict", "default": [], "description": ["Sets O(b=true).", "See V(x|y)."],
+                  "options": {"name": {"type": "str", "required": True, "description": "A C(name)."}}},
+            "c": {"type": "str", "default": "one", "choices": ["one", "two"], "description": "P(x.y.z#role) at U(https://z)."},
+        })
+    )  # fmt: skip
+    assert rows == [
+        readmes.Variable("a", "list of dict", "`[]`", r"Sets `b=true`. See `x\|y`."),
+        readmes.Variable("a[].name", "str", "required", "A `name`."),
+        readmes.Variable("c", "str", "`one`", "`x.y.z` at <https://z>. One of `one`, `two`."),
+    ]
+
+
+def test_unknown_markup_is_told() -> None:
+    with pytest.raises(ValueError, match="Next step: add it there"):
+        readmes.markdown("E(HOME)")
