@@ -664,6 +664,24 @@ def test_a_job_that_cannot_be_purged_is_told(nomad_server: FakeNomad) -> None:
     assert len([each for each in nomad_server.requests if each[0] == "DELETE"]) == nomad_jobs.ATTEMPTS
 
 
+def test_what_a_killed_run_left_is_purged_or_told(nomad_server: FakeNomad) -> None:
+    (job,) = helper.RECORDED["docker"]["jobs"]
+    nomad_server.listed = [{**job, "ID": f"gpufarm-verify-{name}"} for name in ("b", "a", "c")]
+    client, later = run_of(nomad_server).client, job["SubmitTime"] / 1e9 + 2 * nomad_jobs.LEFTOVER_AGE_S
+    ids = ["gpufarm-verify-a", "gpufarm-verify-b", "gpufarm-verify-c"]
+    assert nomad_jobs.purge_leftovers(client, later, True) == (ids, [])
+    assert nomad_server.purged == []
+    nomad_server.refuse = {("DELETE", "/v1/job/gpufarm-verify-b"): [403]}
+    assert nomad_jobs.purge_leftovers(client, later, False) == (
+        [ids[0], ids[2]],
+        [
+            f"job gpufarm-verify-b of a killed run could not be purged: {nomad_server.url}/v1/job/gpufarm-verify-b"
+            "?purge=true was refused (HTTP 403: Permission denied)"
+        ],
+    )
+    assert nomad_server.purged == [ids[0], ids[2]]
+
+
 def test_nothing_to_do_asks_nothing(nomad_server: FakeNomad) -> None:
     assert nomad_jobs.prove(run_of(nomad_server), []) == {}
     assert nomad_server.requests == []

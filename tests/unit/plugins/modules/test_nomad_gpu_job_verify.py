@@ -9,6 +9,7 @@ import dataclasses
 import inspect
 import math
 import platform
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -223,6 +224,7 @@ def test_a_job_that_is_left_is_a_problem(nomad_server: FakeNomad, capsys: pytest
     result = run(capsys, nomad_server)
     assert result["failed"] and result["counts"]["ok"] == 2
     assert [(problem["uuid"], problem["code"]) for problem in result["problems"]] == [(None, "job_left")]
+    assert re.match(rf"{platform.node()}: 1 problem after \d+ s; of 2 GPUs 2 ok, ", result["msg"])
 
 
 def test_an_aborted_run_tells_what_it_could_not_purge(
