@@ -791,10 +791,7 @@ def parse_query_xml(text: str) -> dict[str, Any]:
     try:
         root = _read_tree(text)
     except NvidiaSmiError:
-        mended = _mend_process_names(text)
-        if mended == text:
-            raise
-        root = _read_tree(mended)
+        root = _read_tree(_mend_process_names(text))
     if root.name != "nvidia_smi_log":
         raise _damaged(f"The output is XML, but its root is <{root.name}> where nvidia-smi writes <nvidia_smi_log>.")
     elements = [child for child in root.children if child.name == "gpu"]

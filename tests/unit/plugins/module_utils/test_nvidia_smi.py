@@ -348,6 +348,24 @@ def test_mig_devices_that_are_not_told_are_null() -> None:
     assert nvidia_smi.parse_query_xml(ONE_GPU)["gpus"][0]["mig_devices"] == []
 
 
+@pytest.mark.parametrize(
+    ("raw", "address"),
+    [
+        ("00000000:3B:00.0", "0000:3b:00.0"),
+        ("0000:3b:1f.7", "0000:3b:1f.7"),
+        ("3B:00.0", "0000:3b:00.0"),
+        ("0001F8D6:00:00.0", "1f8d6:00:00.0"),
+        ("GPU at 0018:01:00.0 is lost", "0018:01:00.0"),
+        ("3b:00", None),
+        ("3b:00.8", None),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_pci_addresses_are_those_of_the_kernel(raw: str | None, address: str | None) -> None:
+    assert nvidia_smi.normal_bus_id(raw) == address
+
+
 def test_masked_uuid_is_null() -> None:
     assert with_value("uuid", "GPU-????????-????-????-????-????????????")["uuid"] is None
 

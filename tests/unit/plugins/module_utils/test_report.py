@@ -48,6 +48,11 @@ def by_name(data: dict[str, Any], name: str) -> dict[str, Any]:
         ),
         ({"msg": "gpu01: timeout is -1. Expected: more."}, "failed", "gpu01: timeout is -1. Expected: more."),
         ({"msg": "MODULE FAILURE", "module_stderr": "Trace\nImportError: no x"}, "failed", "ImportError: no x"),
+        ({"msg": "MODULE FAILURE\nSee stdout"}, "failed", "MODULE FAILURE See stdout"),
+        ({"module_stdout": "a\nlast", "exception": "no"}, "failed", "last"),
+        ({"exception": "Traceback\nboom"}, "failed", "boom"),
+        ({"rc": 1}, "failed", "no reason was given"),
+        ({"unreachable": True}, "unreachable", "no reason was given"),
         ({}, "not_asked", "it was left out of this run (--limit), or failed before it could be asked"),
     ],
 )
@@ -293,6 +298,29 @@ def test_mig_devices_whose_memory_is_unknown_count_by_their_number() -> None:
     data = helper.document(of(helper.answer("gpu01", helper.health(smi)), nomad=[node]))
     assert data["nodes"][0]["gpus"][0]["allocated_share"] == 0.5
     assert [(job["job_id"], job["gpus"]) for job in data["users"]["jobs"]] == [("one", 0.25), ("other", 0.25)]
+
+
+def test_shares_are_rounded_where_people_read_them() -> None:
+    smi = helper.facts(helper.MIG, 1, 1)
+    smi["gpus"][0]["mig_devices"].pop()
+    node = helper.nomad_node("gpu01", helper.devices(smi, {0: "one"}))
+    data = helper.document(of(helper.answer("gpu01", helper.health(smi)), nomad=[node]))
+    assert data["nodes"][0]["gpus"][0]["allocated_share"] == data["nodes"][0]["allocated_gpus"] == 0.3333
+    assert data["summary"]["allocated_gpus"] == 0.33 == data["users"]["jobs"][0]["gpus"]
+
+
+def test_sums_and_means_of_what_is_known() -> None:
+    values = [None, True, 1, 2.0, 2, "7"]
+    assert report.known_numbers(values) == [1, 2.0, 2]
+    assert (report.mean(values), report.total([0.123456]), report.total([0.123456], 4)) == (1.7, 0.12, 0.1235)
+    assert (report.mean([None]), report.total([])) == (None, None)
+
+
+@pytest.mark.parametrize(
+    "names", [["gpu2", "gpu10"], ["570.9", "570.86"], ["1a", "a"], ["a", "a1", "b"], ["a9", "a" + "1" * 19]]
+)
+def test_names_sort_by_their_numbers(names: list[str]) -> None:
+    assert sorted(reversed(names), key=report.natural_key) == names
 
 
 def test_two_mig_devices_of_one_task() -> None:
