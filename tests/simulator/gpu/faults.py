@@ -156,6 +156,11 @@ def break_gpu(profile: Profile, which: int | str) -> None:
     find_gpu(profile, which)["state"] = "unknown"
 
 
+def require_reset(profile: Profile, which: int | str) -> None:
+    """Let a GPU demand a reset: it is still listed, and its sensors end in NVML_ERROR_RESET_REQUIRED."""
+    find_gpu(profile, which)["state"] = "reset"
+
+
 def hang_gpu(profile: Profile, which: int | str, seconds: float = 3600.0) -> None:
     """Let every call to a GPU wait until the fault is taken back, or fail after so many seconds."""
     gpu = find_gpu(profile, which)
@@ -164,7 +169,7 @@ def hang_gpu(profile: Profile, which: int | str, seconds: float = 3600.0) -> Non
 
 
 def recover_gpu(profile: Profile, which: int | str) -> None:
-    """Take back `lose_gpu`, `break_gpu` and `hang_gpu`."""
+    """Take back `lose_gpu`, `break_gpu`, `require_reset` and `hang_gpu`."""
     gpu = find_gpu(profile, which)
     gpu.pop("state", None)
     gpu.pop("hang_seconds", None)
@@ -173,6 +178,8 @@ def recover_gpu(profile: Profile, which: int | str) -> None:
 def reset_gpu(profile: Profile, which: int | str) -> None:
     """Reset a GPU, as `nvidia-smi --gpu-reset` does: volatile errors and pending remappings are gone, the sum stays."""
     gpu = find_gpu(profile, which)
+    if gpu.get("state") == "reset":
+        del gpu["state"]
     gpu.get("ecc_errors", {}).pop("volatile", None)
     gpu.get("remapped_rows", {}).pop("remapped_row_pending", None)
     gpu.pop("gpu_recovery_action", None)
@@ -273,7 +280,7 @@ def unload_driver(profile: Profile) -> None:
 
 
 def block_driver(profile: Profile) -> None:
-    """WSL: let Windows offer no GPU (a card in TCC mode)."""
+    """Let the operating system keep the GPU away: no /dev/nvidiactl; under WSL, a card in TCC mode."""
     profile["driver"]["state"] = "blocked"
 
 
@@ -355,7 +362,16 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.simulator.gpu.faults", description=__doc__.splitlines()[0])
     parser.add_argument("container")
     faults = parser.add_subparsers(dest="fault", required=True)
-    for name in ("lose-gpu", "break-gpu", "recover-gpu", "reset-gpu", "end-processes", "hide-gpu", "show-gpu"):
+    for name in (
+        "lose-gpu",
+        "break-gpu",
+        "require-reset",
+        "recover-gpu",
+        "reset-gpu",
+        "end-processes",
+        "hide-gpu",
+        "show-gpu",
+    ):
         faults.add_parser(name).add_argument("gpu")
     hang = faults.add_parser("hang-gpu")
     hang.add_argument("gpu")
@@ -397,6 +413,7 @@ def change_of(arguments: argparse.Namespace) -> Change | None:
     changes: dict[str, Change] = {
         "lose-gpu": lambda profile: lose_gpu(profile, which),
         "break-gpu": lambda profile: break_gpu(profile, which),
+        "require-reset": lambda profile: require_reset(profile, which),
         "recover-gpu": lambda profile: recover_gpu(profile, which),
         "reset-gpu": lambda profile: reset_gpu(profile, which),
         "hang-gpu": lambda profile: hang_gpu(profile, which, arguments.seconds),

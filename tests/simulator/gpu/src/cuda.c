@@ -3,10 +3,12 @@
 #define _GNU_SOURCE 1
 #include "profile.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #define API __attribute__((visibility("default")))
 #define MIB 1048576.0
@@ -19,7 +21,6 @@ enum {
     CUDA_ERROR_INVALID_DEVICE = 101,
     CUDA_ERROR_OPERATING_SYSTEM = 304,
     CUDA_ERROR_SYSTEM_DRIVER_MISMATCH = 803,
-    CUDA_ERROR_UNKNOWN = 999,
 };
 
 typedef struct {
@@ -89,7 +90,8 @@ static void add_mig_devices(const struct sim_gpu *gpu)
     }
 }
 
-static void gather(const struct sim_profile *profile)
+/* A node without a device behind it fails them all, where other errors only hide the one GPU. */
+static int gather(const struct sim_profile *profile)
 {
     bool mig[SIM_MAX_GPUS] = {false};
 
@@ -97,6 +99,8 @@ static void gather(const struct sim_profile *profile)
     for (unsigned int i = 0; i < profile->gpu_count; i++) {
         const struct sim_gpu *gpu = &profile->gpus[i];
 
+        if (sim_gpu_error(profile, i) == ENXIO || sim_gpu_error(profile, i) == ENODEV)
+            return CUDA_ERROR_INVALID_DEVICE;
         mig[i] = !strcmp(text(gpu, "mig_mode.current_mig", ""), "Enabled");
         if (!sim_gpu_visible(profile, i) || strcmp(text(gpu, "state", "ok"), "ok"))
             continue;
@@ -107,14 +111,40 @@ static void gather(const struct sim_profile *profile)
     for (unsigned int i = 0; i < profile->gpu_count; i++)
         if (mig[i] && sim_gpu_visible(profile, i))
             add_mig_devices(&profile->gpus[i]);
+    return CUDA_SUCCESS;
 }
 
-/* CUDA_VISIBLE_DEVICES as CUDA reads it: indices or (the unique beginning of) UUIDs, up to the first one that is
- * unknown. A process sees one MIG device at most, and where MIG devices exist it gets the first unless told. */
-static void select_devices(void)
+/* The device that an item of CUDA_VISIBLE_DEVICES names, or -1. An index may have anything behind it; a UUID may be cut
+ * off while it stays unique, and have blanks behind it, but none before. */
+static int named_device(const char *item, bool by_index)
+{
+    size_t length = strcspn(item, " \t");
+    int found = -1;
+
+    if (by_index) {
+        char *end;
+        long index = strtol(item, &end, 10);
+
+        return end != item && index >= 0 && (size_t)index < whole_gpus ? (int)index : -1;
+    }
+    if (strncmp(item, "GPU-", 4) && strncmp(item, "MIG-", 4))
+        return -1;
+    for (size_t i = 0; i < candidate_count; i++)
+        if (!strncasecmp(candidates[i].uuid, item, length)) {
+            if (found >= 0)
+                return -1;
+            found = (int)i;
+        }
+    return found;
+}
+
+/* CUDA_VISIBLE_DEVICES as CUDA reads it: indices or UUIDs, whatever comes first, up to the first item that names nothing.
+ * A process sees one MIG device at most, and where MIG devices exist it gets the first unless told. */
+static int select_devices(void)
 {
     const char *variable = getenv("CUDA_VISIBLE_DEVICES");
-    char list[4096], *rest = NULL;
+    char list[4096], *rest = list, *item;
+    bool by_index;
 
     device_count = 0;
     if (!variable) {
@@ -123,44 +153,28 @@ static void select_devices(void)
         else
             for (size_t i = 0; i < whole_gpus; i++)
                 devices[device_count++] = &candidates[i];
-        return;
+        return device_count ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
     }
     snprintf(list, sizeof(list), "%s", variable);
-    for (char *item = strtok_r(list, ",", &rest); item; item = strtok_r(NULL, ",", &rest)) {
-        char *end;
-        unsigned long index;
-        int found = -1, matches = 0;
+    by_index = strncmp(list, "GPU-", 4) && strncmp(list, "MIG-", 4);
+    while ((item = strsep(&rest, ","))) {
+        int found = named_device(item, by_index);
 
-        while (*item == ' ')
-            item++;
-        index = strtoul(item, &end, 10);
-        if (*item && !*end) {
-            found = index < whole_gpus ? (int)index : -1;
-        } else if (!strncmp(item, "GPU-", 4) || !strncmp(item, "MIG-", 4)) {
-            for (size_t i = 0; i < candidate_count; i++)
-                if (!strncmp(candidates[i].uuid, item, strlen(item))) {
-                    found = (int)i;
-                    matches++;
-                }
-            if (matches != 1)
-                found = -1;
-        }
         if (found < 0)
-            return;
+            break;
         if (candidate_is_mig[found]) {
             devices[0] = &candidates[found];
             device_count = 1;
-            return;
+            break;
         }
         for (int i = 0; i < device_count; i++)
-            if (devices[i] == &candidates[found])
-                found = -1;
-        if (found < 0) {
-            device_count = 0; /* a GPU named twice hides all */
-            return;
-        }
+            if (devices[i] == &candidates[found]) {
+                device_count = 0;
+                return CUDA_ERROR_INVALID_DEVICE;
+            }
         devices[device_count++] = &candidates[found];
     }
+    return device_count ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
 }
 
 API int cuInit(unsigned int flags)
@@ -175,21 +189,19 @@ API int cuInit(unsigned int flags)
         profile = sim_load();
         switch (sim_driver_state(profile)) {
         case SIM_DRIVER_LOADED:
-            gather(profile);
-            select_devices();
-            result = device_count ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
+            result = gather(profile);
+            if (!result)
+                result = select_devices();
             break;
         case SIM_DRIVER_UNLOADED:
+        case SIM_DRIVER_DENIED:
             result = CUDA_ERROR_NO_DEVICE;
             break;
         case SIM_DRIVER_MISMATCH:
             result = CUDA_ERROR_SYSTEM_DRIVER_MISMATCH;
             break;
         case SIM_DRIVER_BLOCKED:
-            result = CUDA_ERROR_OPERATING_SYSTEM;
-            break;
-        case SIM_DRIVER_DENIED:
-            result = CUDA_ERROR_UNKNOWN;
+            result = sim_is_wsl(profile) ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_ERROR_NO_DEVICE;
             break;
         }
         initialised = result == CUDA_SUCCESS;
@@ -304,7 +316,6 @@ static const struct {
     {CUDA_ERROR_OPERATING_SYSTEM, "CUDA_ERROR_OPERATING_SYSTEM", "OS call failed or operation not supported on this OS"},
     {CUDA_ERROR_SYSTEM_DRIVER_MISMATCH, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
      "system has unsupported display driver / cuda driver combination"},
-    {CUDA_ERROR_UNKNOWN, "CUDA_ERROR_UNKNOWN", "unknown error"},
 };
 
 static int error_text(int code, bool name, const char **out)

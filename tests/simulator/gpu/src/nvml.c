@@ -152,7 +152,7 @@ static nvmlReturn_t check_health(const char *uuid)
         const char *state = gpu ? sim_gpu_value(gpu, "state") : "lost";
         const char *limit = gpu ? sim_gpu_value(gpu, "hang_seconds") : NULL;
 
-        if (!state || !strcmp(state, "ok"))
+        if (!state || !strcmp(state, "ok") || !strcmp(state, "reset"))
             return NVML_SUCCESS;
         if (!strcmp(state, "lost"))
             return NVML_ERROR_GPU_IS_LOST;
@@ -321,6 +321,26 @@ static const char *value_of(const struct target *target, const char *key, char *
     return derived(target->gpu, key, buffer);
 }
 
+/* A GPU that must be reset is still found and named; what the GPU itself would have to answer is an error. */
+static nvmlReturn_t read_value(const struct target *target, const char *key, char *buffer, const char **value)
+{
+    static const char *const errors[] = {"performance_state", "fan_speed", "temperature.", "utilization.", "clocks.",
+                                         "clocks_event_reasons.", "ecc_errors."};
+    const char *state = sim_gpu_value(target->gpu, "state");
+
+    *value = value_of(target, key, buffer);
+    if (!*value || !state || strcmp(state, "reset"))
+        return NVML_SUCCESS;
+    for (size_t i = 0; i < sizeof(errors) / sizeof(*errors); i++)
+        if (!strncmp(key, errors[i], strlen(errors[i])))
+            return NVML_ERROR_RESET_REQUIRED;
+    if (!strcmp(key, "gpu_recovery_action"))
+        *value = "Reset";
+    else if (!strncmp(key, "gpu_power_readings.", 19))
+        *value = NULL;
+    return NVML_SUCCESS;
+}
+
 static bool enabled(const char *value)
 {
     static const char *const yes[] = {"Enabled", "enabled", "Yes", "yes", "true", "On", "on", "Active", "1"};
@@ -347,10 +367,13 @@ static nvmlReturn_t get_text(nvmlDevice_t device, const char *key, char *out, un
 {
     char buffer[VALUE_SIZE];
     struct target target;
+    const char *value;
     nvmlReturn_t result = open_device(device, &target);
 
     if (!result)
-        result = copy_text(value_of(&target, key, buffer), out, size);
+        result = read_value(&target, key, buffer, &value);
+    if (!result)
+        result = copy_text(value, out, size);
     return leave(result);
 }
 
@@ -361,8 +384,9 @@ static nvmlReturn_t get_number(nvmlDevice_t device, const char *key, double scal
     const char *value, *digits;
     nvmlReturn_t result = open_device(device, &target);
 
+    if (!result)
+        result = read_value(&target, key, buffer, &value);
     if (!result) {
-        value = value_of(&target, key, buffer);
         digits = value && (*value == 'P') ? value + 1 : value;
         if (!digits || !(isdigit((unsigned char)*digits) || *digits == '-'))
             result = NVML_ERROR_NOT_SUPPORTED;
@@ -535,16 +559,21 @@ API const char *nvmlErrorString(nvmlReturn_t result)
         "Function Not Found",
         "Corrupted infoROM",
         "GPU is lost",
-        "GPU requires restart",
+        "GPU requires reset",
         "GPU access blocked by the operating system",
         "Driver/library version mismatch",
         "In use by another client",
         "Insufficient Memory",
         "No data",
-        "The requested vgpu operation is not available on target device, because ECC is enabled",
-        "Insufficient resources",
-        "The requested frequency is not supported",
-        "The provided version is invalid/unsupported",
+        "vGPU ECC not supported",
+        "Insufficient Resources",
+        "Invalid Frequency",
+        "Argument version mismatch",
+        "Requested functionality has been deprecated",
+        "System is not in ready state",
+        "No supported GPUs were found",
+        "Resource not in correct state to perform requested operation",
+        "Reset type is not supported for given device",
     };
 
     if (result >= 0 && (size_t)result < sizeof(texts) / sizeof(*texts))
@@ -2304,8 +2333,8 @@ API nvmlReturn_t gpufarmSimQuery(nvmlDevice_t device, const char *key, char *val
         /* A section that the profile calls N/A as a whole is told from one that it does not know. */
         if (!result && target.mig < 0 && (text = sim_map_get(&target.gpu->values, key)) && !strcmp(text, "N/A"))
             result = copy_text(text, value, size);
-        else if (!result)
-            result = copy_text(value_of(&target, key, buffer), value, size);
+        else if (!result && !(result = read_value(&target, key, buffer, &text)))
+            result = copy_text(text, value, size);
         return leave(result);
     }
     pthread_mutex_lock(&lock);

@@ -554,20 +554,37 @@ const char *sim_library_version(const struct sim_profile *profile)
     return version ? version : "0.0";
 }
 
-static bool device_exists(const char *device)
+/* Why a device node cannot be used, as an errno; 0 where it can. Nothing is opened: a node of the simulator has no driver
+ * behind it. */
+static int device_error(const char *device)
 {
     char path[SIM_PATH_MAX];
     struct stat status;
 
     sim_path(path, sizeof(path), device);
-    return !stat(path, &status);
+    return stat(path, &status) ? errno : 0;
+}
+
+static enum sim_driver control_state(bool wsl)
+{
+    switch (device_error(wsl ? "/dev/dxg" : "/dev/nvidiactl")) {
+    case 0:
+        return SIM_DRIVER_LOADED;
+    case EPERM:
+    case EACCES:
+    case ENXIO:
+    case ENODEV:
+        return SIM_DRIVER_DENIED;
+    default:
+        return SIM_DRIVER_BLOCKED;
+    }
 }
 
 enum sim_driver sim_driver_state(const struct sim_profile *profile)
 {
     const char *state = sim_node_value(profile, "driver.state");
     const char *kernel = sim_node_value(profile, "driver.kernel_version");
-    bool wsl = sim_is_wsl(profile);
+    enum sim_driver control;
 
     if (!sim_node_value(profile, "driver.version") || (state && !strcmp(state, "unloaded")))
         return SIM_DRIVER_UNLOADED;
@@ -575,8 +592,9 @@ enum sim_driver sim_driver_state(const struct sim_profile *profile)
         return SIM_DRIVER_BLOCKED;
     if (state && !strcmp(state, "denied"))
         return SIM_DRIVER_DENIED;
-    if (!device_exists(wsl ? "/dev/dxg" : "/dev/nvidiactl"))
-        return wsl ? SIM_DRIVER_BLOCKED : SIM_DRIVER_UNLOADED;
+    control = control_state(sim_is_wsl(profile));
+    if (control != SIM_DRIVER_LOADED)
+        return control;
     if (kernel && strcmp(kernel, sim_library_version(profile)))
         return SIM_DRIVER_MISMATCH;
     return SIM_DRIVER_LOADED;
@@ -589,14 +607,19 @@ unsigned int sim_gpu_minor(const struct sim_profile *profile, unsigned int gpu)
     return minor ? (unsigned int)strtoul(minor, NULL, 10) : gpu;
 }
 
-bool sim_gpu_visible(const struct sim_profile *profile, unsigned int gpu)
+int sim_gpu_error(const struct sim_profile *profile, unsigned int gpu)
 {
     char device[64];
 
     if (sim_is_wsl(profile))
-        return true;
+        return 0;
     snprintf(device, sizeof(device), "/dev/nvidia%u", sim_gpu_minor(profile, gpu));
-    return device_exists(device);
+    return device_error(device);
+}
+
+bool sim_gpu_visible(const struct sim_profile *profile, unsigned int gpu)
+{
+    return !sim_gpu_error(profile, gpu);
 }
 
 /* The kernel numbers the capabilities of all GPUs through: 15 GPU instances of 8 compute instances each. */
@@ -614,8 +637,8 @@ bool sim_mig_visible(const struct sim_gpu *gpu, unsigned int mig)
         return false;
     instance = 3 + strtoul(minor, NULL, 10) * 135 + strtoul(gi, NULL, 10) * 9;
     snprintf(device, sizeof(device), "/dev/nvidia-caps/nvidia-cap%lu", instance);
-    if (!device_exists(device))
+    if (device_error(device))
         return false;
     snprintf(device, sizeof(device), "/dev/nvidia-caps/nvidia-cap%lu", instance + 1 + strtoul(ci, NULL, 10));
-    return device_exists(device);
+    return !device_error(device);
 }

@@ -11,10 +11,10 @@
 /* The driver as a process meets it when it initialises NVML. */
 enum sim_driver {
     SIM_DRIVER_LOADED,
-    SIM_DRIVER_UNLOADED, /* no kernel module, or no /dev/nvidiactl */
+    SIM_DRIVER_UNLOADED, /* no kernel module */
     SIM_DRIVER_MISMATCH, /* library and kernel module of different versions */
-    SIM_DRIVER_BLOCKED,  /* WSL: the GPU is not offered to this machine */
-    SIM_DRIVER_DENIED,   /* the device nodes are there but may not be opened */
+    SIM_DRIVER_BLOCKED,  /* no control node; under WSL the GPU is not offered to this machine */
+    SIM_DRIVER_DENIED,   /* the control node is there but may not be opened */
 };
 
 /* One flat map: "fb_memory_usage.total" -> "81559 MiB". Lists become "key.0", "key.1", ... and "key.#". */
@@ -57,7 +57,8 @@ bool sim_is_wsl(const struct sim_profile *profile);
 /* The version of the user-space libraries; under WSL it is not the version of the Windows driver. */
 const char *sim_library_version(const struct sim_profile *profile);
 
-/* Whether the GPU's device node exists here; nothing is opened. */
+/* Whether the GPU's device node exists here, and why it cannot be used, as an errno; nothing is opened. */
+int sim_gpu_error(const struct sim_profile *profile, unsigned int gpu);
 bool sim_gpu_visible(const struct sim_profile *profile, unsigned int gpu);
 unsigned int sim_gpu_minor(const struct sim_profile *profile, unsigned int gpu);
 

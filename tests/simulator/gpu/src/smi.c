@@ -5,6 +5,7 @@
 #include "nvml.h"
 
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -20,6 +21,7 @@
 #define EXIT_INVALID 2
 #define EXIT_NOT_SIMULATED 3
 #define EXIT_NOT_FOUND 6
+#define SEE_HELP "Please run 'nvidia-smi -h' for help."
 #define EXIT_NO_LIBRARY 12
 #define EXIT_OTHER 255
 
@@ -52,18 +54,26 @@ static const char *ask(nvmlDevice_t device, char *buffer, const char *format, ..
 {
     char key[512];
     va_list arguments;
+    nvmlReturn_t result;
 
     va_start(arguments, format);
     vsnprintf(key, sizeof(key), format, arguments);
     va_end(arguments);
-    if (nvml.query(device, key, buffer, VALUE) != NVML_SUCCESS)
-        snprintf(buffer, VALUE, "N/A");
+    result = nvml.query(device, key, buffer, VALUE);
+    if (result)
+        snprintf(buffer, VALUE, "%s", result == NVML_ERROR_RESET_REQUIRED ? nvml.error(result) : "N/A");
     return buffer;
 }
 
 static bool known(const char *value)
 {
     return strcmp(value, "N/A") != 0;
+}
+
+/* Whether an error stands where the value was. */
+static bool failed(const char *value)
+{
+    return !strcmp(value, nvml.error(NVML_ERROR_RESET_REQUIRED));
 }
 
 static unsigned int list_length(nvmlDevice_t device, const char *key)
@@ -73,7 +83,7 @@ static unsigned int list_length(nvmlDevice_t device, const char *key)
     return (unsigned int)strtoul(ask(device, buffer, "%s.#", key), NULL, 10);
 }
 
-/* What nvidia-smi says of an error; two of them are worded otherwise than in NVML. */
+/* What nvidia-smi says of an error; one of them is worded otherwise than in NVML. */
 static const char *reason(nvmlReturn_t result)
 {
     if (result == NVML_ERROR_GPU_IS_LOST)
@@ -89,7 +99,9 @@ static int exit_code(nvmlReturn_t result)
 /* "1234.56 W" in whole units, as the summary shows it. */
 static const char *whole(const char *value, const char *unit, char *out)
 {
-    if (known(value))
+    if (failed(value))
+        snprintf(out, VALUE, "ERR!");
+    else if (known(value))
         snprintf(out, VALUE, "%ld%s", (long)strtod(value, NULL), unit);
     else
         snprintf(out, VALUE, "N/A");
@@ -207,38 +219,45 @@ static bool wanted_by(const char *id, unsigned int index)
     char value[VALUE], *end;
     unsigned long number = strtoul(id, &end, 10);
 
-    if (*id && !*end && number == index)
+    if (!*end && number == index)
         return true;
     for (size_t i = 0; i < 3; i++) {
         ask(NULL, value, "visible.%u.%s", index, keys[i]);
-        if (known(value) && (!strcasecmp(id, value) || (i == 2 && strchr(id, ':') && same_bus_id(id, value))))
+        if (known(value) && (!strcmp(id, value) || (i == 2 && strchr(id, ':') && same_bus_id(id, value))))
             return true;
     }
     return false;
 }
 
-/* Fills `gpus`; each id of a comma-separated list has to be there. */
-static bool choose(const char *ids)
+static bool wanted_by_any(const char *ids, unsigned int index)
 {
     char list[1024], *rest = NULL;
 
-    gpu_count = 0;
-    if (!ids) {
-        for (unsigned int i = 0; i < attached && i < MAX_GPUS; i++)
-            gpus[gpu_count++] = (struct gpu){.index = i};
-        return attached > 0;
-    }
+    if (!ids)
+        return true;
     snprintf(list, sizeof(list), "%s", ids);
-    for (char *id = strtok_r(list, ",", &rest); id; id = strtok_r(NULL, ",", &rest)) {
-        unsigned int before = gpu_count;
+    for (char *id = strtok_r(list, ",", &rest); id; id = strtok_r(NULL, ",", &rest))
+        if (wanted_by(id, index))
+            return true;
+    return false;
+}
 
-        for (unsigned int i = 0; i < attached && gpu_count < MAX_GPUS && gpu_count == before; i++)
-            if (wanted_by(id, i))
-                gpus[gpu_count++] = (struct gpu){.index = i};
-        if (gpu_count == before)
-            return false;
+/* Fills `gpus` in the order of their indices, whatever the order of the list; what is not there is passed over as long
+ * as something is. */
+static int choose(const char *ids)
+{
+    gpu_count = 0;
+    if (ids && !ids[strspn(ids, ",")]) {
+        printf("Failed to parse device string on command line");
+        return EXIT_OTHER;
     }
-    return gpu_count > 0;
+    for (unsigned int i = 0; i < attached && i < MAX_GPUS; i++)
+        if (wanted_by_any(ids, i))
+            gpus[gpu_count++] = (struct gpu){.index = i};
+    if (gpu_count)
+        return 0;
+    printf("No devices were found\n");
+    return EXIT_NOT_FOUND;
 }
 
 static int no_handle(const struct gpu *gpu, const char *word)
@@ -322,12 +341,17 @@ static void xml_element(int depth, const char *name, const char *value)
     printf("</%s>\n", name);
 }
 
-static void text_line(int depth, const char *label, const char *value)
+static void aligned_line(int column, int depth, const char *label, const char *value)
 {
     char line[128];
 
     snprintf(line, sizeof(line), "%*s%s", depth * 4, "", label);
-    printf("%-55s: %s\n", line, value);
+    printf("%-*s: %s\n", column, line, value);
+}
+
+static void text_line(int depth, const char *label, const char *value)
+{
+    aligned_line(55, depth, label, value);
 }
 
 struct writer {
@@ -439,7 +463,7 @@ static void write_processes(const struct writer *writer)
             if (writer->xml)
                 xml_element(writer->base + 3, parts[j].xml, value);
             else
-                text_line(writer->base + 2 + parts[j].deeper, parts[j].label, value);
+                aligned_line(42, writer->base + 2 + parts[j].deeper, parts[j].label, value);
         }
         if (writer->xml) {
             tabs(writer->base + 2);
@@ -674,6 +698,11 @@ static void show_processes(void)
     printf(RULE);
 }
 
+static const char *shown_value(const char *value)
+{
+    return failed(value) ? "ERR!" : value;
+}
+
 static void show_gpu_summary(const struct gpu *gpu)
 {
     char name[VALUE], shown[32], persistence[VALUE], bus_id[VALUE], display[VALUE], ecc[VALUE], fan[VALUE];
@@ -690,7 +719,7 @@ static void show_gpu_summary(const struct gpu *gpu)
            !strcmp(ask(device, persistence, "persistence_mode"), "Enabled") ? "On" : "Off",
            ask(device, bus_id, "pci.pci_bus_id"),
            !strcmp(ask(device, display, "display_active"), "Enabled") ? "On" : "Off",
-           ask(device, ecc, "ecc_errors.volatile.dram_uncorrectable"));
+           shown_value(ask(device, ecc, "ecc_errors.volatile.dram_uncorrectable")));
     whole(ask(device, raw_fan, "fan_speed"), "%", fan);
     whole(ask(device, raw, "temperature.gpu_temp"), "C", temperature);
     whole(ask(device, raw, "gpu_power_readings.average_power_draw"), "W", draw);
@@ -699,7 +728,7 @@ static void show_gpu_summary(const struct gpu *gpu)
     whole(ask(device, raw, "fb_memory_usage.total"), "MiB", total);
     whole(ask(device, raw_use, "utilization.gpu_util"), "%", usage);
     printf("|%4s%6s%6s%16s / %5s |%11s / %9s |%8s%13s |\n", fan, temperature,
-           ask(device, state, "performance_state"), draw, limit, used, total, usage,
+           shown_value(ask(device, state, "performance_state")), draw, limit, used, total, usage,
            !strcmp(ask(device, mode, "compute_mode"), "Exclusive_Process") ? "E. Process" : mode);
     ask(device, mig, "mig_mode.current_mig");
     ask(device, raw, "mig_mode.pending_mig");
@@ -750,25 +779,10 @@ static const struct field *find_field(const struct field *fields, const char *na
 static int parse_csv(struct csv *csv, const struct field *fields, const char *names, const char *format)
 {
     char list[4096], options[256], *rest = NULL;
-    bool is_csv = false;
 
     *csv = (struct csv){.header = true, .units = true};
-    snprintf(options, sizeof(options), "%s", format ? format : "");
-    for (char *option = strtok_r(options, ", ", &rest); option; option = strtok_r(NULL, ", ", &rest)) {
-        if (!strcmp(option, "csv"))
-            is_csv = true;
-        else if (!strcmp(option, "noheader"))
-            csv->header = false;
-        else if (!strcmp(option, "nounits"))
-            csv->units = false;
-        else
-            return EXIT_INVALID + 0 * printf("Format option \"%s\" is not recognized.\n", option);
-    }
-    if (!is_csv)
-        return EXIT_INVALID + 0 * printf("\"--format=\" switch is missing. Please run \"nvidia-smi -h\" for help.\n");
     snprintf(list, sizeof(list), "%s", names);
-    rest = NULL;
-    for (char *name = strtok_r(list, ", ", &rest); name; name = strtok_r(NULL, ", ", &rest)) {
+    for (char *name = strtok_r(list, ",", &rest); name; name = strtok_r(NULL, ",", &rest)) {
         const struct field *field = find_field(fields, name);
 
         if (!field)
@@ -776,7 +790,17 @@ static int parse_csv(struct csv *csv, const struct field *fields, const char *na
         if (csv->count < sizeof(csv->fields) / sizeof(*csv->fields))
             csv->fields[csv->count++] = field;
     }
-    return csv->count ? 0 : EXIT_INVALID + 0 * printf("No fields to query were given.\n");
+    rest = NULL;
+    snprintf(options, sizeof(options), "%s", format ? format : "");
+    for (char *option = strtok_r(options, ",", &rest); option; option = strtok_r(NULL, ",", &rest)) {
+        if (!strcmp(option, "noheader"))
+            csv->header = false;
+        else if (!strcmp(option, "nounits"))
+            csv->units = false;
+        else if (strcmp(option, "csv"))
+            return EXIT_INVALID + 0 * printf("Format modifier is not recognized.\n");
+    }
+    return 0;
 }
 
 /* Corrected or uncorrected errors of both memories, which the profile has in parts. */
@@ -786,6 +810,9 @@ static void ecc_sum(nvmlDevice_t device, const char *request, char *out)
     unsigned long long sum = 0;
     bool any = false;
 
+    snprintf(out, VALUE, "%s", ask(device, value, "ecc_errors.volatile.dram_correctable"));
+    if (failed(out))
+        return;
     if (sscanf(request, "%15s %15s %31s", what, scope, word) == 3) {
         const char *const split[] = {"_parity", "_secded", ""};
 
@@ -823,8 +850,13 @@ static void computed(const struct gpu *gpu, int process, const char *key, char *
     } else if (!strncmp(key, "@ecc ", 5)) {
         ecc_sum(gpu->device, key + 5, out);
     } else if (!strncmp(key, "@reasons ", 9)) {
-        if ((strcmp(key + 9, "active") ? nvml.supported_reasons : nvml.reasons)(gpu->device, &bits) == NVML_SUCCESS)
+        nvmlReturn_t result =
+            (strcmp(key + 9, "active") ? nvml.supported_reasons : nvml.reasons)(gpu->device, &bits);
+
+        if (!result)
             snprintf(out, VALUE, "0x%016llX", bits);
+        else if (result == NVML_ERROR_RESET_REQUIRED)
+            snprintf(out, VALUE, "%s", nvml.error(result));
     } else if (!strcmp(key, "@power management")) {
         if (known(ask(gpu->device, out, "gpu_power_readings.requested_power_limit")))
             snprintf(out, VALUE, "Supported");
@@ -858,8 +890,8 @@ static void csv_line(const struct csv *csv, const struct gpu *gpu, int process)
             ask(gpu->device, value, "%s", field->key);
         else
             snprintf(value, sizeof(value), "N/A");
-        if (!known(value)) {
-            printf("%s[N/A]", i ? ", " : "");
+        if (!known(value) || failed(value)) {
+            printf("%s[%s]", i ? ", " : "", value);
             continue;
         }
         length = strlen(value);
@@ -916,8 +948,10 @@ static int show_field_help(const struct field *fields, const char *option)
 static int show_topology(void)
 {
     char affinity[VALUE], node[VALUE], links[VALUE], other[VALUE], gpu_node[VALUE];
-    int code = choose(NULL) ? open_gpus() : 0;
+    int code = choose(NULL);
 
+    if (!code)
+        code = open_gpus();
     if (code)
         return code;
     printf("\t\033[4m");
@@ -1058,10 +1092,9 @@ static int show_mig_instances(bool compute)
             }
         }
     }
-    if (code || any)
-        return code;
-    printf("No MIG-enabled devices found.\n");
-    return EXIT_NOT_FOUND;
+    if (!code && !any)
+        printf("No MIG-enabled devices found.\n");
+    return code;
 }
 
 static int not_simulated(const char *what)
@@ -1070,25 +1103,51 @@ static int not_simulated(const char *what)
     return EXIT_NOT_SIMULATED;
 }
 
-static int show_mig(int argc, char **argv)
+/* topo, nvlink and mig with the one or other thing that they can show here. */
+static int show_subcommand(int argc, char **argv)
 {
-    const char *ids = NULL, *listing = NULL;
+    static const struct {
+        const char *word, *option, *long_option;
+        bool ids;
+    } known_options[] = {
+        {"topo", "-m", "--matrix", false}, {"nvlink", "-s", "--status", true}, {"mig", "-lgip", NULL, true},
+        {"mig", "-lgi", NULL, true},       {"mig", "-lci", NULL, true},
+    };
+    const char *ids = NULL, *wanted = NULL;
+    char call[VALUE];
     int code;
 
+    snprintf(call, sizeof(call), "\"%s\" without an option", argv[1]);
     for (int i = 2; i < argc; i++) {
-        if (!strcmp(argv[i], "-i") && i + 1 < argc)
+        const char *found = NULL;
+        bool takes_ids = false;
+
+        for (size_t j = 0; j < sizeof(known_options) / sizeof(*known_options); j++)
+            if (!strcmp(known_options[j].word, argv[1])) {
+                takes_ids |= known_options[j].ids;
+                if (!strcmp(known_options[j].option, argv[i]) ||
+                    (known_options[j].long_option && !strcmp(known_options[j].long_option, argv[i])))
+                    found = known_options[j].option;
+            }
+        snprintf(call, sizeof(call), "\"%s ... %s\"", argv[1], argv[i]);
+        if (found && !wanted)
+            wanted = found;
+        else if (!found && !ids && takes_ids && i + 1 < argc && (!strcmp(argv[i], "-i") || !strcmp(argv[i], "--id")))
             ids = argv[++i];
-        else if (!strcmp(argv[i], "-lgip") || !strcmp(argv[i], "-lgi") || !strcmp(argv[i], "-lci"))
-            listing = argv[i];
         else
-            return not_simulated("changing MIG instances");
+            return not_simulated(call);
     }
-    if (!listing)
-        return not_simulated("\"mig\" without -lgip, -lgi or -lci");
-    if (!choose(ids))
-        return EXIT_NOT_FOUND + 0 * printf("No devices were found\n");
-    if (strcmp(listing, "-lgip"))
-        return show_mig_instances(!strcmp(listing, "-lci"));
+    if (!wanted)
+        return not_simulated(call);
+    if (!strcmp(wanted, "-m"))
+        return show_topology();
+    code = choose(ids);
+    if (code)
+        return code;
+    if (!strcmp(wanted, "-s"))
+        return show_nvlinks();
+    if (strcmp(wanted, "-lgip"))
+        return show_mig_instances(!strcmp(wanted, "-lci"));
     code = open_gpus();
     if (!code)
         show_mig_profiles();
@@ -1104,7 +1163,7 @@ static int set_persistence(const char *argument)
     int code;
 
     if (!on && strcmp(argument, "0") && strcasecmp(argument, "DISABLED")) {
-        printf("Unable to parse persistence mode \"%s\".\n", argument);
+        printf("Invalid persistence mode: %s\nTerminating early due to previous errors.\n", argument);
         return EXIT_INVALID;
     }
     code = open_gpus();
@@ -1149,29 +1208,15 @@ static int show_version(void)
     return 0;
 }
 
+/* Not the real one's text, so it is none of its answers either. */
 static int show_help(void)
 {
-    printf("NVIDIA System Management Interface -- simulated by gpufarm.core's tests\n\n"
-           "nvidia-smi [OPTION1 [ARG1]] [OPTION2 [ARG2]] ...\n\n"
-           "    -h,   --help                Print usage information and exit.\n"
-           "          --version             Print version information and exit.\n"
-           "    -L,   --list-gpus           Display a list of GPUs connected to the system.\n"
-           "    <no arguments>              Show a summary of GPUs connected to the system.\n"
-           "    -q,   --query               Display GPU info.\n"
-           "    -x,   --xml-format          Produce XML output.\n"
-           "    -d,   --display=            Display only selected information.\n"
-           "    -i,   --id=                 Target a specific GPU.\n"
-           "    -f,   --filename=           Log to a specified file, rather than to stdout.\n"
-           "    -l,   --loop=               Probe until Ctrl+C at specified second interval.\n"
-           "    -lms, --loop-ms=            Probe until Ctrl+C at specified millisecond interval.\n"
-           "          --query-gpu=          Information about GPU.\n"
-           "          --query-compute-apps= List of currently active compute processes.\n"
-           "          --help-query-gpu, --help-query-compute-apps\n"
-           "          --format=             csv[,noheader][,nounits]\n"
-           "    -pm,  --persistence-mode=   Set persistence mode: 0/DISABLED, 1/ENABLED\n"
-           "    topo -m, nvlink -s, mig -lgip, mig -lgi, mig -lci\n\n"
-           "What is not simulated says so and exits with code 3.\n");
-    return 0;
+    fprintf(stderr, "nvidia-smi (simulated): the help of nvidia-smi is not simulated. This double answers:\n"
+                    "  no arguments, -L, -q, -q -x, -q -d, --query-gpu, --query-compute-apps, --format, -i, -f, -l, -lms, -pm,\n"
+                    "  topo -m, nvlink -s, mig -lgip, mig -lgi, mig -lci, --version, --help-query-gpu,\n"
+                    "  --help-query-compute-apps\n"
+                    "What else nvidia-smi knows is refused with exit code 3.\n");
+    return EXIT_NOT_SIMULATED;
 }
 
 /* The names of -d, and the sections of the full query that they show. */
@@ -1179,204 +1224,364 @@ static const struct {
     const char *name, *sections[6];
 } displays[] = {
     {"MEMORY", {"fb_memory_usage", "bar1_memory_usage", "cc_protected_memory_usage", NULL}},
-    {"UTILIZATION", {"utilization", NULL}},
     {"ECC", {"ecc_mode", "ecc_errors", NULL}},
     {"TEMPERATURE", {"temperature", NULL}},
-    {"POWER", {"gpu_power_readings", "gpu_memory_power_readings", "module_power_readings", NULL}},
-    {"CLOCK", {"clocks", "applications_clocks", "default_applications_clocks", "max_clocks", "clock_policy"}},
     {"COMPUTE", {"compute_mode", NULL}},
     {"PIDS", {"processes", NULL}},
-    {"PERFORMANCE", {"performance_state", "clocks_event_reasons", "clocks_event_reasons_counters", NULL}},
+    {"PERFORMANCE", {"performance_state", "clocks_event_reasons", "clocks_event_reasons_counters", "sparse_operation_mode", NULL}},
     {"PAGE_RETIREMENT", {"retired_pages", NULL}},
     {"ENCODER_STATS", {"encoder_stats", NULL}},
     {"FBC_STATS", {"fbc_stats", NULL}},
     {"ROW_REMAPPER", {"remapped_rows", NULL}},
     {"GSP_FIRMWARE_VERSION", {"gsp_firmware_version", NULL}},
+    /* The real one adds the samples of the last seconds to the first three. */
+    {"UTILIZATION", {NULL}},
+    {"POWER", {NULL}},
+    {"CLOCK", {NULL}},
+    {"SUPPORTED_CLOCKS", {NULL}},
+    {"ACCOUNTING", {NULL}},
+    {"SUPPORTED_GPU_TARGET_TEMP", {NULL}},
+    {"VOLTAGE", {NULL}},
+    {"POWER_SMOOTHING", {NULL}},
+    {"POWER_PROFILES", {NULL}},
 };
 
-static bool parse_display(const char *argument, const char **only, size_t room)
+static int parse_display(const char *argument, const char **only, size_t room)
 {
-    char list[256], *rest = NULL;
+    char list[256], call[VALUE], *rest = NULL;
     size_t count = 0;
+    bool simulated = true;
 
     snprintf(list, sizeof(list), "%s", argument);
     for (char *name = strtok_r(list, ",", &rest); name; name = strtok_r(NULL, ",", &rest)) {
         bool found = false;
 
         for (size_t i = 0; i < sizeof(displays) / sizeof(*displays); i++) {
-            if (strcmp(displays[i].name, name))
+            if (strcasecmp(displays[i].name, name))
                 continue;
             found = true;
+            simulated = simulated && displays[i].sections[0];
             for (size_t j = 0; j < 6 && displays[i].sections[j] && count + 1 < room; j++)
                 only[count++] = displays[i].sections[j];
         }
         if (!found)
-            return false;
+            return EXIT_INVALID + 0 * printf("Failed to parse --display/-d flags\n");
     }
     only[count] = NULL;
-    return count > 0;
+    snprintf(call, sizeof(call), "\"-d %s\"", argument);
+    return simulated && count ? 0 : not_simulated(call);
 }
 
-struct request {
-    bool list, query, xml;
-    const char *ids, *gpu_fields, *process_fields, *format, *display, *file, *persistence;
-    double loop;
+enum option {
+    OPTION_UNKNOWN,
+    OPTION_HELP,
+    OPTION_VERSION,
+    OPTION_LIST,
+    OPTION_HELP_GPU,
+    OPTION_HELP_PROCESSES,
+    OPTION_QUERY,
+    OPTION_XML,
+    OPTION_DISPLAY,
+    OPTION_IDS,
+    OPTION_FILE,
+    OPTION_LOOP,
+    OPTION_LOOP_MS,
+    OPTION_GPU_FIELDS,
+    OPTION_PROCESS_FIELDS,
+    OPTION_OTHER_FIELDS,
+    OPTION_FORMAT,
+    OPTION_PERSISTENCE,
+    OPTION_NOT_SIMULATED,
+    OPTION_COUNT,
 };
 
-/* The value of an option that is written `--name=value`, `--name value`, `-n value` or `-n=value`. */
-static const char *option_value(int argc, char **argv, int *at, const char *letter, const char *name)
-{
-    const char *argument = argv[*at], *used = NULL;
+/* All options that the real one's help names. */
+static const struct {
+    const char *letter, *name;
+    enum option option;
+    bool value;
+} known_options[] = {
+    {"-h", "--help", OPTION_HELP, false},
+    {NULL, "--version", OPTION_VERSION, false},
+    {"-L", "--list-gpus", OPTION_LIST, false},
+    {NULL, "--help-query-gpu", OPTION_HELP_GPU, false},
+    {NULL, "--help-query-compute-apps", OPTION_HELP_PROCESSES, false},
+    {"-q", "--query", OPTION_QUERY, false},
+    {"-a", NULL, OPTION_QUERY, false},
+    {"-x", "--xml-format", OPTION_XML, false},
+    {"-d", "--display", OPTION_DISPLAY, true},
+    {"-i", "--id", OPTION_IDS, true},
+    {"-f", "--filename", OPTION_FILE, true},
+    {"-l", "--loop", OPTION_LOOP, true},
+    {"-lms", "--loop-ms", OPTION_LOOP_MS, true},
+    {NULL, "--query-gpu", OPTION_GPU_FIELDS, true},
+    {NULL, "--query-compute-apps", OPTION_PROCESS_FIELDS, true},
+    {NULL, "--query-supported-clocks", OPTION_OTHER_FIELDS, true},
+    {NULL, "--query-accounted-apps", OPTION_OTHER_FIELDS, true},
+    {NULL, "--query-retired-pages", OPTION_OTHER_FIELDS, true},
+    {NULL, "--query-remapped-rows", OPTION_OTHER_FIELDS, true},
+    {NULL, "--format", OPTION_FORMAT, true},
+    {"-pm", "--persistence-mode", OPTION_PERSISTENCE, true},
+    {NULL, "--help-query-supported-clocks", OPTION_NOT_SIMULATED, false},
+    {NULL, "--help-query-accounted-apps", OPTION_NOT_SIMULATED, false},
+    {NULL, "--help-query-retired-pages", OPTION_NOT_SIMULATED, false},
+    {NULL, "--help-query-remapped-rows", OPTION_NOT_SIMULATED, false},
+    {"-B", "--list-excluded-gpus", OPTION_NOT_SIMULATED, false},
+    {"-col", "--columns", OPTION_NOT_SIMULATED, false},
+    {"-u", "--unit", OPTION_NOT_SIMULATED, false},
+    {NULL, "--dtd", OPTION_NOT_SIMULATED, false},
+    {"-e", "--ecc-config", OPTION_NOT_SIMULATED, true},
+    {"-p", "--reset-ecc-errors", OPTION_NOT_SIMULATED, true},
+    {"-c", "--compute-mode", OPTION_NOT_SIMULATED, true},
+    {NULL, "--gom", OPTION_NOT_SIMULATED, true},
+    {"-r", "--gpu-reset", OPTION_NOT_SIMULATED, false},
+    {"-vm", "--virt-mode", OPTION_NOT_SIMULATED, true},
+    {"-lgc", "--lock-gpu-clocks", OPTION_NOT_SIMULATED, true},
+    {"-m", "--mode", OPTION_NOT_SIMULATED, true},
+    {"-rgc", "--reset-gpu-clocks", OPTION_NOT_SIMULATED, false},
+    {"-lmc", "--lock-memory-clocks", OPTION_NOT_SIMULATED, true},
+    {"-rmc", "--reset-memory-clocks", OPTION_NOT_SIMULATED, false},
+    {"-lmcd", "--lock-memory-clocks-deferred", OPTION_NOT_SIMULATED, true},
+    {"-rmcd", "--reset-memory-clocks-deferred", OPTION_NOT_SIMULATED, false},
+    {"-ac", "--applications-clocks", OPTION_NOT_SIMULATED, true},
+    {"-rac", "--reset-applications-clocks", OPTION_NOT_SIMULATED, false},
+    {"-pl", "--power-limit", OPTION_NOT_SIMULATED, true},
+    {"-sc", "--scope", OPTION_NOT_SIMULATED, true},
+    {"-cc", "--cuda-clocks", OPTION_NOT_SIMULATED, true},
+    {"-am", "--accounting-mode", OPTION_NOT_SIMULATED, true},
+    {"-caa", "--clear-accounted-apps", OPTION_NOT_SIMULATED, false},
+    {NULL, "--auto-boost-default", OPTION_NOT_SIMULATED, true},
+    {NULL, "--auto-boost-permission", OPTION_NOT_SIMULATED, true},
+    {"-mig", "--multi-instance-gpu", OPTION_NOT_SIMULATED, true},
+    {"-gtt", "--gpu-target-temp", OPTION_NOT_SIMULATED, true},
+    {"-den", "--dram-encryption", OPTION_NOT_SIMULATED, true},
+    {NULL, "--set-hostname", OPTION_NOT_SIMULATED, true},
+    {NULL, "--get-hostname", OPTION_NOT_SIMULATED, false},
+    {"-eow", "--error-on-warning", OPTION_NOT_SIMULATED, false},
+    {"-t", "--toggle-led", OPTION_NOT_SIMULATED, true},
+    {NULL, "--debug", OPTION_NOT_SIMULATED, true},
+};
 
-    if (letter && !strncmp(argument, letter, strlen(letter)))
-        used = argument + strlen(letter);
-    if (!used || (*used && *used != '='))
-        used = !strncmp(argument, name, strlen(name)) ? argument + strlen(name) : NULL;
-    if (!used || (*used && *used != '='))
-        return NULL;
-    if (*used == '=')
-        return used + 1;
-    return *at + 1 < argc ? argv[++*at] : NULL;
+static const char *const known_words[] = {
+    "dmon",        "daemon",      "replay",       "pmon",           "topo",         "drain",       "nvlink",
+    "c2c",         "clocks",      "encodersessions", "fbcsessions", "vgpu",         "mig",         "compute-policy",
+    "boost-slider", "power-hint", "base-clocks",  "conf-compute",   "gpm",          "pci",         "power-smoothing",
+    "power-profiles", "prm",      NULL,
+};
+
+struct argument {
+    const char *text;
+    enum option option;
+    const char *value;
+    bool lacks_value;
+};
+
+static struct argument arguments[64];
+static unsigned int argument_count;
+static unsigned int given[OPTION_COUNT];      /* how often */
+static const char *values[OPTION_COUNT];
+
+/* Whether the argument is this spelling of an option, alone or with "=value". */
+static bool spelt(const char *argument, const char *spelling, const char **value)
+{
+    size_t length = spelling ? strlen(spelling) : 0;
+
+    if (!spelling || strncmp(argument, spelling, length) || (argument[length] && argument[length] != '='))
+        return false;
+    *value = argument[length] ? argument + length + 1 : NULL;
+    return true;
 }
 
-static int invalid(void)
+static void read_arguments(int argc, char **argv)
 {
-    printf("Invalid combination of input arguments. Please run 'nvidia-smi -h' for help.\n\n");
+    for (int i = 1; i < argc && argument_count < sizeof(arguments) / sizeof(*arguments); i++) {
+        struct argument *argument = &arguments[argument_count++];
+
+        argument->text = argv[i];
+        for (size_t j = 0; j < sizeof(known_options) / sizeof(*known_options) && !argument->option; j++) {
+            if (!spelt(argv[i], known_options[j].letter, &argument->value) &&
+                !spelt(argv[i], known_options[j].name, &argument->value))
+                continue;
+            if (argument->value && !known_options[j].value)
+                break;
+            argument->option = known_options[j].option;
+            if (known_options[j].value && !argument->value) {
+                argument->value = i + 1 < argc ? argv[++i] : NULL;
+                argument->lacks_value = !argument->value && argument->option != OPTION_FORMAT;
+            }
+        }
+        given[argument->option]++;
+        values[argument->option] = argument->value;
+    }
+}
+
+static const struct argument *first_besides(enum option option)
+{
+    for (unsigned int i = 0; i < argument_count; i++)
+        if (arguments[i].option != option)
+            return &arguments[i];
+    return NULL;
+}
+
+/* Commands that stand alone: the first word beside them is blamed. */
+static int refuse_company(enum option command)
+{
+    const struct argument *other = first_besides(command);
+
+    if (other)
+        printf("ERROR: Option %s is not valid for this command. " SEE_HELP "\n\n", other->text);
+    else if (given[command] > 1)
+        printf("ERROR: Only one command can be run at a time. " SEE_HELP "\n\n");
+    else
+        return 0;
     return EXIT_INVALID;
 }
 
-static int parse(int argc, char **argv, struct request *request)
+static bool is_query_switch(enum option option)
 {
-    for (int i = 1; i < argc; i++) {
-        const char *argument = argv[i], *value;
+    return option == OPTION_GPU_FIELDS || option == OPTION_PROCESS_FIELDS || option == OPTION_OTHER_FIELDS;
+}
 
-        if (!strcmp(argument, "-L") || !strcmp(argument, "--list-gpus"))
-            request->list = true;
-        else if (!strcmp(argument, "-q") || !strcmp(argument, "--query"))
-            request->query = true;
-        else if (!strcmp(argument, "-x") || !strcmp(argument, "--xml-format"))
-            request->xml = true;
-        else if (!strcmp(argument, "-a"))
-            request->query = true;
-        else if ((value = option_value(argc, argv, &i, "-i", "--id")))
-            request->ids = value;
-        else if ((value = option_value(argc, argv, &i, NULL, "--query-gpu")))
-            request->gpu_fields = value;
-        else if ((value = option_value(argc, argv, &i, NULL, "--query-compute-apps")))
-            request->process_fields = value;
-        else if ((value = option_value(argc, argv, &i, NULL, "--format")))
-            request->format = value;
-        else if ((value = option_value(argc, argv, &i, "-d", "--display")))
-            request->display = value;
-        else if ((value = option_value(argc, argv, &i, "-f", "--filename")))
-            request->file = value;
-        else if ((value = option_value(argc, argv, &i, "-pm", "--persistence-mode")))
-            request->persistence = value;
-        else if ((value = option_value(argc, argv, &i, "-lms", "--loop-ms")))
-            request->loop = strtod(value, NULL) / 1000.0;
-        else if ((value = option_value(argc, argv, &i, "-l", "--loop")))
-            request->loop = strtod(value, NULL);
-        else if (option_value(argc, argv, &i, "-mig", "--multi-instance-gpu"))
-            return not_simulated("changing the MIG mode");
-        else if (option_value(argc, argv, &i, "-e", "--ecc-config") ||
-                 option_value(argc, argv, &i, "-p", "--reset-ecc-errors") ||
-                 option_value(argc, argv, &i, "-c", "--compute-mode") ||
-                 option_value(argc, argv, &i, "-pl", "--power-limit") ||
-                 option_value(argc, argv, &i, "-ac", "--applications-clocks") ||
-                 option_value(argc, argv, &i, "-lgc", "--lock-gpu-clocks") || !strcmp(argument, "-r") ||
-                 !strcmp(argument, "--gpu-reset") || !strcmp(argument, "-rac") || !strcmp(argument, "-u") ||
-                 !strcmp(argument, "-B") || !strcmp(argument, "--dtd"))
-            return not_simulated(argument);
-        else
-            return invalid();
+static bool suits_query_switch(enum option option)
+{
+    return is_query_switch(option) || option == OPTION_FORMAT || option == OPTION_IDS || option == OPTION_FILE ||
+           option == OPTION_LOOP || option == OPTION_LOOP_MS;
+}
+
+/* What the real one says of a line that it does not take, in the order in which it looks; or that the double does not. */
+static int check_arguments(void)
+{
+    unsigned int switches = given[OPTION_GPU_FIELDS] + given[OPTION_PROCESS_FIELDS] + given[OPTION_OTHER_FIELDS];
+    bool csv = switches > 0;
+
+    for (enum option command = OPTION_HELP; command <= OPTION_LIST; command++)
+        if (given[command])
+            return refuse_company(command);
+    for (unsigned int i = 0; i < argument_count; i++) {
+        const struct argument *argument = &arguments[i];
+
+        if (argument->lacks_value) {
+            printf("ERROR: Option %s is missing its value. " SEE_HELP "\n\n", argument->text);
+            return EXIT_OTHER;
+        }
+        if (csv && !suits_query_switch(argument->option)) {
+            printf("ERROR: Option %s is not recognized. " SEE_HELP "\n\n", argument->text);
+            return EXIT_INVALID;
+        }
+        if (!csv && (argument->option == OPTION_UNKNOWN || argument->option == OPTION_FORMAT)) {
+            printf("ERROR: Option %s is not recognized. Please run 'nvidia-smi -h'.\n\n", argument->text);
+            return EXIT_OTHER;
+        }
+        if (argument->option == OPTION_NOT_SIMULATED || argument->option == OPTION_OTHER_FIELDS)
+            return not_simulated(argument->text);
+        if (argument->value && given[argument->option] > 1 && !is_query_switch(argument->option))
+            return not_simulated("an option that is given twice");
     }
+    if (switches > 1) {
+        printf("Only one --query-* switch can be used at a time.\n");
+        return EXIT_INVALID;
+    }
+    if (given[OPTION_XML] && !given[OPTION_QUERY]) {
+        printf("Invalid combination of input arguments. Specify -q/--query and -x/--xml-format to run an XML query.  "
+               SEE_HELP "\n\n");
+        return EXIT_INVALID;
+    }
+    if (given[OPTION_DISPLAY] && !given[OPTION_QUERY]) {
+        printf("Invalid combination of input arguments. Specify -q/--query and -d/--display to run a filtered query.  "
+               SEE_HELP "\n\n");
+        return EXIT_INVALID;
+    }
+    if (given[OPTION_DISPLAY] && given[OPTION_XML]) {
+        printf("Invalid combination of input arguments: --display/-d flags can not be combined with -x/--xml-format "
+               "flags.\n");
+        return EXIT_INVALID;
+    }
+    if (given[OPTION_PERSISTENCE] && (given[OPTION_QUERY] || given[OPTION_LOOP] || given[OPTION_LOOP_MS]))
+        return not_simulated("-pm with a query or a loop");
+    if ((given[OPTION_HELP_GPU] || given[OPTION_HELP_PROCESSES]) && argument_count > 1)
+        return not_simulated("--help-query-* with other options");
     return 0;
 }
 
-static int perform(const struct request *request)
+static int perform(void)
 {
     const char *only[64];
     struct csv csv;
+    int code = 0;
+
+    if (given[OPTION_GPU_FIELDS])
+        code = parse_csv(&csv, smi_gpu_fields, values[OPTION_GPU_FIELDS], values[OPTION_FORMAT]);
+    else if (given[OPTION_PROCESS_FIELDS])
+        code = parse_csv(&csv, smi_process_fields, values[OPTION_PROCESS_FIELDS], values[OPTION_FORMAT]);
+    else if (given[OPTION_DISPLAY])
+        code = parse_display(values[OPTION_DISPLAY], only, sizeof(only) / sizeof(*only));
+    if (!code)
+        code = choose(values[OPTION_IDS]);
+    if (code)
+        return code;
+    if (given[OPTION_LIST])
+        return show_list();
+    if (given[OPTION_PERSISTENCE])
+        return set_persistence(values[OPTION_PERSISTENCE]);
+    if (given[OPTION_GPU_FIELDS])
+        return show_gpu_csv(&csv);
+    if (given[OPTION_PROCESS_FIELDS])
+        return show_process_csv(&csv);
+    if (given[OPTION_QUERY])
+        return show_full(given[OPTION_XML], given[OPTION_DISPLAY] ? only : NULL);
+    return show_summary();
+}
+
+static int perform_again_and_again(void)
+{
+    double pause = given[OPTION_LOOP] ? strtod(values[OPTION_LOOP], NULL)
+                   : given[OPTION_LOOP_MS] ? strtod(values[OPTION_LOOP_MS], NULL) / 1000.0 : 0.0;
     int code;
 
-    if (request->list + !!request->gpu_fields + !!request->process_fields + request->query + !!request->persistence > 1)
-        return invalid();
-    if ((request->xml || request->display) && !request->query)
-        return invalid();
-    if (request->gpu_fields) {
-        code = parse_csv(&csv, smi_gpu_fields, request->gpu_fields, request->format);
-        if (code)
-            return code;
-    } else if (request->process_fields) {
-        code = parse_csv(&csv, smi_process_fields, request->process_fields, request->format);
-        if (code)
-            return code;
+    if (given[OPTION_FILE]) {
+        int log = open(values[OPTION_FILE], O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+
+        if (log < 0 || dup2(log, STDOUT_FILENO) < 0) {
+            printf("Failed to create %slog file %s\n\n",
+                   given[OPTION_GPU_FIELDS] || given[OPTION_PROCESS_FIELDS] ? "" : "the ", values[OPTION_FILE]);
+            return EXIT_OTHER;
+        }
     }
-    if (request->display && (request->xml || !parse_display(request->display, only, 64)))
-        return invalid();
-    if (!choose(request->ids)) {
-        printf("No devices were found\n");
-        return EXIT_NOT_FOUND;
-    }
-    if (request->list)
-        return show_list();
-    if (request->persistence)
-        return set_persistence(request->persistence);
-    if (request->gpu_fields)
-        return show_gpu_csv(&csv);
-    if (request->process_fields)
-        return show_process_csv(&csv);
-    if (request->query)
-        return show_full(request->xml, request->display ? only : NULL);
-    return show_summary();
+    do {
+        code = perform();
+        fflush(stdout);
+        if (code || pause <= 0)
+            break;
+        usleep((useconds_t)(pause * 1e6));
+    } while (true);
+    return code;
 }
 
 int main(int argc, char **argv)
 {
-    struct request request = {0};
     const char *word = argc > 1 ? argv[1] : "";
+    bool subcommand = !strcmp(word, "topo") || !strcmp(word, "nvlink") || !strcmp(word, "mig");
     int code;
 
-    if (!strcmp(word, "-h") || !strcmp(word, "--help"))
-        return show_help();
-    if (!strcmp(word, "--help-query-gpu"))
-        return show_field_help(smi_gpu_fields, "--query-gpu");
-    if (!strcmp(word, "--help-query-compute-apps"))
-        return show_field_help(smi_process_fields, "--query-compute-apps");
-    if (*word && *word != '-' && strcmp(word, "topo") && strcmp(word, "nvlink") && strcmp(word, "mig"))
-        return not_simulated(word);
-    if (*word == '-' && strcmp(word, "--version")) {
-        code = parse(argc, argv, &request);
+    if (!subcommand) {
+        for (size_t i = 0; known_words[i]; i++)
+            if (!strcmp(known_words[i], word))
+                return not_simulated(word);
+        read_arguments(argc, argv);
+        code = check_arguments();
         if (code)
             return code;
+        if (given[OPTION_HELP])
+            return show_help();
+        if (given[OPTION_HELP_GPU])
+            return show_field_help(smi_gpu_fields, "--query-gpu");
+        if (given[OPTION_HELP_PROCESSES])
+            return show_field_help(smi_process_fields, "--query-compute-apps");
     }
     code = start();
     if (code)
         return code;
-    if (!strcmp(word, "--version"))
-        code = show_version();
-    else if (!strcmp(word, "topo"))
-        code = argc == 3 && (!strcmp(argv[2], "-m") || !strcmp(argv[2], "--matrix")) ? show_topology()
-                                                                                      : not_simulated("this topo command");
-    else if (!strcmp(word, "nvlink"))
-        code = argc >= 3 && (!strcmp(argv[2], "-s") || !strcmp(argv[2], "--status"))
-                   ? choose(NULL) ? show_nvlinks() : EXIT_NOT_FOUND
-                   : not_simulated("this nvlink command");
-    else if (!strcmp(word, "mig"))
-        code = show_mig(argc, argv);
-    else {
-        if (request.file && !freopen(request.file, "w", stdout)) {
-            fprintf(stderr, "Failed to open log file \"%s\".\n", request.file);
-            return EXIT_INVALID;
-        }
-        do {
-            code = perform(&request);
-            fflush(stdout);
-            if (code || request.loop <= 0)
-                break;
-            usleep((useconds_t)(request.loop * 1e6));
-        } while (true);
-    }
+    code = subcommand ? show_subcommand(argc, argv) : given[OPTION_VERSION] ? show_version() : perform_again_and_again();
     nvml.shutdown();
     return code;
 }

@@ -224,6 +224,8 @@ def test_pynvml_reads_mig_devices(node: MakeNode) -> None:
         (faults.deny_driver, "Unknown"),
         (lambda profile: faults.lose_gpu(profile, 0), "GpuIsLost"),
         (lambda profile: faults.break_gpu(profile, 0), "Unknown"),
+        (lambda profile: faults.require_reset(profile, 0), "ResetRequired"),
+        (faults.block_driver, "OperatingSystem"),
     ],
 )
 def test_pynvml_meets_the_faults(node: MakeNode, change: faults.Change, error: str) -> None:
@@ -235,7 +237,7 @@ def test_pynvml_meets_the_faults(node: MakeNode, change: faults.Change, error: s
         from pynvml import *
         try:
             nvmlInit()
-            nvmlDeviceGetHandleByIndex(0)
+            nvmlDeviceGetTemperature(nvmlDeviceGetHandleByIndex(0), NVML_TEMPERATURE_GPU)
             answer = None
         except NVMLError as error:
             answer = type(error).__name__
@@ -352,7 +354,7 @@ def test_cuda_honours_cuda_visible_devices(node: MakeNode, choose: str, seen: li
     uuids = [gpu["uuid"] for gpu in machine.profile["gpus"]]
     answer = python(machine, CUDA, CUDA_VISIBLE_DEVICES=choose.format(*uuids))
     assert [device[0] for device in answer["devices"]] == [plain(uuids[one]) for one in seen]
-    assert answer["init"] == (0 if seen else 100)
+    assert answer["init"] == (0 if seen else 101 if choose == "1,1" else 100)
 
 
 def test_cuda_counts_among_the_visible_gpus(node: MakeNode) -> None:
@@ -375,13 +377,21 @@ def test_cuda_sees_one_mig_device_at_most(node: MakeNode) -> None:
     [
         (faults.unload_driver, 100),
         (lambda profile: faults.mismatch_driver(profile, "1.2.3"), 803),
-        (faults.deny_driver, 999),
+        (faults.deny_driver, 100),
+        (faults.block_driver, 100),
     ],
 )
 def test_cuda_meets_the_faults(node: MakeNode, change: faults.Change, code: int) -> None:
     machine = node("t4-x4")
     machine.change(change)
     assert python(machine, CUDA)["init"] == code
+
+
+def test_cuda_leaves_out_a_gpu_that_requires_a_reset(node: MakeNode) -> None:
+    machine = node("t4-x4")
+    machine.change(lambda profile: faults.require_reset(profile, 0))
+    uuids = [plain(gpu["uuid"]) for gpu in machine.profile["gpus"]]
+    assert [device[0] for device in python(machine, CUDA)["devices"]] == uuids[1:]
 
 
 def test_dxcore_tells_the_driver_store(node: MakeNode) -> None:

@@ -86,6 +86,7 @@ NO_DRIVER = (
             "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 580.159\n",
         ),
         (faults.deny_driver, 255, "Failed to initialize NVML: Unknown Error\n"),
+        (faults.block_driver, 17, "Failed to initialize NVML: GPU access blocked by the operating system\n"),
     ],
 )
 def test_faults_of_the_driver(node: MakeNode, change: faults.Change, code: int, text: str) -> None:
@@ -98,10 +99,13 @@ def test_faults_of_the_driver(node: MakeNode, change: faults.Change, code: int, 
     assert len(machine.output("-L").splitlines()) == 8
 
 
-def test_a_machine_without_a_control_node_or_without_a_profile_has_no_driver(node: MakeNode) -> None:
+def test_a_machine_without_a_profile_has_no_driver_and_one_without_a_control_node_is_kept_from_it(
+    node: MakeNode,
+) -> None:
     machine = node("h100-x8")
     machine.hide("nvidiactl")
-    assert machine.smi().returncode == 9
+    blocked = (17, "Failed to initialize NVML: GPU access blocked by the operating system\n")
+    assert (machine.smi().returncode, machine.smi().stdout) == blocked
     other = node("t4-x4")
     other.profile_path.unlink()
     assert (other.smi().returncode, other.smi().stdout) == (9, NO_DRIVER)
@@ -142,6 +146,50 @@ def test_a_gpu_off_the_bus(node: MakeNode, change: Callable[..., None], code: in
     assert len(machine.output("-L").splitlines()) == 8
 
 
+RESET = "GPU requires reset"
+
+
+def test_a_gpu_that_requires_a_reset_is_named_and_its_sensors_are_errors(node: MakeNode) -> None:
+    machine = node("h100-x8")
+    machine.change(lambda profile: faults.require_reset(profile, 2))
+    uuid = machine.profile["gpus"][2]["uuid"]
+    fields = (
+        "index,uuid,memory.total,pstate,temperature.gpu,utilization.gpu,clocks.sm,clocks_event_reasons.active,"
+        "ecc.errors.uncorrected.volatile.total,power.draw,fan.speed,clocks.max.sm,gpu_recovery_action"
+    )
+    sick, well = machine.csv(fields, "-i", "2,3")
+    assert sick == ["2", uuid, "81559", *[f"[{RESET}]"] * 6, "[N/A]", "[N/A]", "1980", "Reset"]
+    assert well[3:5] == ["P0", "34"]
+    gpu = machine.xml("-i", "2").find("gpu")
+    assert gpu is not None
+    assert {
+        gpu.findtext(key) for key in ("temperature/gpu_temp", "performance_state", "ecc_errors/tpc_repair_pending")
+    } == {RESET}
+    assert (gpu.findtext("uuid"), gpu.findtext("fan_speed"), gpu.findtext("gpu_recovery_action")) == (
+        uuid,
+        "N/A",
+        "Reset",
+    )
+    row = machine.output("-i", "2").splitlines()[8:10]
+    assert [line.split()[-2] for line in row] == ["ERR!", "Default"]
+    assert row[1].split()[1:9] == ["N/A", "ERR!", "ERR!", "N/A", "/", "N/A", "|", "0MiB"]
+    assert {len(line) for line in row} == {91}
+    assert len(machine.output("-L").splitlines()) == 8
+    machine.change(lambda profile: faults.reset_gpu(profile, 2))
+    assert machine.csv("pstate,gpu_recovery_action", "-i", "2") == [["P0", "None"]]
+
+
+@pytest.mark.parametrize("take_back", [faults.recover_gpu, faults.reset_gpu])
+def test_a_required_reset_ends_with_a_reset_and_other_states_do_not(take_back: Callable[..., None]) -> None:
+    profile = faults.load((SIMULATOR / "profiles/t4-x4.yml").read_text())
+    faults.require_reset(profile, 1)
+    take_back(profile, 1)
+    assert "state" not in faults.find_gpu(profile, 1)
+    faults.lose_gpu(profile, 1)
+    faults.reset_gpu(profile, 1)
+    assert faults.find_gpu(profile, 1)["state"] == "lost"
+
+
 def test_a_hanging_gpu_blocks_until_it_is_let_go(node: MakeNode) -> None:
     machine = node("t4-x4")
     machine.change(lambda profile: faults.hang_gpu(profile, 1))
@@ -172,12 +220,12 @@ def test_mig_switched_while_the_node_runs(node: MakeNode) -> None:
     assert [mig["placement"] for mig in machine.profile["gpus"][0]["mig_devices"]] == ["0", "4"]
     for minor in (66, 67, 75, 76):
         (machine.root / f"dev/nvidia-caps/nvidia-cap{minor}").touch()
-    assert [line[:26] for line in machine.output("-L", "-i", "0").splitlines()[1:]] == [
+    assert [line[:26] for line in machine.output("-L").splitlines()[1:3]] == [
         "  MIG 3g.40gb     Device  ",
         "  MIG 1g.10gb     Device  ",
     ]
     machine.change(lambda profile: faults.set_mig(profile, 0, None))
-    assert len(machine.output("-L", "-i", "0").splitlines()) == 1
+    assert len(machine.output("-L").splitlines()) == 8
 
 
 def test_remapped_rows_and_recovery_action(node: MakeNode) -> None:
