@@ -1,8 +1,8 @@
 """Calls of nvidia-smi and CUDA that were recorded on real GPUs, and how an answer is compared with them.
 
-A recorded call is a line ``## <command>``, what it wrote, ``~~err``, what it wrote to stderr, and ``~~rc <code>``. A line
-``CVD '<CUDA_VISIBLE_DEVICES>' <code of cuInit> <devices> [<first digits of their UUIDs>]`` is one of CUDA. Long output is cut
-off in some files; a recording that does not end with a line's end is compared as far as it goes.
+A recorded call is a line ``## <command>``, what it wrote, ``~~err``, what it wrote to stderr, and ``~~rc <code>``. A
+line ``CVD '<CUDA_VISIBLE_DEVICES>' <code of cuInit> <devices> [<first digits of their UUIDs>]`` is one of CUDA. Long
+output is cut off in some files: a recording that does not end with a line's end is compared as far as it goes.
 """
 
 from __future__ import annotations

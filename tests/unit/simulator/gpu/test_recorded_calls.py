@@ -178,10 +178,11 @@ CUDA_NODES = re.findall(
 )
 
 
-@pytest.mark.parametrize(("device", "errno", "code", "count"), CUDA_NODES)
+@pytest.mark.parametrize("recording", CUDA_NODES, ids=" ".join)
 def test_cuda_meets_device_nodes_that_fail(
-    node: MakeNode, preloaded: Path, device: str, errno: str, code: str, count: str
+    node: MakeNode, preloaded: Path, recording: tuple[str, str, str, str]
 ) -> None:
+    device, errno, code, count = recording
     answer = python(node(PROFILE), CUDA, XF=device, XE=errno, LD_PRELOAD=str(preloaded))
     assert (answer["init"], len(answer["devices"])) == (int(code), int(count))
 
