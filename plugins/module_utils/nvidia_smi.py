@@ -113,13 +113,19 @@ _NO_VALUE = frozenset(
         "in use by another client",
         "insufficient memory",
         "no data",
+        "vgpu ecc not supported",
         "insufficient resources",
         "frequency not supported",
+        "invalid frequency",
         "argument version mismatch",
         "requested functionality has been deprecated",
         "system is not ready",
+        "system is not in ready state",
         "gpu not found",
+        "no supported gpus were found",
         "invalid state",
+        "resource not in correct state to perform requested operation",
+        "reset type is not supported for given device",
         "unknown error",
     )
 )
@@ -838,6 +844,8 @@ QUERY_FIELDS = (
     "mig.mode.current",
     "mig.mode.pending",
     "compute_cap",
+    # The cheapest that a GPU must answer itself: one that requires a reset still has its name, memory and modes.
+    "pstate",
 )
 # Without these a line names no GPU; drivers that lack another one are asked again without it.
 _REQUIRED_FIELDS = frozenset(("index", "name", "uuid", "pci.bus_id", "memory.total"))
@@ -1040,7 +1048,7 @@ NEXT_STEPS = {
     "library_not_found": "Reinstall the driver's NVML library (libnvidia-ml.so.1) and run ldconfig.",
     "library_mismatch": "Reboot, so that the kernel module becomes the version of the installed libraries.",
     "no_devices": "Check that lspci shows the GPU and that the kernel log has no NVRM error about it.",
-    "access_blocked": "Check device permissions and cgroups; under WSL a card in TCC mode cannot be used.",
+    "access_blocked": "Check that /dev/nvidiactl exists and may be opened; under WSL, that no card is in TCC mode.",
     "permission_denied": "Run with become, or give the user access to /dev/nvidia*.",
     "gpu_lost": "Look for Xid 79 in the kernel log; drain the node, then reboot it or reseat the GPU.",
     "reset_required": "Drain the node and reset the GPU (nvidia-smi --gpu-reset) or reboot.",

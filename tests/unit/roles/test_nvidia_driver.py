@@ -87,6 +87,16 @@ def test_reboot_helps_where_modprobe_was_not_needed() -> None:
 
 
 @pytest.mark.parametrize(
+    ("kernel", "step"), [("6.12.57+deb13-amd64", "nvidia-modprobe"), ("6.6.87.2-microsoft-standard-WSL2", "TCC mode")]
+)
+def test_next_step_where_the_system_keeps_the_gpu_away(kernel: str, step: str) -> None:
+    """On Linux /dev/nvidiactl is missing; only Windows has a mode in which WSL cannot use a card."""
+    tasks = DataLoader().load_from_file(str(ROLE / "tasks/verify.yml"), trusted_as_template=True)
+    (steps,) = [task["vars"]["__nvidia_driver_next_step"] for task in tasks if "vars" in task]
+    assert step in value("step", facts={"kernel": kernel}, step=steps["access_blocked"])
+
+
+@pytest.mark.parametrize(
     ("state", "stream", "is_new"),
     [
         ("[nvidia-driver]\nname=nvidia-driver\nstream=580-open\nprofiles=\nstate=enabled\n", "580-open", False),

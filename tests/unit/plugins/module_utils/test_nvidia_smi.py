@@ -315,6 +315,15 @@ def test_what_is_not_given_is_null(tag: str, key: str, word: str) -> None:
     assert with_value(tag, word)[key] is None
 
 
+def test_every_error_of_nvml_is_null() -> None:
+    """The words as libnvidia-ml.so of driver 580 has them."""
+    recording = Path(__file__).parents[2] / "simulator/gpu/fixtures/h200x2/device-nodes-that-fail.txt"
+    words = re.findall(r"\(\d+, '([^']+)'\)", recording.read_text(encoding="utf-8"))
+    assert len(words) == 32
+    kept = [word for word in words if with_value("product_name", word)["name"] is not None]
+    assert kept == ["Success"]
+
+
 @pytest.mark.parametrize("value", ["34 F", "34", "34.5 C", "3 4 C", "٣٤ C", "0x22 C", "9" * 5000 + " C", "C", "- C"])
 def test_a_value_in_another_form_is_not_a_number(value: str) -> None:
     assert with_value("gpu_temp", value)["temperature_gpu_c"] is None
@@ -482,7 +491,7 @@ def test_a_lost_gpu_stays_lost_whatever_its_sensors_say() -> None:
     ],
 )
 def test_listing_call_of_a_gpu_that_fails(total: str, used: str, status: str) -> None:
-    line = f"0, NVIDIA X, GPU-1, 00000000:01:00.0, 580.1, {total}, {used}, 1, Enabled, Default, [N/A], [N/A], 8.0"
+    line = f"0, NVIDIA X, GPU-1, 00000000:01:00.0, 580.1, {total}, {used}, 1, Enabled, Default, [N/A], [N/A], 8.0, P0"
     gpu = nvidia_smi.parse_query_csv(line)["gpus"][0]
     told = None if status == "ok" else f"nvidia-smi --query-gpu says that the GPU is {status}."
     assert (gpu["status"], gpu["status_message"]) == (status, told)
@@ -491,7 +500,7 @@ def test_listing_call_of_a_gpu_that_fails(total: str, used: str, status: str) ->
 def test_text_is_clean() -> None:
     gpu = with_value("product_name", "NVIDIA\u202e X\u0085")
     assert gpu["name"] == "NVIDIA  X"
-    line = "0, NVIDIA X\0\0, GPU-1\x1b[2J, 00000000:01:00.0\0, 580.1, 1, 1, 1, Enabled, Default, [N/A], [N/A], 8.0"
+    line = "0, NVIDIA X\0\0, GPU-1\x1b[2J, 00000000:01:00.0\0, 580.1, 1, 1, 1, Enabled, Default, [N/A], [N/A], 8.0, P0"
     gpu = nvidia_smi.parse_query_csv(line)["gpus"][0]
     assert (gpu["name"], gpu["uuid"], gpu["pci_bus_id"]) == ("NVIDIA X", "GPU-1 [2J", "00000000:01:00.0")
 
@@ -697,7 +706,9 @@ def test_fields_agree_with_query_gpu_of_the_same_moment() -> None:
 
 
 def test_listing_call_gives_the_same_gpu_as_the_full_query() -> None:
-    listed = nvidia_smi.parse_query_csv((CORPUS / "580.159.04-h100-queried.csv").read_text(encoding="utf-8"))
+    listed = nvidia_smi.parse_query_csv(
+        (CORPUS / "580.159.04-h100-queried.csv").read_text(encoding="utf-8").strip() + ", P0"
+    )
     full = nvidia_smi.parse_query_xml((CORPUS / "580.159.04-h100-queried.xml").read_text(encoding="utf-8"))
     assert listed["driver_version"] == full["driver_version"]
     assert_answer(listed)
@@ -708,7 +719,8 @@ def test_listing_call_gives_the_same_gpu_as_the_full_query() -> None:
 
 def test_listing_call_without_values() -> None:
     line = (
-        "0, NVIDIA X, GPU-1, 00000000:01:00.0, 552.1, [N/A], [Unknown Error], [N/A], [N/A], Default, [N/A], [N/A], 8.9"
+        "0, NVIDIA X, GPU-1, 00000000:01:00.0, 552.1, [N/A], [Unknown Error], [N/A], [N/A], Default, [N/A], [N/A], "
+        "8.9, [N/A]"
     )
     gpu = nvidia_smi.parse_query_csv(line)["gpus"][0]
     assert_shape(gpu, nvidia_smi.empty_gpu())
@@ -718,15 +730,15 @@ def test_listing_call_without_values() -> None:
     assert gpu["mig_devices"] == []
 
 
-@pytest.mark.parametrize("line", ["0, a", "x" + ", a" * 12, "0" + ", a" * 13])
+@pytest.mark.parametrize("line", ["0, a", "x" + ", a" * 13, "0" + ", a" * 14])
 def test_listing_call_that_is_damaged_is_refused(line: str) -> None:
-    with pytest.raises(nvidia_smi.NvidiaSmiError, match="13 values"):
+    with pytest.raises(nvidia_smi.NvidiaSmiError, match="14 values"):
         nvidia_smi.parse_query_csv(line)
 
 
 @pytest.mark.parametrize("word", ["[GPU is lost]", "GPU is lost"])
 def test_listing_call_marks_a_lost_gpu(word: str) -> None:
-    line = f"1, NVIDIA X, GPU-1, 00000000:01:00.0, 580.1, {word}, {word}, 1, Enabled, Default, [N/A], [N/A], 8.0"
+    line = f"1, NVIDIA X, GPU-1, 00000000:01:00.0, 580.1, {word}, {word}, 1, Enabled, Default, [N/A], [N/A], 8.0, P0"
     gpu = nvidia_smi.parse_query_csv(line)["gpus"][0]
     assert (gpu["status"], gpu["memory_total_mib"], gpu["uuid"]) == ("lost", None, "GPU-1")
 

@@ -22,7 +22,7 @@ CORPUS = Path(__file__).parent / "nvidia_smi_corpus"
 BINARY = "/usr/bin/nvidia-smi"
 QUERY = (
     "--query-gpu=index,name,uuid,pci.bus_id,driver_version,memory.total,memory.used,serial,persistence_mode,"
-    "compute_mode,mig.mode.current,mig.mode.pending,compute_cap",
+    "compute_mode,mig.mode.current,mig.mode.pending,compute_cap,pstate",
     "--format=csv,noheader,nounits",
 )
 FULL = ("-q", "-x")
@@ -39,7 +39,8 @@ def recorded(name: str) -> str:
 
 
 H100 = recorded("580.159.04-h100-queried.xml")
-H100_ROW = recorded("580.159.04-h100-queried.csv")
+# The state was recorded in a call of its own (580.159.04-h100-queried.query.json).
+H100_ROW = recorded("580.159.04-h100-queried.csv").strip() + ", P0\n"
 H100_UUID = "GPU-c380f658-bd4a-b014-68f9-4074e00168ab"
 A100_MIG = recorded("510.47.03-a100-40gb-mig.xml")
 A100_UUID = re.search("<uuid>(.*)</uuid>", A100_MIG)[1]  # type: ignore[index]

@@ -64,7 +64,7 @@ class Fake:
 def fake(tmp_path: Path) -> Fake:
     fake = Fake(tmp_path / "bin")
     fake.answer("full", (CORPUS / "580.159.04-h100-queried.xml").read_text(encoding="utf-8"))
-    fake.answer("query", (CORPUS / "580.159.04-h100-queried.csv").read_text(encoding="utf-8"))
+    fake.answer("query", (CORPUS / "580.159.04-h100-queried.csv").read_text(encoding="utf-8").strip() + ", P0\n")
     fake.answer("version", (CORPUS / "580.159.04-h100-queried.version.txt").read_text(encoding="utf-8"))
     fake.answer("nvlinks", "")
     return fake
