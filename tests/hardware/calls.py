@@ -49,8 +49,8 @@ for device, uuid in enumerate(uuids):
     cuda.cuDeviceGetUuid_v2(uuid, device)
 print(code, *(bytes(uuid).hex()[:4] for uuid in uuids))
 """
-# The time of the moment, and the machine's own.
-OTHERWISE = ("nvidia-smi dmon", "nvidia-smi pmon", "ls ", "cat ", "uname ")
+# The moment, and the machine's own.
+OTHERWISE = ("nvidia-smi dmon", "nvidia-smi pmon", "nvidia-smi -q -d MEMORY,UTILIZATION", "ls ", "cat ", "uname ")
 
 
 def run(command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
