@@ -270,15 +270,19 @@ def apply(params: dict[str, Any]) -> dict[str, Any]:
     return {"changed": False, "nodes": nodes, "gpu_count": sum(len(node["gpus"]) for node in nodes), "index": index}
 
 
+def argument_spec() -> dict[str, Any]:
+    return {
+        **nomad_options.argument_spec(),
+        "filter": {"type": "str"},
+        "node_name": {"type": "list", "elements": "str"},
+        "gather_allocations": {"type": "bool", "default": False},
+        "only_gpu_nodes": {"type": "bool", "default": False},
+    }
+
+
 def main() -> None:
     module = AnsibleModule(
-        argument_spec={
-            **nomad_options.argument_spec(),
-            "filter": {"type": "str"},
-            "node_name": {"type": "list", "elements": "str"},
-            "gather_allocations": {"type": "bool", "default": False},
-            "only_gpu_nodes": {"type": "bool", "default": False},
-        },
+        argument_spec=argument_spec(),
         required_together=nomad_options.REQUIRED_TOGETHER,
         supports_check_mode=True,
     )

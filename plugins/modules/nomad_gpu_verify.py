@@ -348,29 +348,33 @@ def result_of(look: Look, waited: float) -> dict[str, Any]:
     }
 
 
+def argument_spec() -> dict[str, Any]:
+    return {
+        **nomad_options.argument_spec(),
+        "expected": {
+            "type": "list",
+            "elements": "dict",
+            "required": True,
+            "options": {
+                "node": {"type": "str", "required": True},
+                "count": {"type": "int"},
+                "uuids": {"type": "list", "elements": "str"},
+                "models": {"type": "raw"},
+                "memory_mib_min": {"type": "int"},
+                "driver_version": {"type": "str"},
+                "mig": {"type": "bool"},
+                "mig_profiles": {"type": "dict"},
+            },
+        },
+        "timeout": {"type": "int", "default": 120},
+        "allow_extra_nodes": {"type": "bool", "default": True},
+        "require_eligible": {"type": "bool", "default": False},
+    }
+
+
 def main() -> None:
     module = AnsibleModule(
-        argument_spec={
-            **nomad_options.argument_spec(),
-            "expected": {
-                "type": "list",
-                "elements": "dict",
-                "required": True,
-                "options": {
-                    "node": {"type": "str", "required": True},
-                    "count": {"type": "int"},
-                    "uuids": {"type": "list", "elements": "str"},
-                    "models": {"type": "raw"},
-                    "memory_mib_min": {"type": "int"},
-                    "driver_version": {"type": "str"},
-                    "mig": {"type": "bool"},
-                    "mig_profiles": {"type": "dict"},
-                },
-            },
-            "timeout": {"type": "int", "default": 120},
-            "allow_extra_nodes": {"type": "bool", "default": True},
-            "require_eligible": {"type": "bool", "default": False},
-        },
+        argument_spec=argument_spec(),
         required_together=nomad_options.REQUIRED_TOGETHER,
         supports_check_mode=True,
     )

@@ -146,6 +146,32 @@ def test_models_as_list_as_text_and_as_dictionary(agent: farm.Agent, capsys: pyt
         assert "failed" not in run(capsys, agent, expected=[{"node": "node00000", "models": models}])
 
 
+@pytest.mark.parametrize(
+    ("wanted", "options", "code"),
+    [
+        ({"count": 3}, {}, "count_mismatch"),
+        ({"uuids": [farm.uuid_of(0, 0)]}, {}, "gpu_unexpected"),
+        ({"models": ["Tesla T4"]}, {}, "model_mismatch"),
+        ({"models": "Tesla T4"}, {}, "model_mismatch"),
+        ({"models": {farm.MODEL: 1}}, {}, "model_mismatch"),
+        ({"memory_mib_min": 81560}, {}, "memory_too_small"),
+        ({"driver_version": "1"}, {}, "driver_version_stale"),
+        ({"mig": True}, {}, "mig_mismatch"),
+        ({"mig_profiles": {"1g.10gb": 1}}, {}, "mig_mismatch"),
+        ({}, {"require_eligible": True}, "node_ineligible"),
+        ({}, {"allow_extra_nodes": False}, "node_unexpected"),
+        ({}, {}, None),
+    ],
+)
+def test_every_option_is_compared(
+    agent: farm.Agent, capsys: pytest.CaptureFixture[str], wanted: dict[str, Any], options: dict[str, bool], code: str
+) -> None:
+    agent.nodes[0]["SchedulingEligibility"] = "ineligible"
+    result = run(capsys, agent, expected=[{"node": "node00000", **wanted}], **options)
+    assert {problem["code"] for problem in result["problems"]} == ({code} if code else set())
+    assert bool(result.get("failed")) is bool(code)
+
+
 def test_returned_keys_are_the_documented_ones(agent: farm.Agent, capsys: pytest.CaptureFixture[str]) -> None:
     documented = yaml.safe_load(nomad_gpu_verify.RETURN)
     result = run(capsys, agent, expected=[{"node": "lost"}])
