@@ -445,8 +445,6 @@ def keep_subsets(gpu: dict[str, Any], subsets: frozenset[str]) -> dict[str, Any]
 
 
 class _Node:
-    __slots__ = ("attributes", "children", "name", "text")
-
     def __init__(self, name: str, attributes: dict[str, str]) -> None:
         self.name = name
         self.attributes = attributes

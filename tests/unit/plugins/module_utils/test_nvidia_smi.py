@@ -640,6 +640,7 @@ def test_words_in_a_document_that_breaks_off_are_found() -> None:
     words = "Unable to determine the device handle for GPU 0000:0B:00.0: Unknown Error"
     cut = ONE_GPU[: ONE_GPU.index("<product_brand>")]
     assert nvidia_smi.split_xml(f"{cut}{words}\n")[1] == words
+    assert nvidia_smi.split_xml(f"before\n{cut}\n a > b\n a < b\n word\n{words}\n")[1] == f"before\n{words}"
 
 
 # The other calls
@@ -750,6 +751,11 @@ def test_listing_call_marks_a_lost_gpu(word: str) -> None:
         ("5.2", "Maxwell"),
         ("6.0", "Pascal"),
         ("7.0", "Volta"),
+        ("7.2", "Volta"),
+        ("7.1", None),
+        ("11.0", "Blackwell"),
+        ("8", None),
+        ("x8.9", None),
         ("7.5", "Turing"),
         ("8.0", "Ampere"),
         ("8.6", "Ampere"),

@@ -447,6 +447,29 @@ def test_without_the_kernels_list_the_others_come_from_the_listing(tmp_path: Pat
     ]
 
 
+@pytest.mark.parametrize(
+    ("answer", "status"),
+    [
+        ((0, H100[:2000]), "unreadable"),
+        ((4, "Insufficient Permissions"), "unreadable"),
+        ((17, ""), "unreadable"),
+        ((-11, ""), "unreadable"),
+        ((3, ""), "unreadable"),
+        ((None, "", "", True), "unreadable"),
+        ((16, ""), "reset_required"),
+        ((15, ""), "lost"),
+        ((10, ""), "lost"),
+        ((255, "what?"), "lost"),
+    ],
+)
+def test_why_a_gpu_does_not_answer_alone(tmp_path: Path, answer: tuple[Any, ...], status: str) -> None:
+    kernel_gpu(tmp_path, 0, "0b")
+    run = Recorder({FULL: (15, LOST), (*FULL, "-i", "0000:0b:00.0"): answer})
+    facts = collect(resolve_subsets(["power"]), run=run, root=str(tmp_path))
+    assert [gpu["status"] for gpu in facts["gpus"]] == [status]
+    assert (facts["available"], facts["reason"] is None) == (False, False)
+
+
 def test_a_gpu_about_which_nothing_is_said_is_lost(tmp_path: Path) -> None:
     kernel_gpu(tmp_path, 0, "0a")
     empty = H100[: H100.index("<gpu ")] + "</nvidia_smi_log>"
