@@ -6,8 +6,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -68,7 +71,7 @@ class Node:
         self.binary = self.dest / "nomad"
         self.receipt = hashicorp_release.receipt_path(self.receipts, "nomad", str(self.binary))
         self._capsys = capsys
-        self._arguments = {
+        self.arguments: dict[str, Any] = {
             "product": "nomad",
             "version": "1.2.3",
             "base_url": server.url,
@@ -81,7 +84,7 @@ class Node:
 
     def run(self, check: bool = False, diff: bool = False, **arguments: Any) -> helper.Outcome:
         settings = {"check_mode": check, "diff": diff, "remote_tmp": str(self.remote_tmp)}
-        return helper.run_module(hashicorp_release.main, self._capsys, {**self._arguments, **arguments}, **settings)
+        return helper.run_module(hashicorp_release.main, self._capsys, {**self.arguments, **arguments}, **settings)
 
     def files(self) -> dict[str, bytes]:
         """Every file of the node, but for what a module leaves in Ansible's own folder until its process ends."""
@@ -413,3 +416,114 @@ def test_returned_keys_are_the_documented_ones(node: Node, releases: helper.Rele
     for check in (True, False, False):
         assert set(node.run(check=check)) - common == documented
     assert yaml.safe_load(hashicorp_release.DOCUMENTATION)["module"] == "hashicorp_release"
+
+
+# --- who can read what ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o027, 0o077])
+def test_modes_hold_under_every_umask(node: Node, releases: helper.Releases, tmp_path: Path, mask: int) -> None:
+    releases.publish("nomad", "1.2.3", b"program ")
+    node.receipts = tmp_path / "var" / "lib" / "receipts"
+    before = os.umask(mask)
+    try:
+        assert node.run(dest=str(tmp_path / "opt" / "bin"), receipt_dir=str(node.receipts))["changed"]
+    finally:
+        os.umask(before)
+    modes = {
+        str(path.relative_to(tmp_path)): stat.S_IMODE(path.stat().st_mode)
+        for top in ("opt", "var")
+        for path in [tmp_path / top, *(tmp_path / top).rglob("*")]
+    }
+    receipt = next(node.receipts.iterdir()).name
+    assert modes == {
+        "opt": 0o755,
+        "opt/bin": 0o755,
+        "opt/bin/nomad": 0o755,
+        "var": 0o755,
+        "var/lib": 0o755,
+        "var/lib/receipts": 0o755,
+        f"var/lib/receipts/{receipt}": 0o644,
+    }
+
+
+def test_folders_that_are_there_keep_their_modes(node: Node, releases: helper.Releases) -> None:
+    releases.publish("nomad", "1.2.3", b"program ")
+    node.dest.mkdir(mode=0o700)
+    node.run()
+    assert stat.S_IMODE(node.dest.stat().st_mode) == 0o700
+
+
+def test_two_places_of_a_product_do_not_fight(node: Node, releases: helper.Releases, tmp_path: Path) -> None:
+    releases.publish("nomad", "1.2.3", b"old ")
+    releases.publish("nomad", "1.3.0", b"new ")
+    other = {"dest": str(tmp_path / "other"), "version": "1.3.0"}
+    assert node.run()["changed"] and node.run(**other)["changed"]
+    asked = len(releases.server.requests)
+    assert not node.run()["changed"] and not node.run(**other)["changed"]
+    assert not node.run(check=True)["changed"] and len(releases.server.requests) == asked
+    assert len(list(node.receipts.iterdir())) == 2
+
+
+LOGIN = "robot:s3cret%21"
+
+
+def test_a_password_is_nowhere(node: Node, releases: helper.Releases, capsys: pytest.CaptureFixture[str]) -> None:
+    server = releases.server
+    releases.publish("nomad", "1.2.3", b"program ")
+    for path in server.files:
+        server.ask_for_login(path, "robot:s3cret!")
+    url = server.url.replace("://", f"://{LOGIN}@")
+    given = {"base_url": url, "key_url": f"{url}/key.txt"}
+    results = [node.run(check=True, diff=True, **given), node.run(diff=True, **given), node.run(**given)]
+    assert [result["changed"] for result in results] == [True, True, False]
+    assert results[1]["source"].startswith(f"{server.url}/nomad/")
+    assert results[1]["invocation"]["module_args"]["base_url"] == server.url
+    assert results[1]["invocation"]["module_args"]["key_url"] == f"{server.url}/key.txt"
+    # What fails says its address too: a key that is another one, a version that is not there, a login that is wrong.
+    results.append(node.run(**given, key_fingerprints=["A" * 40]))
+    results.append(node.run(**given, version="9.9.9"))
+    results.append(node.run(base_url=url.replace("s3cret", "s3cret0"), version="1.3.0"))
+    results.append(node.run(base_url=f"{url}/s3cret@".replace("robot:", "robot:/"), version="1.3.0"))
+    assert [result.get("failed", False) for result in results[3:]] == [True] * 4
+    text = json.dumps(results) + capsys.readouterr().err + "".join(str(data) for data in node.files().values())
+    assert "s3cret" not in text and "robot" not in text
+
+
+def test_nothing_of_it_is_shown_by_ansible(node: Node, releases: helper.Releases, tmp_path: Path) -> None:
+    """What a person or a log sees of a run with everything switched on."""
+    server = releases.server
+    releases.publish("nomad", "1.2.3", b"program ")
+    for path in server.files:
+        server.ask_for_login(path, "robot:s3cret!")
+    url = server.url.replace("://", f"://{LOGIN}@")
+    tasks = [
+        {"gpufarm.core.hashicorp_release": {**node.arguments, "base_url": url, "key_url": f"{url}/key.txt"}},
+        {
+            "gpufarm.core.openpgp_key": {
+                "url": f"{url}/key.txt",
+                "fingerprints": node.arguments["key_fingerprints"],
+                "dest": str(tmp_path / "key.asc"),
+            }
+        },
+        {"gpufarm.core.openpgp_key": {"url": f"{url}/no", "fingerprints": ["A" * 40], "dest": str(tmp_path / "no")}},
+    ]
+    play = tmp_path / "play.yml"
+    play.write_text(json.dumps([{"hosts": "localhost", "gather_facts": False, "tasks": tasks}]))
+    done = subprocess.run(
+        [sys.executable, "-m", "ansible", "playbook", "-vvv", "--diff", "-i", "localhost,", "-c", "local", str(play)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env={
+            **os.environ,
+            "ANSIBLE_COLLECTIONS_PATH": str(Path(__file__).resolve().parents[4] / ".collections"),
+            "ANSIBLE_PYTHON_INTERPRETER": sys.executable,
+            "ANSIBLE_HOME": str(tmp_path / "home"),
+        },
+    )
+    shown = done.stdout + done.stderr
+    assert "changed=2" in shown and "failed=1" in shown, shown
+    assert "HTTP 404" in shown and "module_args" in shown
+    assert "s3cret" not in shown and "robot" not in shown

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import platform
 import stat
 from collections.abc import Iterator
@@ -205,3 +207,24 @@ def test_a_downloaded_keyring_serves_gpgv(node: Node, gpg: helper.Gpg, first: st
     assert path
     verdict, _said = release.run_gpgv(path, node.dest.read_bytes(), signature, b"data", str(tmp_path))
     assert verdict.primary_fingerprints == (openpgp.normalize_fingerprint(first),)
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o027, 0o077])
+def test_apt_can_read_the_keyring_whatever_the_umask(node: Node, tmp_path: Path, mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        assert node.run(dest=str(tmp_path / "etc" / "apt" / "keyrings" / "key.asc"))["changed"]
+    finally:
+        os.umask(before)
+    paths = [tmp_path / "etc", *(tmp_path / "etc").rglob("*")]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in paths] == [0o755, 0o755, 0o755, 0o644]
+
+
+def test_a_password_is_nowhere(node: Node, server: helper.Server, capsys: pytest.CaptureFixture[str]) -> None:
+    server.ask_for_login("/key", "robot:s3cret")
+    url = f"{server.url}/key".replace("://", "://robot:s3cret@")
+    results = [node.run(url=url, diff=True), node.run(url=url), node.run(url=url, fingerprints=["A" * 40])]
+    results.append(node.run(url=url.replace("/key", "/none"), force=True))
+    assert [result.get("failed", False) for result in results] == [False, False, True, True]
+    assert results[0]["invocation"]["module_args"]["url"] == f"{server.url}/key"
+    assert "s3cret" not in json.dumps(results) + capsys.readouterr().err

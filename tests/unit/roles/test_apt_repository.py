@@ -1,0 +1,182 @@
+"""The entry that the roles give apt, in the hands of a real apt: what it trusts, and whom it sends a login."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar, trust_as_template
+from ansible_collections.gpufarm.core.tests.unit.plugins.modules import release_helper as helper
+
+from tests.simulator.mirror.serve import badly_signed
+
+TASKS = Path(__file__).resolve().parents[3] / "roles/_common/tasks"
+VARIABLES = TASKS.parent / "vars/main.yml"
+PACKAGES = (
+    b"Package: scenario\nVersion: 1.0\nArchitecture: all\nFilename: ./scenario.deb\nSize: 1\nSHA256: " + b"a" * 64
+)
+RELEASE = """\
+Date: Thu, 01 Jan 2026 00:00:00 UTC
+SHA256:
+ {sum} {size} Packages
+"""
+
+pytestmark = pytest.mark.skipif(
+    not (helper.HAS_GPG and shutil.which("apt-get")), reason="gpg and apt are needed to see what apt trusts"
+)
+
+
+@pytest.fixture(scope="module")
+def gpg() -> Iterator[helper.Gpg]:
+    ring = helper.Gpg()
+    yield ring
+    ring.close()
+
+
+@pytest.fixture(scope="module")
+def signer(gpg: helper.Gpg) -> str:
+    return gpg.new_key("repository")
+
+
+@pytest.fixture
+def server(gpg: helper.Gpg, signer: str) -> Iterator[helper.Server]:
+    """A flat repository with one package."""
+    running = helper.Server()
+    running.files["/repo/Packages"] = PACKAGES + b"\n"
+    release = RELEASE.format(
+        sum=helper.hashlib.sha256(running.files["/repo/Packages"]).hexdigest(),
+        size=len(running.files["/repo/Packages"]),
+    )
+    running.files["/repo/InRelease"] = gpg.run("--local-user", signer, "--clearsign", data=release.encode())
+    yield running
+    running.close()
+
+
+def rendered(task: str, repository: dict[str, Any]) -> str:
+    """What one of the tasks writes."""
+    tasks = {each["name"].split(" {{")[0]: each for each in yaml.safe_load((TASKS / "apt_repository.yml").read_text())}
+    variables = {
+        name: trust_as_template(text)
+        for name, text in yaml.safe_load(VARIABLES.read_text()).items()
+        if name.startswith("_common_repository_")
+    }
+    templar = Templar(loader=DataLoader(), variables={**variables, "common_repository": repository})
+    return str(templar.template(trust_as_template(tasks[task]["ansible.builtin.copy"]["content"])))
+
+
+class Apt:
+    """apt with its files in a folder of its own."""
+
+    def __init__(self, root: Path, key: bytes) -> None:
+        self.root = root
+        for folder in ("lists/partial", "cache/archives/partial", "sources", "auth", "trusted"):
+            (root / folder).mkdir(parents=True)
+        (root / "status").touch()
+        (root / "key.asc").write_bytes(key)
+
+    def run(self, *command: str) -> str:
+        places = {
+            "Dir::State": self.root,
+            "Dir::State::lists": self.root / "lists",
+            "Dir::State::status": self.root / "status",
+            "Dir::Cache": self.root / "cache",
+            "Dir::Etc::sourcelist": "/dev/null",
+            "Dir::Etc::sourceparts": self.root / "sources",
+            "Dir::Etc::netrcparts": self.root / "auth",
+            "Dir::Etc::netrc": "/dev/null",
+            "Dir::Etc::trusted": "/dev/null",
+            "Dir::Etc::trustedparts": self.root / "trusted",
+            "APT::Sandbox::User": "root",
+            "Acquire::Languages": "none",
+            "Acquire::Retries": "0",
+            "Acquire::http::Proxy": "DIRECT",
+        }
+        options = [part for name, value in places.items() for part in ("-o", f"{name}={value}")]
+        answer = subprocess.run([*command, *options], capture_output=True, text=True, check=False, timeout=120)
+        return answer.stdout + answer.stderr
+
+    def update(self, url: str) -> str:
+        repository = {"name": "scenario", "url": url}
+        entry = rendered("Have the repository", repository)
+        (self.root / "sources/scenario.sources").write_text(
+            entry.replace("/etc/apt/keyrings/scenario.asc", str(self.root / "key.asc"))
+        )
+        return self.run("apt-get", "update")
+
+    def knows_the_package(self) -> bool:
+        return "Version: 1.0" in self.run("apt-cache", "show", "scenario")
+
+
+@pytest.fixture
+def apt(tmp_path: Path, gpg: helper.Gpg, signer: str) -> Apt:
+    return Apt(tmp_path, gpg.export(signer))
+
+
+def test_apt_reads_a_repository_whose_signature_holds(apt: Apt, server: helper.Server) -> None:
+    said = apt.update(f"{server.url}/repo")
+    assert apt.knows_the_package(), said
+
+
+def test_a_spoiled_inrelease_is_not_read(apt: Apt, server: helper.Server) -> None:
+    server.files["/repo/InRelease"] = badly_signed(server.files["/repo/InRelease"])
+    said = apt.update(f"{server.url}/repo")
+    assert not apt.knows_the_package()
+    assert "is not signed" in said or "BADSIG" in said or "bad signature" in said.lower(), said
+
+
+def test_a_repository_without_a_signature_is_not_read(apt: Apt, server: helper.Server) -> None:
+    text = server.files.pop("/repo/InRelease").decode()
+    server.files["/repo/Release"] = text[text.index("Date:") : text.index("-----BEGIN PGP SIGNATURE")].encode()
+    said = apt.update(f"{server.url}/repo")
+    assert not apt.knows_the_package() and "is not signed" in said
+
+
+def test_another_key_than_the_pinned_one_is_not_enough(apt: Apt, server: helper.Server, gpg: helper.Gpg) -> None:
+    other = gpg.new_key("other")
+    text = gpg.run("--decrypt", data=server.files["/repo/InRelease"])
+    server.files["/repo/InRelease"] = gpg.run("--local-user", other, "--clearsign", data=text)
+    said = apt.update(f"{server.url}/repo")
+    assert not apt.knows_the_package(), said
+
+
+def test_nothing_is_trusted_that_is_not_signed() -> None:
+    """Neither the entry, nor a role, nor an option of a package manager switches signatures off."""
+    words = ("trusted: yes", "trusted=yes", "allow_unauthenticated: true", "disable_gpg_check: true", "allow-insecure",
+             "allow-unauthenticated", "sslverify: false", "validate_certs: false")  # fmt: skip
+    for path in (TASKS.parents[1]).rglob("*.yml"):
+        text = path.read_text(encoding="utf-8").lower()
+        assert [word for word in words if word in text] == [], path
+
+
+def test_a_login_is_apts_alone(apt: Apt, server: helper.Server) -> None:
+    server.ask_for_login("/repo/InRelease", "robot:s3/cret")
+    server.ask_for_login("/repo/Packages", "robot:s3/cret")
+    url = f"{server.url}/repo".replace("://", "://robot:s3%2Fcret@")
+    (apt.root / "auth/scenario.conf").write_text(
+        rendered("Have the login of the repository", {"name": "x", "url": url})
+    )
+    said = apt.update(url)
+    assert apt.knows_the_package(), said
+    entry = (apt.root / "sources/scenario.sources").read_text()
+    assert f"URIs: {server.url}/repo/\n" in entry and "s3" not in entry + said
+
+
+def test_an_address_without_a_login_is_kept_as_it_is() -> None:
+    entry = rendered("Have the repository", {"name": "x", "url": "https://mirror.example.com/a@b"})
+    assert "URIs: https://mirror.example.com/a@b/\n" in entry
+
+
+def test_logins_are_shown_to_nobody() -> None:
+    tasks = yaml.safe_load((TASKS / "apt_repository.yml").read_text())
+    task = next(each for each in tasks if each["name"].startswith("Have the login"))
+    assert task["no_log"] is True and task["ansible.builtin.copy"]["mode"] == "0600"
+    for path in TASKS.glob("*repository.yml"):
+        # The address as it is given goes to what hides it, and nowhere else.
+        text = path.read_text(encoding="utf-8")
+        assert "{{ common_repository.url }}" not in text, path
