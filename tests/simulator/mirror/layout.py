@@ -16,6 +16,7 @@ from pathlib import Path
 from tests.simulator.mirror import packages
 from tests.simulator.mirror.packages import Deb, File
 from tests.simulator.mirror.pki import HOST, Pki, Signer, signer
+from tests.simulator.mirror.serve import badly_signed
 from tests.simulator.tools import BuildError, need, run
 
 BASE_URL = f"https://{HOST}"
@@ -223,7 +224,22 @@ def lay_out(www: Path, artefacts: Artefacts, pki: Pki) -> None:
         publish_key(www, pki)
         toolkit_repository(www, artefacts.container_toolkit, keys)
         cuda_repositories(www, artefacts.gpu_double, artefacts.nvcc, keys)
+    spoil(www)
     make_readable([www, *www.rglob("*")])
+
+
+def spoil(www: Path) -> None:
+    """Lay out releases and packages once more under ``spoiled``, where no signature fits what it signs.
+
+    Unlike a fault of the server it is there for every test at any time, and no other test can run into it.
+    """
+    for part in ("releases", "libnvidia-container"):
+        shutil.copytree(www / part, www / "spoiled" / part, copy_function=os.link)
+    for path in (www / "spoiled").rglob("*"):
+        if path.suffix in (".sig", ".gpg") or path.name == "InRelease":
+            body = badly_signed(path.read_bytes())
+            path.unlink()
+            path.write_bytes(body)
 
 
 def publish_key(www: Path, pki: Pki) -> None:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -57,7 +58,7 @@ def releases(server: helper.Server, gpg: helper.Gpg, signer: str) -> helper.Rele
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(release.Network, "pause", staticmethod(lambda _seconds: None))
+    monkeypatch.setattr(release, "Network", functools.partial(release.Network, pause=lambda _seconds: None))
 
 
 class Node:
@@ -527,3 +528,35 @@ def test_nothing_of_it_is_shown_by_ansible(node: Node, releases: helper.Releases
     assert "changed=2" in shown and "failed=1" in shown, shown
     assert "HTTP 404" in shown and "module_args" in shown
     assert "s3cret" not in shown and "robot" not in shown
+
+
+def test_what_an_attacker_sent_first_is_not_unpacked(node: Node, releases: helper.Releases) -> None:
+    """Zips are read from their end: a longer one under the true one would be what is unpacked."""
+    path = releases.publish("nomad", "1.2.3", b"program ")
+    good = releases.server.files[path]
+    evil = helper.make_zip({"nomad": b"evil" + os.urandom(5000)})
+    assert len(evil) > len(good)
+
+    def hook(request: Any, _content: bytes) -> None:
+        if releases.server.requests.count(path) == 1:
+            helper.send(request, good + evil[len(good) :], length=len(evil) + 1)
+            request.close_connection = True
+        else:
+            helper.send(request, good)
+
+    releases.server.hooks[path] = hook
+    assert node.run()["changed"]
+    assert node.binary.read_bytes() == b"program amd64"
+    assert releases.server.requests.count(path) == 2
+
+
+def test_a_certificate_that_is_not_trusted(node: Node, gpg: helper.Gpg, signer: str, tmp_path: Path) -> None:
+    secure = helper.Server(certificate := helper.new_certificate(tmp_path))
+    try:
+        helper.Releases(secure, gpg, signer).publish("nomad", "1.2.3", b"program ")
+        given = {"base_url": secure.url, "key_url": f"{secure.url}/key.txt"}
+        assert_error(node.run(**given), "/key.txt is not trusted", "the option 'ca_path'")
+        assert node.files() == {} and secure.requests == []
+        assert node.run(**given, ca_path=str(certificate.path))["changed"]
+    finally:
+        secure.close()

@@ -245,6 +245,12 @@ def test_everything_is_where_roles_look_for_it(
     assert "cuda-toolkit-13-0" in wsl
     assert not [name for name in wsl if "driver" in name or name.startswith(("nvidia", "lib"))]
     assert not list(www.glob("pool-*"))
+    signed = {path.relative_to(www) for path in www.glob("releases/**/*.sig")}
+    signed |= {Path("libnvidia-container/stable/deb/amd64", name) for name in ("InRelease", "Release.gpg")}
+    for path in (each for each in (www / "spoiled").rglob("*") if each.is_file()):
+        original = www / path.relative_to(www / "spoiled")
+        assert (path.read_bytes() == original.read_bytes()) is (original.relative_to(www) not in signed), path
+    assert len(signed) == 6
 
 
 def test_laying_out_without_the_gpu_double_says_what_to_do(tmp_path: Path, keys: Pki) -> None:
