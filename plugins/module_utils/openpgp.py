@@ -58,8 +58,6 @@ class PublicKey:
     """A primary key with everything that belongs to it (user IDs, signatures, subkeys)."""
 
     fingerprint: str
-    version: int
-    created: int
     expires: int | None
     revoked: bool
     user_ids: tuple[str, ...]
@@ -294,8 +292,6 @@ def _public_key(group: list[Packet]) -> PublicKey:
     lifetime = next((seconds for seconds in stated if seconds), 0)
     return PublicKey(
         fingerprint=identity,
-        version=primary[0],
-        created=created,
         expires=created + lifetime if lifetime else None,
         revoked=revoked,
         user_ids=tuple(packet.body.decode("utf-8", "replace") for packet in group if packet.tag == TAG_USER_ID),

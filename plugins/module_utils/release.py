@@ -21,12 +21,14 @@ import re
 import signal
 import ssl
 import stat
+import struct
 import subprocess
 import tempfile
 import time
 import urllib.error
 import urllib.parse
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -364,7 +366,6 @@ class GpgvVerdict:
     """What gpgv's status lines say."""
 
     primary_fingerprints: tuple[str, ...]
-    signing_fingerprints: tuple[str, ...]
     bad: bool
     revoked: bool
     expired_key: bool
@@ -374,7 +375,7 @@ class GpgvVerdict:
 
 def parse_gpgv_status(text: str) -> GpgvVerdict:
     """The lines of C(gpgv --status-fd), see doc/DETAILS in GnuPG."""
-    primary, signing, missing = [], [], []
+    primary, missing = [], []
     seen = set()
     for line in text.splitlines():
         words = line.split()
@@ -382,14 +383,12 @@ def parse_gpgv_status(text: str) -> GpgvVerdict:
             continue
         seen.add(words[1])
         if words[1] == "VALIDSIG" and len(words) >= 12:
-            signing.append(words[2].upper())
             # A primary key that signs itself is named twice; very old gpgv named it once.
             primary.append(words[-1].upper())
         elif words[1] == "ERRSIG" and len(words) >= 3:
             missing.append(words[8].upper() if len(words) >= 9 and len(words[8]) >= 40 else words[2].upper())
     return GpgvVerdict(
         primary_fingerprints=tuple(primary),
-        signing_fingerprints=tuple(signing),
         bad="BADSIG" in seen,
         revoked="REVKEYSIG" in seen,
         expired_key="EXPKEYSIG" in seen,
@@ -512,7 +511,8 @@ def unpack_member(archive: IO[bytes], member: str, target: IO[bytes], source: st
             with container.open(info) as stream:
                 for chunk in iter(lambda: stream.read(_CHUNK), b""):
                     _write(target, chunk, source)
-    except (zipfile.BadZipFile, RuntimeError, NotImplementedError, EOFError) as error:
+    # What zipfile says of a file that was made to confuse it.
+    except (OSError, ValueError, RuntimeError, EOFError, struct.error, zipfile.BadZipFile, zlib.error) as error:
         raise ReleaseError(
             found=f"{source} could not be unpacked ({error})",
             expected=expected,

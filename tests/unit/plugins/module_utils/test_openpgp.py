@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import hashlib
 import random
@@ -59,7 +60,7 @@ def test_crc24_of_a_known_text() -> None:
 
 def test_version_6_key_of_the_standard() -> None:
     keys = openpgp.read_keys(V6_KEY)
-    assert [(key.fingerprint, key.version) for key in keys] == [(V6_FINGERPRINT, 6)]
+    assert [key.fingerprint for key in keys] == [V6_FINGERPRINT]
     assert keys[0].expires is None and not keys[0].revoked
 
 
@@ -112,7 +113,6 @@ def test_expiry(gpg: helper.Gpg) -> None:
     key = openpgp.read_keys(gpg.export(fingerprint))[0]
     listing = gpg.run("--with-colons", "--show-keys", data=gpg.export(fingerprint)).decode().splitlines()
     assert key.expires == int(listing[0].split(":")[6])
-    assert key.created == int(listing[0].split(":")[5])
 
 
 @needs_gpg
@@ -210,3 +210,293 @@ def test_fingerprints_as_people_write_them(text: str, plain: str) -> None:
 def test_what_is_no_fingerprint(text: str) -> None:
     with pytest.raises(openpgp.OpenPGPError, match="not a full OpenPGP fingerprint"):
         openpgp.normalize_fingerprint(text)
+
+
+# --- keys made by hand, for what gpg does not make --------------------------------------------
+
+BODY = b"\x04" + (1000).to_bytes(4, "big") + b"\x16" + b"key material"
+V6_BODY = b"\x06" + BODY[1:]
+CREATED, LIFETIME, ISSUER, ISSUER_FINGERPRINT = 2, 9, 16, 33
+
+
+def number(value: int) -> bytes:
+    return value.to_bytes(4, "big")
+
+
+def subpacket(kind: int, value: bytes, form: int = 1) -> bytes:
+    size = len(value) + 1
+    if form == 1:
+        length = bytes([size])
+    elif form == 2:
+        length = bytes([((size - 192) >> 8) + 192, (size - 192) & 0xFF])
+    else:
+        length = b"\xff" + number(size)
+    return length + bytes([kind]) + value
+
+
+def signature(kind: int, hashed: bytes, unhashed: bytes = b"", version: int = 4) -> bytes:
+    width = 4 if version == 6 else 2
+    areas = b"".join(len(area).to_bytes(width, "big") + area for area in (hashed, unhashed))
+    return packet(openpgp.TAG_SIGNATURE, bytes([version, kind, 22, 8]) + areas + b"\x00\x00")
+
+
+def issuer(body: bytes = BODY) -> bytes:
+    identity = bytes.fromhex(openpgp.fingerprint(body))
+    return subpacket(ISSUER, identity[-8:] if body[0] == 4 else identity[:8])
+
+
+def says(created: int, lifetime: int | None, body: bytes = BODY) -> bytes:
+    stated = b"" if lifetime is None else subpacket(LIFETIME, number(lifetime))
+    return subpacket(CREATED, number(created)) + stated + issuer(body)
+
+
+def made(*parts: bytes, body: bytes = BODY) -> openpgp.PublicKey:
+    keys = openpgp.split_keys(packet(openpgp.TAG_PUBLIC_KEY, body) + b"".join(parts))
+    assert len(keys) == 1
+    return keys[0]
+
+
+@pytest.mark.parametrize("kind", [0x10, 0x11, 0x12, 0x13, 0x1F])
+def test_every_kind_of_signature_by_the_key_itself_tells_its_end(kind: int) -> None:
+    assert made(signature(kind, says(5, 60))).expires == 1060
+
+
+@pytest.mark.parametrize("kind", [0x0F, 0x14, 0x18, 0x1E, 0x28, 0x30])
+def test_other_kinds_of_signatures_tell_nothing(kind: int) -> None:
+    key = made(signature(kind, says(5, 60)))
+    assert (key.expires, key.revoked) == (None, False)
+
+
+def test_who_signed_may_be_told_in_several_ways() -> None:
+    identity = bytes.fromhex(openpgp.fingerprint(BODY))
+    lifetime = subpacket(LIFETIME, number(60))
+    for who in (subpacket(ISSUER, identity[-8:]), subpacket(ISSUER_FINGERPRINT, b"\x04" + identity)):
+        assert made(signature(0x13, lifetime + who)).expires == 1060
+        assert made(signature(0x13, lifetime, who)).expires == 1060
+        assert made(signature(0x20, who)).revoked
+    for who in (
+        b"",
+        subpacket(ISSUER, identity[:8]),
+        subpacket(ISSUER_FINGERPRINT, identity),
+        subpacket(1, b"12345678"),
+    ):
+        assert made(signature(0x13, lifetime, who)).expires is None
+        assert not made(signature(0x20, b"", who)).revoked
+
+
+def test_a_lifetime_that_nobody_signed_for_counts_for_nothing() -> None:
+    assert made(signature(0x13, issuer(), subpacket(LIFETIME, number(60)))).expires is None
+
+
+def test_the_newest_signature_tells_the_end() -> None:
+    old, new = signature(0x13, says(5, 60)), signature(0x13, says(6, 70))
+    assert made(old, new).expires == made(new, old).expires == 1070
+    assert made(signature(0x13, says(5, 60)), signature(0x10, says(5, 80))).expires == 1080
+    # A user ID's own signature goes before the one on the key, however old it is.
+    assert made(signature(0x1F, says(9, 90)), old).expires == 1060
+    assert made(signature(0x1F, says(9, 90)), signature(0x13, says(5, None))).expires == 1090
+    assert made(signature(0x1F, says(9, 90)), signature(0x13, says(5, 0))).expires == 1090
+    assert made(signature(0x13, says(9, 0))).expires is None
+
+
+@pytest.mark.parametrize("form", [1, 5])
+def test_subpackets_of_every_length(form: int) -> None:
+    notes = [subpacket(20, b"n" * size, 2) for size in (191, 192, 447, 1000)] + [
+        subpacket(20, b"n" * 190),
+        subpacket(20, b"n" * 70000, 5),
+    ]
+    area = b"".join(notes[:4]) + notes[4] + subpacket(LIFETIME, number(60), form) + issuer()
+    assert made(signature(0x13, area)).expires == 1060
+    # Bit 7 says that it is critical, not what it is.
+    assert made(signature(0x13, subpacket(0x80 | LIFETIME, number(60), form) + issuer())).expires == 1060
+    version_6 = notes[5] + subpacket(LIFETIME, number(60), form) + issuer(V6_BODY)
+    assert made(signature(0x13, version_6, version=6), body=V6_BODY).expires == 1060
+
+
+@pytest.mark.parametrize(
+    "spoiled",
+    [
+        b"\x04\x13\x16\x08\x00",
+        b"\x03" + b"\x13\x16\x08" + bytes(20),
+        b"\x04\x13\x16\x08\xff\xff" + says(5, 60),
+        b"\x04\x13\x16\x08" + (len(says(5, 60)) + 2).to_bytes(2, "big") + says(5, 60) + b"\x02\x09" + bytes(4),
+        b"\x04\x13\x16\x08" + (len(says(5, 60)) + 1).to_bytes(2, "big") + says(5, 60) + b"\x00" + bytes(4),
+        b"\x04\x13\x16\x08" + (len(says(5, 60)) + 1).to_bytes(2, "big") + says(5, 60) + b"\xc0",
+    ],
+)
+def test_signatures_that_cannot_be_read_count_for_nothing(spoiled: bytes) -> None:
+    assert made(packet(openpgp.TAG_SIGNATURE, spoiled)).expires is None
+
+
+def test_a_signature_is_read_to_its_last_byte() -> None:
+    whole = b"\x04\x13\x16\x08" + len(says(5, 60)).to_bytes(2, "big") + says(5, 60) + b"\x00\x00"
+    assert made(packet(openpgp.TAG_SIGNATURE, whole)).expires == 1060
+    assert made(packet(openpgp.TAG_SIGNATURE, whole[:-1])).expires is None
+    assert made(packet(openpgp.TAG_SIGNATURE, b"\x04\x20\x16\x08\x00\x00")).revoked is False
+
+
+@pytest.mark.parametrize("version", [5, 6])
+def test_fingerprints_of_later_versions(version: int) -> None:
+    body = bytes([version]) + BODY[1:]
+    prefix = b"\x9a" if version == 5 else b"\x9b"
+    expected = hashlib.sha256(prefix + number(len(body)) + body).hexdigest().upper()
+    key = made(signature(0x13, says(5, 60, body), version=version), body=body)
+    assert (key.fingerprint, key.expires) == (expected, 1060)
+
+
+def old_style(kind: int, body: bytes) -> bytes:
+    return bytes([0x80 | openpgp.TAG_PUBLIC_KEY << 2 | kind]) + len(body).to_bytes(1 << kind, "big") + body
+
+
+@pytest.mark.parametrize("kind", [0, 1, 2])
+def test_old_lengths(kind: int) -> None:
+    data = old_style(kind, BODY)
+    assert [found.raw for found in openpgp.split_keys(data)] == [data]
+    with pytest.raises(openpgp.OpenPGPError, match="cut off in a packet header at octet 0"):
+        openpgp.split_keys(data[: 1 << kind])
+
+
+@pytest.mark.parametrize(
+    ("size", "length"),
+    [
+        (191, "bf"),
+        (192, "c000"),
+        (193, "c001"),
+        (448, "c100"),
+        (8383, "dfff"),
+        (8384, "ff000020c0"),
+        (192, "ff000000c0"),
+    ],
+)
+def test_new_lengths(size: int, length: str) -> None:
+    packet_of_key = b"\xc6" + bytes.fromhex(length) + BODY.ljust(size, b"x")
+    after = packet(openpgp.TAG_USER_ID, b"who")
+    key = openpgp.split_keys(packet_of_key + after)[0]
+    assert key.raw == packet_of_key + after and key.user_ids == ("who",)
+    header = bytes.fromhex(length)
+    for cut in range(1, len(header)):
+        with pytest.raises(openpgp.OpenPGPError, match="cut off in a packet header at octet 0"):
+            openpgp.split_keys(b"\xc6" + header[:cut])
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (packet(6, BODY) + b"\x40", "octet 24 is no OpenPGP packet header (found 0x40)"),
+        (
+            packet(6, BODY) + packet(13, b"abc")[:-1],
+            "the OpenPGP data is cut off: packet 13 at octet 24 needs 3 octets, 2 are left",
+        ),
+        (packet(6, BODY) + b"\xcd\xe0", "the packet at octet 24 has a partial length, which keys must not have"),
+        (packet(6, BODY) + b"\xcd\xfe", "the packet at octet 24 has a partial length, which keys must not have"),
+        (packet(6, BODY) + b"\xb7", "the packet at octet 24 has an indeterminate length, which keys must not have"),
+        (packet(6, BODY) + packet(5, b""), "the file holds a secret key, which must never lie on a node"),
+        (packet(6, BODY) + packet(7, b""), "the file holds a secret key, which must never lie on a node"),
+        (packet(2, b""), "the OpenPGP data starts with packet 2, not with a public key"),
+        (packet(21, b"") + packet(10, b""), "the file holds no public key"),
+        (b"", "the file holds no public key"),
+        (packet(6, b"\x07" + bytes(9)), "a public key has the unsupported version 7 (supported: 4, 5 and 6)"),
+        (packet(6, b""), "a public key has the unsupported version -1 (supported: 4, 5 and 6)"),
+        (packet(6, BODY[:5]), "a public key packet is shorter than its own header"),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_place(data: bytes, words: str) -> None:
+    with pytest.raises(openpgp.OpenPGPError) as caught:
+        openpgp.split_keys(data)
+    assert str(caught.value) == words
+
+
+def test_what_belongs_to_no_key_is_left_out() -> None:
+    parts = [packet(6, BODY[:6]), packet(21, b"padding"), packet(13, b"one"), packet(10, b"PGP"), packet(13, b"tw\xff")]
+    key = openpgp.split_keys(b"".join(parts))[0]
+    assert key.raw == parts[0] + parts[2] + parts[4]
+    assert key.user_ids == ("one", "tw\ufffd")
+    assert openpgp.describe([key]) == f"{key.fingerprint} (one)"
+    nameless = openpgp.split_keys(parts[0])[0]
+    assert openpgp.describe([nameless, key]) == f"{key.fingerprint}, {key.fingerprint} (one)"
+
+
+BINARY = packet(6, BODY)
+ARMORED = openpgp.armor(BINARY)
+
+
+def test_armor_as_it_is_written() -> None:
+    long = bytes(range(96)) + b"x"
+    lines = openpgp.armor(long).decode().splitlines()
+    assert lines[0] == "-----BEGIN PGP PUBLIC KEY BLOCK-----" and lines[1] == ""
+    assert [len(line) for line in lines[2:5]] == [64, 64, 4]
+    assert lines[5] == "=" + base64.b64encode(openpgp.crc24(long).to_bytes(3, "big")).decode()
+    assert lines[6] == "-----END PGP PUBLIC KEY BLOCK-----" and openpgp.armor(long).endswith(b"-----\n")
+    assert openpgp.is_armored(ARMORED) and openpgp.is_armored(b"Our key:\n" + ARMORED)
+    for data in (b"", b"text", BINARY, BINARY + ARMORED, b"x" + ARMORED):
+        assert not openpgp.is_armored(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"\n \t", "the file is empty"),
+        (b"\xef\xbb\xbf", "the file is empty"),
+        (b" <html>\n<p>" + b"x" * 50, "the file holds no OpenPGP key block, it starts with '<html>'"),
+        (b"x" * 41, f"the file holds no OpenPGP key block, it starts with '{'x' * 40}'"),
+        (b"ab\xff", "the file holds no OpenPGP key block, it starts with 'ab\ufffd'"),
+        (
+            ARMORED.replace(b"PUBLIC KEY BLOCK", b"PRIVATE KEY BLOCK"),
+            "the file holds a PGP PRIVATE KEY BLOCK, not a PGP PUBLIC KEY BLOCK",
+        ),
+        (
+            ARMORED + ARMORED.replace(b"PUBLIC KEY BLOCK", b"SIGNATURE"),
+            "the file holds a PGP SIGNATURE, not a PGP PUBLIC KEY BLOCK",
+        ),
+        (
+            ARMORED.replace(b"-----END", b"-----BEGIN"),
+            "an OpenPGP key block begins inside another one",
+        ),
+        (ARMORED[ARMORED.index(b"-----END") :] + ARMORED, "an OpenPGP key block ends that never began"),
+        (
+            ARMORED[: ARMORED.index(b"-----END")],
+            "the OpenPGP key block is cut off, its END line is missing",
+        ),
+        (
+            b"-----BEGIN PGP PUBLIC KEY BLOCK-----\n\n-----END PGP PUBLIC KEY BLOCK-----\n",
+            "the OpenPGP key block is empty",
+        ),
+        (
+            openpgp.armor(b"abc").replace(b"\n=", b"\n=AAAA\n#"),
+            "the OpenPGP key block is not valid base64 (",
+        ),
+        (
+            re.sub(rb"\n=.{4}\n", b"\n=AAAA\n", openpgp.armor(b"123456789")),
+            "the OpenPGP key block is damaged, its CRC-24 is 21CF02 and it states 000000",
+        ),
+    ],
+)
+def test_what_is_wrong_with_armor(data: bytes, words: str) -> None:
+    with pytest.raises(openpgp.OpenPGPError) as caught:
+        openpgp.dearmor(data)
+    assert str(caught.value).startswith(words) and (words.endswith("(") or str(caught.value) == words)
+
+
+def test_armor_as_others_write_it() -> None:
+    text = base64.b64encode(BINARY)
+    begin, end = ARMORED.splitlines()[0], ARMORED.splitlines()[-1]
+    for lines in (
+        [begin, b"Version: x", b"Comment:", b"", text, end],
+        [begin, b"", b"", text[:4], b"", text[4:], b"", end],
+        [begin, text, end],
+        # Without headers the first lines are content, also where a blank line follows.
+        [begin, text[:8], b"", text[8:], end],
+        [b"before", b"", begin + b" \t", b" ", b" " + text + b" ", end, b"after"],
+    ):
+        assert openpgp.dearmor(b"\n".join(lines)) == BINARY
+    assert openpgp.dearmor(ARMORED + b"\nand\n" + ARMORED) == BINARY * 2
+
+
+def test_fingerprints_in_words() -> None:
+    with pytest.raises(openpgp.OpenPGPError) as caught:
+        openpgp.normalize_fingerprint("72D7 468F")
+    assert str(caught.value) == "'72D7 468F' is not a full OpenPGP fingerprint (40 or 64 hexadecimal digits)"
+    assert openpgp.normalize_fingerprint(":".join(["ab"] * 20)) == "AB" * 20
+    for length in (39, 41, 63, 65):
+        with pytest.raises(openpgp.OpenPGPError):
+            openpgp.normalize_fingerprint("A" * length)

@@ -9,11 +9,14 @@ import dataclasses
 import hashlib
 import io
 import json
+import os
+import random
 import re
 import shutil
 import signal
 import tempfile
 import time
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -70,13 +73,19 @@ def test_the_options_that_ansible_shows_lose_their_logins() -> None:
 def test_architectures() -> None:
     assert release.architecture_of("x86_64") == "amd64"
     assert release.architecture_of("aarch64") == "arm64"
-    with pytest.raises(release.ReleaseError, match=r"'riscv64'\. Expected: x86_64"):
+    assert [release.architecture_of(name) for name in ("AMD64", "arm64")] == ["amd64", "arm64"]
+    with pytest.raises(release.ReleaseError) as caught:
         release.architecture_of("riscv64")
+    assert str(caught.value) == (
+        "this machine's architecture is 'riscv64'. Expected: x86_64 (amd64) or aarch64 (arm64). "
+        "Next step: set the option 'architecture' if the releases server has files for this machine."
+    )
 
 
 def test_names_are_laid_out_as_upstream_does() -> None:
     files = release.release_files("https://releases.hashicorp.com/", "nomad", "1.11.3", "arm64")
     folder = "https://releases.hashicorp.com/nomad/1.11.3"
+    assert files.archive == "nomad_1.11.3_linux_arm64.zip"
     assert files.archive_url == f"{folder}/nomad_1.11.3_linux_arm64.zip"
     assert files.sums_url == f"{folder}/nomad_1.11.3_SHA256SUMS"
     assert files.signature_url == f"{folder}/nomad_1.11.3_SHA256SUMS.sig"
@@ -84,24 +93,54 @@ def test_names_are_laid_out_as_upstream_does() -> None:
 
 def test_checksum_list() -> None:
     a, b = "a" * 64, "B" * 64
-    sums = release.parse_sums(f"{a}  one.zip\n{b} *two.zip\r\n# remark\nshort  three.zip\n{a}\n")
-    assert sums == {"one.zip": a, "two.zip": b.lower()}
+    sums = release.parse_sums(
+        f"{a}  one.zip\n{b} *two.zip\r\n# remark\nshort  three.zip\n{a}\n{a}x  four.zip\n {a}\tb\n"
+    )
+    assert sums == {"one.zip": a, "two.zip": b.lower(), "b": a}
+    assert release.parse_sums(f"{a}  one two.zip\n{a[1:]}  five.zip\nx{a}  six.zip") == {}
 
 
 def test_listed_sum_of_the_right_file_only() -> None:
     sums = {"nomad_1.0_linux_amd64.zip": "x", "nomad_1.0_darwin_arm64.zip": "y", "nomad_1.0_linux_s390x.zip": "z"}
     assert release.listed_sum(sums, "nomad", "1.0", "amd64", "u") == "x"
-    with pytest.raises(release.ReleaseError, match="these Linux architectures: amd64, s390x"):
-        release.listed_sum(sums, "nomad", "1.0", "arm64", "u")
-    with pytest.raises(release.ReleaseError, match="architectures: none"):
-        release.listed_sum({}, "nomad", "1.0", "arm64", "u")
+    with pytest.raises(release.ReleaseError) as caught:
+        release.listed_sum(sums, "nomad", "1.0", "arm64", "http://h/SUMS")
+    assert str(caught.value) == (
+        "http://h/SUMS lists no nomad_1.0_linux_arm64.zip; it has these Linux architectures: amd64, s390x. "
+        "Expected: a checksum for linux_arm64. "
+        "Next step: choose a version of nomad that is released for arm64, or another architecture."
+    )
+    others = {"nomad_1.0_linux_amd64.txt": "x", "nomad_2.0_linux_amd64.zip": "y"}
+    with pytest.raises(release.ReleaseError, match=r"architectures: none\. Expected"):
+        release.listed_sum(others, "nomad", "1.0", "arm64", "u")
 
 
 def test_pinned_checksum() -> None:
     assert release.normalize_checksum(f" sha256:{'A' * 64}") == "a" * 64
-    for text in ("", "abc", "md5:" + "a" * 32, "a" * 63 + "g"):
-        with pytest.raises(release.ReleaseError, match="the option 'checksum' is"):
+    for text in ("", "abc", "md5:" + "a" * 32, "a" * 63 + "g", "a" * 65, "b" + "sha256:" + "a" * 64):
+        with pytest.raises(release.ReleaseError) as caught:
             release.normalize_checksum(text)
+        assert str(caught.value) == (
+            f"the option 'checksum' is '{text}'. Expected: 64 hexadecimal digits, plain or after 'sha256:'. "
+            "Next step: copy the line of this architecture from the SHA256SUMS file of the release."
+        )
+
+
+def test_pinned_fingerprints_are_whole_ones() -> None:
+    assert release.pinned_fingerprints("pins", [OTHER.lower(), PINNED, OTHER]) == sorted([PINNED, OTHER])
+    with pytest.raises(release.ReleaseError) as caught:
+        release.pinned_fingerprints("pins", [PINNED, "72D7468F"])
+    assert str(caught.value) == (
+        "in the option 'pins', '72D7468F' is not a full OpenPGP fingerprint (40 or 64 hexadecimal digits). "
+        "Expected: full fingerprints as 'gpg --show-keys' prints them. "
+        "Next step: copy the whole fingerprint, a short key ID does not identify a key."
+    )
+    with pytest.raises(release.ReleaseError) as caught:
+        release.pinned_fingerprints("pins", [])
+    assert str(caught.value) == (
+        "the option 'pins' is empty. Expected: at least one full fingerprint. "
+        "Next step: pin the fingerprint that the signer publishes."
+    )
 
 
 # --- gpgv ------------------------------------------------------------------------------------
@@ -122,33 +161,92 @@ def test_one_of_two_signatures_by_the_pinned_key_is_enough() -> None:
     assert judge("[GNUPG:] ERRSIG 1234567890ABCDEF 1 8 00 1767225600 9", VALID) == PINNED
 
 
+BAD = (
+    "holds a BAD signature, the checksum list is not what was signed",
+    "do not use this mirror before you know who changed the file; compare with another source",
+)
+STRANGER = (
+    f"was signed by {OTHER}",
+    "check the option 'key_fingerprints' against the fingerprint that the signer publishes",
+)
+MISSING = "check key_url and key_fingerprints, or whether the mirror signs with another key"
+NOTHING = ("holds no signature that gpgv can read", "check what the server delivers at this address")
+
+
 @pytest.mark.parametrize(
-    ("lines", "words"),
+    ("lines", "found", "step"),
     [
-        ([f"[GNUPG:] BADSIG {SUBKEY[-16:]} HashiCorp"], "holds a BAD signature"),
-        ([VALID, f"[GNUPG:] BADSIG {SUBKEY[-16:]} HashiCorp"], "holds a BAD signature"),
-        ([f"[GNUPG:] REVKEYSIG {SUBKEY[-16:]} HashiCorp", VALID], "signed with a revoked key"),
-        ([f"[GNUPG:] EXPSIG {SUBKEY[-16:]} HashiCorp", VALID], "has expired"),
-        ([VALID.replace(PINNED, OTHER)], f"was signed by {OTHER}"),
+        ([f"[GNUPG:] BADSIG {SUBKEY[-16:]} HashiCorp"], *BAD),
+        ([VALID, f"[GNUPG:] BADSIG {SUBKEY[-16:]} HashiCorp"], *BAD),
+        (
+            [f"[GNUPG:] REVKEYSIG {SUBKEY[-16:]} HashiCorp", VALID],
+            "was signed with a revoked key",
+            "look for the signer's notice on the revocation and for newly signed files",
+        ),
+        ([VALID.replace(PINNED, OTHER)], *STRANGER),
         # The pinned fingerprint must be that of the primary key, in the place of the primary key.
-        ([VALID.replace(PINNED, OTHER).replace(SUBKEY, PINNED)], f"was signed by {OTHER}"),
-        ([f"[GNUPG:] ERRSIG 1234567890ABCDEF 1 8 00 1767225600 9 {OTHER}"], f"signed by key {OTHER}"),
-        (["[GNUPG:] ERRSIG 1234567890ABCDEF 1 8 00 1767225600 9 -"], "signed by key 1234567890ABCDEF"),
-        (["[GNUPG:] NODATA 4"], "holds no signature"),
-        ([f"GOODSIG {VALID}"], "holds no signature"),
-        ([], "holds no signature"),
+        ([VALID.replace(PINNED, OTHER).replace(SUBKEY, PINNED)], *STRANGER),
+        (
+            [f"[GNUPG:] ERRSIG 1234567890ABCDEF 1 8 00 1767225600 9 {OTHER}"],
+            f"was signed by key {OTHER}, which the key file does not hold",
+            MISSING,
+        ),
+        (
+            ["[GNUPG:] ERRSIG 1234567890ABCDEF 1 8 00 1767225600 9 -", "[GNUPG:] ERRSIG 2234567890abcdef"],
+            "was signed by key 1234567890ABCDEF, 2234567890ABCDEF, which the key file does not hold",
+            MISSING,
+        ),
+        (["[GNUPG:] NODATA 4"], *NOTHING),
+        ([f"GOODSIG {VALID}"], *NOTHING),
+        (["", "[GNUPG:]", "[GNUPG:] ERRSIG", " ".join(VALID.split()[:11])], *NOTHING),
+        (["[GNUPG:]"], *NOTHING),
+        ([], *NOTHING),
     ],
 )
-def test_signatures_that_do_not_count(lines: list[str], words: str) -> None:
-    with pytest.raises(release.ReleaseError, match=words) as caught:
-        judge(*lines)
-    assert PINNED in str(caught.value).partition("Expected: ")[2]
+def test_signatures_that_do_not_count(lines: list[str], found: str, step: str) -> None:
+    with pytest.raises(release.ReleaseError) as caught:
+        judge(*lines, pinned=(PINNED, "A" * 40))
+    assert str(caught.value) == (
+        f"http://x/SUMS.sig {found}. Expected: a good signature by {PINNED} or {'A' * 40}. Next step: {step}."
+    )
+
+
+def test_a_signature_that_has_expired() -> None:
+    with pytest.raises(release.ReleaseError) as caught:
+        judge(f"[GNUPG:] EXPSIG {SUBKEY[-16:]} HashiCorp", VALID)
+    assert str(caught.value) == (
+        f"the signature in http://x/SUMS.sig has expired. Expected: a good signature by {PINNED}. "
+        "Next step: fetch the signature that the signer has renewed."
+    )
+
+
+def test_what_gpgv_said_is_told() -> None:
+    with pytest.raises(release.ReleaseError, match=r"that gpgv can read \(no valid data\)\. Expected"):
+        release.judge_signature(release.parse_gpgv_status(""), [PINNED], "u", "no valid data")
 
 
 def test_gpgv_that_does_not_run(tmp_path: Path) -> None:
-    with pytest.raises(release.ReleaseError, match="did not run"):
+    with pytest.raises(release.ReleaseError, match=r"/gpgv did not run \(.*No such file.*within 60 seconds\. Next"):
         release.run_gpgv(str(tmp_path / "gpgv"), b"", b"", b"", str(tmp_path))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_how_gpgv_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpgv = tmp_path / "gpgv"
+    gpgv.write_text(
+        '#!/bin/sh\nprintf "[GNUPG:] ERRSIG %s\\n" "$(echo "$LC_ALL $@" | sed "s,$2,HOME,g; s, ,_,g")"\n'
+        'cat "$6" "$7" "$8" >&2\necho last words >&2\n'
+    )
+    gpgv.chmod(0o755)
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    verdict, said = release.run_gpgv(str(gpgv), b"1\n", b"2\n", b"3\n", str(tmp_path))
+    assert said == "last words"
+    called = "C_--homedir_HOME_--status-fd_1_--keyring_HOME/keyring.gpg_HOME/data.sig_HOME/data"
+    assert verdict.missing_keys == (called.upper(),)
+    gpgv.write_text("#!/bin/sh\ncat $6 $7 $8 >&2\n")
+    assert release.run_gpgv(str(gpgv), b"1 ", b"2 ", b"3 ", str(tmp_path))[1] == "1 2 3"
+    gpgv.write_text("#!/bin/sh\n")
+    assert release.run_gpgv(str(gpgv), b"", b"", b"", str(tmp_path))[1] == ""
 
 
 def test_gpgv_that_does_not_end(tmp_path: Path) -> None:
@@ -611,23 +709,106 @@ def test_one_member_is_unpacked(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["a.zip"]
 
 
+def zip_with_mode(mode: int, content: bytes = b"/etc/shadow") -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as container:
+        info = zipfile.ZipInfo("nomad")
+        info.external_attr = mode << 16
+        container.writestr(info, content)
+    return buffer.getvalue()
+
+
+def test_zips_that_say_what_kind_a_file_is_and_those_that_do_not(tmp_path: Path) -> None:
+    assert unpack(tmp_path, zip_with_mode(0o100755, b"x")) == b"x"
+    assert unpack(tmp_path, zip_with_mode(0o755, b"x")) == b"x"
+    assert unpack(tmp_path, helper.make_zip({"nomad": b"x" * 1000})) == b"x" * 1000
+
+
+IRREGULAR = "'nomad' in http://x/a.zip is no regular file or larger than 1000 bytes"
+OTHERS = {f"{letter}.txt": b"" for letter in "lkjihgfedcb"}
+
+
 @pytest.mark.parametrize(
-    ("data", "words"),
+    ("data", "found", "step"),
     [
         (
-            helper.make_zip({"consul": b"x", "L.txt": b"x"}),
-            "does not hold 'nomad', it holds: L.txt, consul",
+            helper.make_zip({"consul": b"x", **OTHERS}),
+            "http://x/a.zip does not hold 'nomad', it holds: b.txt, c.txt, consul, d.txt, e.txt, f.txt, g.txt, h.txt, "
+            "i.txt, j.txt",
+            "set the option 'binary' to the name of the program in the zip",
         ),
-        (helper.make_zip({}), "it holds: nothing"),
-        (helper.make_zip({"nomad": b"x" * 1001}), "larger than 1000 bytes"),
-        (b"<html>", "could not be unpacked"),
-        (helper.make_zip({"nomad": b"x" * 500})[:-30], "could not be unpacked"),
+        (
+            helper.make_zip({"\x1b[2J": b"", "nomad/": b"", "Nomad": b""}),
+            "http://x/a.zip does not hold 'nomad', it holds: [2J, Nomad, nomad/",
+            "set the option 'binary' to the name of the program in the zip",
+        ),
+        (
+            helper.make_zip({}),
+            "http://x/a.zip does not hold 'nomad', it holds: nothing",
+            "set the option 'binary' to the name of the program in the zip",
+        ),
+        (helper.make_zip({"nomad": b"x" * 1001}), IRREGULAR, "check what the server delivers at this address"),
+        (zip_with_mode(0o120777), IRREGULAR, "check what the server delivers at this address"),
+        (zip_with_mode(0o040755), IRREGULAR, "check what the server delivers at this address"),
+        (zip_with_mode(0o020666), IRREGULAR, "check what the server delivers at this address"),
+        (
+            b"<html>",
+            "http://x/a.zip could not be unpacked (File is not a zip file)",
+            "compare the file with the one that the publisher offers",
+        ),
+        (
+            helper.make_zip({"nomad": b"x" * 500})[:-30],
+            "http://x/a.zip could not be unpacked (File is not a zip file)",
+            "compare the file with the one that the publisher offers",
+        ),
     ],
-    ids=["other member", "empty", "too large", "no archive", "cut off"],
+    ids=["other member", "names", "empty", "too large", "link", "folder", "device", "no archive", "cut off"],
 )
-def test_archives_that_do_not_do(tmp_path: Path, data: bytes, words: str) -> None:
-    with pytest.raises(release.ReleaseError, match=words):
+def test_archives_that_do_not_do(tmp_path: Path, data: bytes, found: str, step: str) -> None:
+    with pytest.raises(release.ReleaseError) as caught:
         unpack(tmp_path, data)
+    assert str(caught.value) == f"{found}. Expected: a zip that holds the file 'nomad'. Next step: {step}."
+
+
+@pytest.mark.parametrize("where", [8, 10])
+def test_archives_that_zipfile_cannot_read(tmp_path: Path, where: int) -> None:
+    """A member that is encrypted, and one that is compressed in a way that nobody knows."""
+    data = bytearray(helper.make_zip({"nomad": b"x" * 500}))
+    entry = data.index(b"PK\x01\x02")
+    for place in (entry + where, where - 2):
+        data[place] = 1 if where == 8 else 77
+    with pytest.raises(release.ReleaseError, match="could not be unpacked"):
+        unpack(tmp_path, bytes(data))
+
+
+def test_damaged_archives_give_one_exception(tmp_path: Path) -> None:
+    chance = random.Random(20261121)  # noqa: S311
+    whole = helper.make_zip({"nomad": bytes(range(256)) * 3, "LICENSE.txt": b"x"})
+    words = set()
+    for _round in range(400):
+        damaged = bytearray(whole[: chance.choice([len(whole), len(whole), chance.randrange(len(whole))])])
+        for _change in range(chance.randint(0, 4)):
+            damaged[chance.randrange(len(damaged))] = chance.randrange(256)
+        if chance.random() < 0.3:
+            del damaged[chance.randrange(len(damaged)) : chance.randrange(len(damaged))]
+        try:
+            unpack(tmp_path, bytes(damaged))
+        except release.ReleaseError as error:
+            words.add(str(error).partition(" (")[0])
+    assert "http://x/a.zip could not be unpacked" in words
+
+
+def test_an_archive_whose_list_points_before_its_beginning(tmp_path: Path) -> None:
+    data = helper.make_zip({"nomad": os.urandom(900)})
+    with pytest.raises(release.ReleaseError, match="could not be unpacked"):
+        unpack(tmp_path, data[:100] + data[data.index(b"PK\x01\x02") :])
+
+
+def test_a_stream_that_is_none(tmp_path: Path) -> None:
+    data = bytearray(helper.make_zip({"nomad": b"x" * 500}))
+    data[35] = 0xFF
+    with pytest.raises(release.ReleaseError, match="could not be unpacked"):
+        unpack(tmp_path, bytes(data))
 
 
 def test_a_member_that_lies_about_its_size(tmp_path: Path) -> None:
@@ -690,3 +871,40 @@ def test_reasons_to_install(wanted: dict[str, Any], receipt: dict[str, Any] | No
     found = None if receipt is None else dataclasses.replace(RECEIPT, **receipt)
     reasons = release.reasons_to_install(dataclasses.replace(WANTED, **wanted), found, binary)
     assert len(reasons) == 1 and reason in reasons[0]
+
+
+def test_what_receipts_and_wishes_are_compared_for() -> None:
+    every = dataclasses.replace(
+        WANTED, product="a", version="b", architecture="c", path="d", checksum="e", signers=("f",)
+    )
+    assert release.reasons_to_install(every, RECEIPT, "c" * 64) == [
+        "product is nomad, not a",
+        "version is 1.0, not b",
+        "architecture is amd64, not c",
+        "path is /bin/nomad, not d",
+        "the program is not the one that was installed",
+        "the pinned checksum is not the one of the installed archive",
+        "its signature was not verified with a key that is pinned now",
+    ]
+    assert release.reasons_to_install(every, None, None) == ["the program is not there"]
+    assert release.reasons_to_install(every, None, "c") == ["there is no receipt of a verified installation"]
+
+
+def test_a_receipt_as_it_lies_on_the_disk() -> None:
+    assert dataclasses.replace(RECEIPT, signed_by=None).to_json() == (
+        '{\n  "architecture": "amd64",\n  "binary_sha256": "' + "b" * 64 + '",\n  "format": 1,\n'
+        '  "path": "/bin/nomad",\n  "product": "nomad",\n  "signed_by": null,\n  "source": "http://x",\n'
+        '  "version": "1.0",\n  "zip_sha256": "' + "a" * 64 + '"\n}\n'
+    )
+
+
+def test_folders_are_made_for_everybody_to_read(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        (tmp_path / "there").mkdir()
+        release.make_folder(tmp_path / "there" / "a" / "b")
+        release.make_folder(tmp_path / "there" / "a" / "b")
+    finally:
+        os.umask(before)
+    paths = [tmp_path / "there", tmp_path / "there" / "a", tmp_path / "there" / "a" / "b"]
+    assert [path.stat().st_mode & 0o777 for path in paths] == [0o700, 0o755, 0o755]

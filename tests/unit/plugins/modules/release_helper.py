@@ -13,17 +13,18 @@ import hashlib
 import http.server
 import io
 import json
-import os
 import shutil
 import ssl
 import subprocess
 import tempfile
 import threading
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+import yaml
 from ansible.module_utils.testing import patch_module_args
 
 GPG_MISSING = "gpg and gpgv are needed to make and check real signatures"
@@ -217,14 +218,26 @@ def run_module(main: Callable[[], None], capsys: Any, arguments: dict[str, Any],
     return Outcome(json.loads(capsys.readouterr().out))
 
 
-@contextlib.contextmanager
-def environment(**values: str) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
+def assert_documented(module: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Compare the documented options with those that the module takes, and return how it asks for the others."""
+
+    class Asked(Exception):
+        pass
+
+    def ask(**given: Any) -> None:
+        raise Asked(given)
+
+    monkeypatch.setattr(module, "AnsibleModule", ask)
+    with pytest.raises(Asked) as caught:
+        module.main()
+    given: dict[str, Any] = caught.value.args[0]
+    keys = ("type", "default", "required", "choices", "elements")
+    taken = {
+        name: {key: option[key] for key in keys if key in option} for name, option in given["argument_spec"].items()
+    }
+    options = yaml.safe_load(module.DOCUMENTATION)["options"]
+    documented = {name: {key: option[key] for key in keys if key in option} for name, option in options.items()}
+    assert taken == documented
+    # Neither is a secret, though their names sound like one.
+    asked = given.pop("argument_spec")
+    return {**given, "shown": sorted(name for name, option in asked.items() if option.get("no_log") is False)}

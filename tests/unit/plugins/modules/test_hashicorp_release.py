@@ -416,7 +416,13 @@ def test_returned_keys_are_the_documented_ones(node: Node, releases: helper.Rele
     common = {"changed", "invocation", "mode", "owner", "group", "state", "uid", "gid", "size", "secontext"}
     for check in (True, False, False):
         assert set(node.run(check=check)) - common == documented
-    assert yaml.safe_load(hashicorp_release.DOCUMENTATION)["module"] == "hashicorp_release"
+
+
+def test_documentation_and_arguments_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert helper.assert_documented(hashicorp_release, monkeypatch) == {
+        "supports_check_mode": True,
+        "shown": ["key_fingerprints", "key_url"],
+    }
 
 
 # --- who can read what ---------------------------------------------------------------------------

@@ -194,9 +194,13 @@ def test_expired_and_revoked_keys_are_a_warning(
     assert "expired on 2020-03-0" in warnings[0] and "force=true" in warnings[0]
 
 
-def test_documentation_and_arguments_agree() -> None:
-    documentation = yaml.safe_load(openpgp_key.DOCUMENTATION)
-    assert documentation["module"] == "openpgp_key"
+def test_documentation_and_arguments_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert helper.assert_documented(openpgp_key, monkeypatch) == {
+        "mutually_exclusive": [("url", "src")],
+        "required_one_of": [("url", "src")],
+        "supports_check_mode": True,
+        "shown": ["fingerprints"],
+    }
     assert yaml.safe_load(openpgp_key.EXAMPLES) and yaml.safe_load(openpgp_key.RETURN)
 
 
