@@ -104,6 +104,13 @@ def assert_error(result: helper.Outcome, *parts: str) -> None:
         assert part in result["msg"]
 
 
+def assert_says(result: helper.Outcome, text: str) -> None:
+    assert result.get("failed") and result["msg"] == f"{HOST}: {text}"
+
+
+PUBLIC = "check key_url; a login page or an error page of a proxy is a common cause"
+
+
 def test_installs_what_was_verified(node: Node, releases: helper.Releases, signer: str) -> None:
     path = releases.publish("nomad", "1.2.3", b"program ", ("amd64", "arm64"))
     result = node.run(diff=True)
@@ -150,7 +157,13 @@ def test_upgrade_and_downgrade(node: Node, releases: helper.Releases) -> None:
     assert result["changed"] and result["previous_version"] == "1.2.3"
     assert result["reasons"] == ["version is 1.2.3, not 1.3.0"]
     assert node.binary.read_bytes() == b"new amd64"
-    assert result["diff"]["before"].startswith("nomad 1.2.3\nsha256 ")
+    old, new = (hashlib.sha256(program).hexdigest() for program in (b"old amd64", b"new amd64"))
+    assert result["diff"] == {
+        "before": f"nomad 1.2.3\nsha256 {old}\n",
+        "after": f"nomad 1.3.0\nsha256 {new}\n",
+        "before_header": str(node.binary),
+        "after_header": str(node.binary),
+    }
     assert node.run()["previous_version"] == "1.3.0"
     assert node.binary.read_bytes() == b"old amd64"
 
@@ -190,7 +203,11 @@ def test_corrupted_zip(node: Node, releases: helper.Releases) -> None:
     releases.server.files[path] = helper.make_zip({"nomad": b"evil"})
     bad = hashlib.sha256(releases.server.files[path]).hexdigest()
     result = node.run(version="1.3.0")
-    assert_error(result, f"{releases.server.url}{path} has sha256 {bad}", f"Expected: sha256 {good}, as signed.")
+    assert_says(
+        result,
+        f"{releases.server.url}{path} has sha256 {bad}. Expected: sha256 {good}, as signed. "
+        "Next step: download again; if it stays so, the file on this server is damaged or was replaced.",
+    )
     assert node.files() == before
 
 
@@ -220,8 +237,19 @@ def test_key_file_without_the_pinned_key(
     releases.publish("nomad", "1.2.3", b"program ")
     releases.server.files["/key.txt"] = gpg.export(stranger)
     result = node.run()
-    assert_error(result, "/key.txt holds the key", stranger, f"Expected: the public key {signer}")
+    assert_says(
+        result,
+        f"{releases.server.url}/key.txt holds the key {stranger} (stranger <stranger@example.com>). "
+        f"Expected: the public key {signer}. "
+        "Next step: compare with the fingerprint that the signer publishes, and pin it only if it is theirs.",
+    )
     assert releases.server.requests == ["/key.txt"]
+    releases.server.files["/key.txt"] = b"<html>"
+    assert_says(
+        node.run(key_fingerprints=[signer, "F" * 40]),
+        f"{releases.server.url}/key.txt is not an OpenPGP public key: the file holds no OpenPGP key block, it starts "
+        f"with '<html>'. Expected: the public key {signer} or {'F' * 40}. Next step: {PUBLIC}.",
+    )
 
 
 def test_missing_architecture_lists_those_there_are(node: Node, releases: helper.Releases) -> None:
@@ -317,14 +345,30 @@ def test_a_key_that_is_no_longer_pinned_means_verifying_again(
 def test_missing_gpgv(node: Node, releases: helper.Releases, monkeypatch: pytest.MonkeyPatch) -> None:
     releases.publish("nomad", "1.2.3", b"program ")
     monkeypatch.setattr(hashicorp_release.AnsibleModule, "get_bin_path", lambda *_a, **_k: None)
-    assert_error(node.run(), "gpgv is not installed", "package gpgv (Debian, Ubuntu) or gnupg2 (RHEL)")
+    assert_says(
+        node.run(),
+        "the program gpgv is not installed. Expected: gpgv, which verifies the signature of the release. "
+        "Next step: install the package gpgv (Debian, Ubuntu) or gnupg2 (RHEL).",
+    )
     assert releases.server.requests == []
 
 
 def test_pinned_checksum(node: Node, releases: helper.Releases) -> None:
     path = releases.publish("nomad", "1.2.3", b"program ")
     good = hashlib.sha256(releases.server.files[path]).hexdigest()
-    assert_error(node.run(checksum="0" * 64), f"states sha256 {good}", "the pinned checksum 000")
+    assert_says(
+        node.run(checksum="0" * 64),
+        f"{releases.server.url}/nomad/1.2.3/nomad_1.2.3_SHA256SUMS states sha256 {good} for "
+        f"nomad_1.2.3_linux_amd64.zip. Expected: the pinned checksum {'0' * 64}. "
+        "Next step: check whether the option 'checksum' is that of this version and architecture.",
+    )
+    releases.server.requests.clear()
+    assert_says(
+        node.run(checksum="0" * 64, verify_signature=False),
+        f"{releases.server.url}{path} has sha256 {good}. Expected: sha256 {'0' * 64}, as listed or pinned. "
+        "Next step: download again; if it stays so, the file on this server is damaged or was replaced.",
+    )
+    assert releases.server.requests == [path]
     assert_error(node.run(checksum="short"), "the option 'checksum' is 'short'")
     assert node.run(checksum=f"sha256:{good}")["changed"]
     assert not node.run(checksum=good)["changed"]
@@ -348,7 +392,10 @@ def test_no_signature_and_no_checksum_is_a_warning(
     monkeypatch.setattr(hashicorp_release.AnsibleModule, "warn", lambda _self, text: warnings.append(text))
     releases.publish("nomad", "1.2.3", b"program ")
     assert node.run(verify_signature=False)["changed"]
-    assert len(warnings) == 1 and "nothing vouches for" in warnings[0]
+    assert warnings == [
+        f"{releases.server.url}/nomad/1.2.3/nomad_1.2.3_linux_amd64.zip is compared with a list of checksums that "
+        "nothing vouches for; set verify_signature=true or pin a checksum."
+    ]
 
 
 def test_other_names(node: Node, releases: helper.Releases) -> None:
@@ -362,27 +409,64 @@ def test_other_names(node: Node, releases: helper.Releases) -> None:
     assert again["changed"] and not again["binary_changed"] and again["reasons"] == []
 
 
+PRODUCT = "a product name such as nomad or nomad-device-nvidia"
+VERSION = "a version such as 1.11.3, without a leading v"
+NAME = "a file name without a folder"
+
+
 @pytest.mark.parametrize(
-    ("option", "value"),
+    ("option", "value", "expected"),
     [
-        ("version", "v1.2.3"),
-        ("version", "../1"),
-        ("product", "no/mad"),
-        ("binary", "../nomad"),
-        ("dest_name", ".."),
-        ("architecture", "../x"),
-        ("key_fingerprints", ["34365D9472D7468F"]),
-        ("key_fingerprints", []),
+        ("version", "v1.2.3", VERSION),
+        ("version", "../1", VERSION),
+        ("version", "1/2", VERSION),
+        ("product", "no/mad", PRODUCT),
+        ("product", "-nomad", PRODUCT),
+        ("product", "Nomad", PRODUCT),
+        ("binary", "../nomad", NAME),
+        ("binary", ".", NAME),
+        ("dest_name", "..", NAME),
+        ("dest_name", "a/b", NAME),
+        ("architecture", "../x", "an architecture such as amd64 or arm64"),
     ],
 )
-def test_options_that_cannot_be(node: Node, server: helper.Server, option: str, value: Any) -> None:
-    assert_error(node.run(**{option: value}), f"'{option}'")
+def test_options_that_cannot_be(node: Node, server: helper.Server, option: str, value: Any, expected: str) -> None:
+    assert_says(
+        node.run(**{option: value}),
+        f"the option '{option}' is '{value}'. Expected: {expected}. Next step: correct the option '{option}'.",
+    )
     assert server.requests == []
+
+
+@pytest.mark.parametrize("value", [["34365D9472D7468F"], []])
+def test_fingerprints_that_pin_nothing(node: Node, server: helper.Server, value: list[str]) -> None:
+    assert_error(node.run(key_fingerprints=value), "the option 'key_fingerprints'")
+    assert server.requests == []
+
+
+def test_names_that_are_unusual(tmp_path: Path) -> None:
+    given = {
+        "product": "n",
+        "version": "1.2.3+ent~rc1-2",
+        "binary": "...",
+        "dest_name": None,
+        "architecture": "s390x_1",
+    }
+    given |= {"verify_signature": False, "key_fingerprints": ["nonsense"], "checksum": None, "base_url": "http://h/"}
+    plan = hashicorp_release.make_plan({**given, "dest": f"{tmp_path}/", "receipt_dir": "/receipts"})
+    assert plan.wanted == release.Wanted("n", "1.2.3+ent~rc1-2", "s390x_1", f"{tmp_path}/...", None, ())
+    assert plan.files.archive_url == "http://h/n/1.2.3+ent~rc1-2/n_1.2.3+ent~rc1-2_linux_s390x_1.zip"
+    name = hashlib.sha256(f"{tmp_path}/...".encode()).hexdigest()[:16]
+    assert str(plan.receipt_path) == f"/receipts/n-{name}.json"
 
 
 def test_a_folder_in_the_place_of_the_program(node: Node) -> None:
     node.binary.mkdir(parents=True)
-    assert_error(node.run(), f"{node.binary} is a folder")
+    assert_says(
+        node.run(),
+        f"{node.binary} is a folder. Expected: the program, or nothing, at this path. "
+        "Next step: remove the folder, or choose another 'dest' or 'dest_name'.",
+    )
     assert_error(node.run(check=True), f"{node.binary} is a folder")
 
 
@@ -406,7 +490,7 @@ def test_expired_signing_key_is_a_warning(
     releases.server.files[f"{sums}.sig"] = gpg.sign(releases.server.files[sums], old, faked_time="20200201T000000!")
     releases.server.files["/key.txt"] = gpg.export(old)
     assert node.run(key_fingerprints=[old])["signature"] == old
-    assert [text for text in warnings if "has expired" in text and old in text]
+    assert f"The key {old} that signed {releases.server.url}{sums} has expired; its signature is good." in warnings
 
 
 def test_returned_keys_are_the_documented_ones(node: Node, releases: helper.Releases) -> None:
@@ -566,3 +650,61 @@ def test_a_certificate_that_is_not_trusted(node: Node, gpg: helper.Gpg, signer: 
         assert node.run(**given, ca_path=str(certificate.path))["changed"]
     finally:
         secure.close()
+
+
+def test_a_place_that_cannot_be_written_to(node: Node, releases: helper.Releases, tmp_path: Path) -> None:
+    releases.publish("nomad", "1.2.3", b"program ")
+    (tmp_path / "file").write_text("")
+    dest = str(tmp_path / "file" / "bin")
+    result = node.run(dest=dest)
+    assert_error(result, f"nomad could not be installed in {dest} (")
+    assert result["msg"].endswith(
+        "Expected: folders that this task may write to, with room for the program. "
+        "Next step: check 'dest', 'receipt_dir' and the free space, and use 'become'."
+    )
+
+
+def test_what_check_mode_knows(node: Node, releases: helper.Releases) -> None:
+    path = releases.publish("nomad", "1.2.3", b"old ")
+    releases.publish("nomad", "1.3.0", b"new ")
+    result = node.run(check=True, diff=True, checksum="A" * 64)
+    assert (result["zip_sha256"], result["signature"], result["binary_changed"]) == ("a" * 64, None, True)
+    assert result["source"] == f"{releases.server.url}{path}"
+    assert result["diff"]["after"] == "nomad 1.2.3\n" and result["diff"]["before"] == ""
+    node.run()
+    result = node.run(check=True, version="1.3.0")
+    assert result["changed"] and result["binary_changed"] and result["previous_version"] == "1.2.3"
+    assert (result["zip_sha256"], result["signature"], result["version"]) == (None, None, "1.3.0")
+    assert node.binary.read_bytes() == b"old amd64"
+    node.binary.chmod(0o700)
+    result = node.run(check=True)
+    assert result["changed"] and not result["binary_changed"] and result["reasons"] == []
+    assert stat.S_IMODE(node.binary.stat().st_mode) == 0o700
+
+
+def test_a_receipt_of_another_program_says_nothing_of_before(node: Node, releases: helper.Releases) -> None:
+    releases.publish("nomad", "1.2.3", b"program ")
+    node.run()
+    for change in ({"path": "/elsewhere"}, {"binary_sha256": "0" * 64}):
+        node.receipt.write_text(json.dumps({**json.loads(node.receipt.read_text()), **change}))
+        result = node.run()
+        assert result["changed"] and result["previous_version"] is None
+    node.receipt.write_bytes(b"\xff\xfe")
+    assert node.run()["reasons"] == ["there is no receipt of a verified installation"]
+
+
+def test_the_time_and_the_tries_that_were_asked_for(
+    node: Node, releases: helper.Releases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    releases.publish("nomad", "1.2.3", b"program ")
+    seen: list[dict[str, Any]] = []
+    network = release.Network
+
+    def note(**given: Any) -> release.Network:
+        seen.append(given)
+        return network(**given)
+
+    monkeypatch.setattr(release, "Network", note)
+    assert node.run(timeout=7, retries=5)["changed"]
+    assert seen[0].pop("folder").startswith(str(node.remote_tmp))
+    assert seen == [{"timeout": 7, "retries": 5, "ca_path": None}]

@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,10 @@ def assert_error(result: helper.Outcome, *parts: str) -> None:
         assert part in result["msg"]
 
 
+def assert_says(result: helper.Outcome, text: str) -> None:
+    assert result.get("failed") and result["msg"] == f"{platform.node()}: {text}"
+
+
 def test_writes_a_binary_keyring(node: Node, gpg: helper.Gpg, first: str) -> None:
     result = node.run(diff=True)
     assert result["changed"] and result["downloaded"] and result["fingerprints"] == [first]
@@ -124,7 +129,11 @@ def test_another_key_is_refused(node: Node, server: helper.Server, gpg: helper.G
     before = node.dest.read_bytes()
     server.files["/key"] = gpg.export(second)
     result = node.run(force=True)
-    assert_error(result, f"{server.url}/key holds the key {second} (second", f"Expected: only {first}.")
+    assert_says(
+        result,
+        f"{server.url}/key holds the key {second} (second <second@example.com>). Expected: only {first}. "
+        "Next step: compare with the fingerprint that the publisher states, and pin it only if it is theirs.",
+    )
     assert node.dest.read_bytes() == before
 
 
@@ -132,7 +141,8 @@ def test_one_strange_key_among_the_pinned_is_refused(
     node: Node, server: helper.Server, gpg: helper.Gpg, first: str, second: str
 ) -> None:
     server.files["/key"] = gpg.export(first, second)
-    assert_error(node.run(), second)
+    assert_error(node.run(), f"/key holds the key {second} (second <second@example.com>). Expected: only {first}.")
+    assert_error(node.run(fingerprints=[first, "F" * 40]), f"Expected: only {', '.join(sorted([first, 'F' * 40]))}.")
     assert not node.dest.exists() and not node.dest.parent.exists()
     assert node.run(fingerprints=[first, second])["fingerprints"] == sorted([first, second])
 
@@ -160,7 +170,11 @@ def test_check_mode_uses_no_network_where_it_need_not(node: Node, server: helper
 
 def test_a_file_of_the_node(node: Node, gpg: helper.Gpg, server: helper.Server, first: str, tmp_path: Path) -> None:
     source = tmp_path / "key.asc"
-    assert_error(node.run(url=None, src=str(source)), f"{source} cannot be read")
+    assert_says(
+        node.run(url=None, src=str(source)),
+        f"{source} cannot be read (No such file or directory). Expected: a file with the public key. "
+        "Next step: copy the key to the node first, or use the option 'url'.",
+    )
     source.write_bytes(gpg.export(first))
     result = node.run(url=None, src=str(source))
     assert result["changed"] and not result["downloaded"] and server.requests == []
@@ -175,11 +189,25 @@ def test_errors_name_what_to_do(node: Node, server: helper.Server, first: str) -
     assert_error(node.run(fingerprints=[first[-16:]]), "not a full OpenPGP fingerprint", "short key ID")
     assert_error(node.run(fingerprints=[]), "'fingerprints' is empty")
     server.files["/key"] = b"<html>Please log in</html>"
-    assert_error(node.run(), "is not an OpenPGP public key", "Please log in", "login page")
+    assert_says(
+        node.run(fingerprints=[first, "F" * 40]),
+        f"{server.url}/key is not an OpenPGP public key: the file holds no OpenPGP key block, it starts with "
+        f"'<html>Please log in</html>'. Expected: the public key {', '.join(sorted([first, 'F' * 40]))}. "
+        "Next step: check the address; a login page or an error page of a proxy is a common cause.",
+    )
     del server.files["/key"]
     assert_error(node.run(), f"{server.url}/key does not exist (HTTP 404)")
     node.dest.mkdir(parents=True)
-    assert_error(node.run(), f"{node.dest} cannot be read")
+    assert_says(
+        node.run(),
+        f"{node.dest} cannot be read (Is a directory). Expected: a keyring file, or nothing, at this path. "
+        "Next step: remove what is there, or choose another 'dest'.",
+    )
+    node.dest.rmdir()
+    node.dest.parent.rmdir()
+    node.dest.parent.write_text("")
+    other = str(node.dest.parent / "deeper" / "key.gpg")
+    assert_error(node.run(dest=other), f"{other} cannot be read (Not a directory)")
 
 
 def test_expired_and_revoked_keys_are_a_warning(
@@ -189,9 +217,31 @@ def test_expired_and_revoked_keys_are_a_warning(
     monkeypatch.setattr(openpgp_key.AnsibleModule, "warn", lambda _self, text: warnings.append(text))
     old = gpg.new_key("old", expire="20200301T000000", faked_time="20200101T000000!")
     server.files["/key"] = gpg.export(old)
+    assert node.run(check=True, fingerprints=[old])["changed"] and warnings == []
     assert node.run(fingerprints=[old])["changed"]
-    assert len(warnings) == 1 and f"{old} (old <old@example.com>)" in warnings[0]
-    assert "expired on 2020-03-0" in warnings[0] and "force=true" in warnings[0]
+    expires = openpgp.read_keys(server.files["/key"])[0].expires
+    assert expires is not None
+    day = time.strftime("%Y-%m-%d", time.gmtime(expires))
+    assert warnings == [
+        f"The key {old} (old <old@example.com>) in {node.dest} expired on {day}; "
+        "if its owner has prolonged it, fetch it again with force=true."
+    ]
+    # A key ends with the second that it names.
+    for now, count in ((expires - 1, 1), (expires, 2)):
+        with monkeypatch.context() as clock:
+            clock.setattr(openpgp_key.time, "time", lambda now=now: now)
+            node.run(fingerprints=[old])
+        assert len(warnings) == count
+    withdrawn = gpg.new_key("withdrawn")
+    certificate = (gpg.home / "openpgp-revocs.d" / f"{withdrawn}.rev").read_text()
+    gpg.run("--import", data=certificate.replace(":-----BEGIN", "-----BEGIN").encode())
+    server.files["/key"] = gpg.export(withdrawn)
+    result = node.run(fingerprints=[withdrawn])
+    assert result["public_keys"][0]["revoked"]
+    assert warnings[2:] == [
+        f"The key {withdrawn} (withdrawn <withdrawn@example.com>) in {node.dest} is revoked by its owner; "
+        "look for its successor."
+    ]
 
 
 def test_documentation_and_arguments_agree(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,3 +282,67 @@ def test_a_password_is_nowhere(node: Node, server: helper.Server, capsys: pytest
     assert [result.get("failed", False) for result in results] == [False, False, True, True]
     assert results[0]["invocation"]["module_args"]["url"] == f"{server.url}/key"
     assert "s3cret" not in json.dumps(results) + capsys.readouterr().err
+
+
+def test_what_is_returned(node: Node, first: str) -> None:
+    common = {"changed", "invocation", "mode", "owner", "group", "state", "uid", "gid", "size", "secontext"}
+    documented = set(yaml.safe_load(openpgp_key.RETURN))
+    for check in (True, False, False):
+        result = node.run(check=check, diff=True)
+        assert set(result) - common - {"diff"} == documented
+        assert (result["dest"], result["downloaded"]) == (str(node.dest), result["changed"] and not check)
+    assert result["diff"] == {"before": f"{node.dest}\n{first}\n", "after": f"{node.dest}\n{first}\n"}
+
+
+def test_check_mode_and_force(node: Node, server: helper.Server, gpg: helper.Gpg, first: str, second: str) -> None:
+    """The key is fetched in check mode where only that tells whether something would change."""
+    assert node.run(check=True, force=True)["downloaded"] and not node.dest.parent.exists()
+    node.run()
+    server.files["/key"] = gpg.export(second)
+    server.requests.clear()
+    result = node.run(check=True, fingerprints=[second])
+    assert result["changed"] and not result["downloaded"] and server.requests == []
+    assert_error(node.run(check=True, force=True), f"holds the key {second}")
+    assert node.dest.read_bytes() == gpg.export(first, armored=False)
+
+
+def test_what_is_there_but_is_no_folder(node: Node, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    node.dest.parent.mkdir()
+    result = node.run(dest=str(node.dest.parent / ("x" * 300)))
+    assert result["failed"] and "cannot be read (File name too long)" in result["msg"]
+
+
+def test_a_folder_that_cannot_be_written_to(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(release, "make_folder", full)
+    assert_says(
+        node.run(),
+        f"{node.dest} could not be written ([Errno 28] No space left on device). "
+        "Expected: a folder that this task may write to. Next step: check 'dest' and use 'become'.",
+    )
+
+
+def test_the_time_and_the_tries_that_were_asked_for(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[dict[str, Any]] = []
+    network = release.Network
+
+    def note(**given: Any) -> release.Network:
+        seen.append(given)
+        return network(**given)
+
+    monkeypatch.setattr(release, "Network", note)
+    assert node.run(timeout=7, retries=5)["changed"]
+    assert seen[0].pop("folder").startswith(str(tmp_path / "tmp"))
+    assert seen == [{"timeout": 7, "retries": 5, "ca_path": None}]
+
+
+def test_nothing_of_a_run_is_left_behind(node: Node, tmp_path: Path) -> None:
+    node.run()
+    node.run(fingerprints=["F" * 40])
+    assert [path for path in (tmp_path / "tmp").rglob("*") if path.is_file()] == []
+    assert [path.name for path in node.dest.parent.iterdir()] == ["key.gpg"]
