@@ -99,7 +99,7 @@ _CRC24_TABLE = _crc24_table()
 
 def is_armored(data: bytes) -> bool:
     """Whether the data is ASCII armor; binary packets always start with bit 7 set."""
-    return bool(_ANY_BEGIN.search(data)) and not (data[:1] and data[0] & 0x80)
+    return bool(_ANY_BEGIN.search(data)) and not data[0] & 0x80
 
 
 def dearmor(data: bytes) -> bytes:

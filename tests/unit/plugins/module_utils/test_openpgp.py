@@ -307,6 +307,7 @@ def test_subpackets_of_every_length(form: int) -> None:
     ]
     area = b"".join(notes[:4]) + notes[4] + subpacket(LIFETIME, number(60), form) + issuer()
     assert made(signature(0x13, area)).expires == 1060
+    assert made(signature(0x13, subpacket(28, b"") + area)).expires == 1060
     # Bit 7 says that it is critical, not what it is.
     assert made(signature(0x13, subpacket(0x80 | LIFETIME, number(60), form) + issuer())).expires == 1060
     version_6 = notes[5] + subpacket(LIFETIME, number(60), form) + issuer(V6_BODY)
@@ -322,6 +323,7 @@ def test_subpackets_of_every_length(form: int) -> None:
         b"\x04\x13\x16\x08" + (len(says(5, 60)) + 2).to_bytes(2, "big") + says(5, 60) + b"\x02\x09" + bytes(4),
         b"\x04\x13\x16\x08" + (len(says(5, 60)) + 1).to_bytes(2, "big") + says(5, 60) + b"\x00" + bytes(4),
         b"\x04\x13\x16\x08" + (len(says(5, 60)) + 1).to_bytes(2, "big") + says(5, 60) + b"\xc0",
+        b"\x04\x13\x16\x08" + len(says(5, 60)).to_bytes(2, "big") + says(5, 60) + b"\x00\x05\x01\x1c",
     ],
 )
 def test_signatures_that_cannot_be_read_count_for_nothing(spoiled: bytes) -> None:
@@ -428,7 +430,7 @@ def test_armor_as_it_is_written() -> None:
     assert lines[5] == "=" + base64.b64encode(openpgp.crc24(long).to_bytes(3, "big")).decode()
     assert lines[6] == "-----END PGP PUBLIC KEY BLOCK-----" and openpgp.armor(long).endswith(b"-----\n")
     assert openpgp.is_armored(ARMORED) and openpgp.is_armored(b"Our key:\n" + ARMORED)
-    for data in (b"", b"text", BINARY, BINARY + ARMORED, b"x" + ARMORED):
+    for data in (b"", b"text", BINARY, BINARY + b"\n" + ARMORED, b"\x98\x10\n" + ARMORED, b"x" + ARMORED):
         assert not openpgp.is_armored(data)
 
 
