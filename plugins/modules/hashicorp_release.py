@@ -434,15 +434,10 @@ def set_attributes(module: AnsibleModule, path: str, changed: bool = False) -> b
 
 def write_receipt(module: AnsibleModule, plan: Plan, receipt: release.Receipt) -> None:
     release.make_folder(plan.receipt_path.parent)
-    with tempfile.NamedTemporaryFile(prefix=".gpufarm-", dir=plan.receipt_path.parent, delete=False) as staged:
-        try:
-            staged.write(receipt.to_json().encode())
-            staged.flush()
-            os.fsync(staged.fileno())
-            module.atomic_move(staged.name, str(plan.receipt_path), keep_dest_attrs=False)
-            plan.receipt_path.chmod(0o644)
-        finally:
-            Path(staged.name).unlink(missing_ok=True)
+    staged = Path(module.tmpdir) / "receipt"
+    staged.write_text(receipt.to_json(), encoding="utf-8")
+    module.atomic_move(str(staged), str(plan.receipt_path))
+    plan.receipt_path.chmod(0o644)
 
 
 def apply(module: AnsibleModule) -> dict[str, Any]:

@@ -155,9 +155,7 @@ public_keys:
       sample: false
 """
 
-import os
 import platform
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -293,14 +291,9 @@ def warn_about(module: AnsibleModule, keys: list[openpgp.PublicKey]) -> None:
 def write(module: AnsibleModule, dest: Path, content: bytes) -> None:
     """Replace the keyring in one step, so that apt never reads half a file."""
     release.make_folder(dest.parent)
-    with tempfile.NamedTemporaryFile(dir=module.tmpdir, delete=False) as staged:
-        try:
-            staged.write(content)
-            staged.flush()
-            os.fsync(staged.fileno())
-            module.atomic_move(staged.name, str(dest))
-        finally:
-            Path(staged.name).unlink(missing_ok=True)
+    staged = Path(module.tmpdir) / "keyring"
+    staged.write_bytes(content)
+    module.atomic_move(str(staged), str(dest))
 
 
 def main() -> None:

@@ -386,12 +386,11 @@ def test_pauses_count_as_time(server: helper.Server) -> None:
 @pytest.mark.parametrize(
     ("status", "words"),
     [
-        (404, "does not exist (HTTP 404). Expected: the file of this release. Next step: check product/version"),
-        (403, "answered HTTP 403 Forbidden. Expected: HTTP 200. Next step: check the address"),
-        (410, "answered HTTP 410 Gone. "),
-        (408, "answered HTTP 408 Request Timeout. "),
-        (304, "answered HTTP 304 Not Modified. "),
-        (302, "answered HTTP 302 Found. "),
+        (403, "answered HTTP 403 Forbidden"),
+        (410, "answered HTTP 410 Gone"),
+        (408, "answered HTTP 408 Request Timeout"),
+        (304, "answered HTTP 304 Not Modified"),
+        (302, "answered HTTP 302 Found"),
     ],
 )
 def test_answers_that_are_final(server: helper.Server, status: int, words: str) -> None:
@@ -399,8 +398,21 @@ def test_answers_that_are_final(server: helper.Server, status: int, words: str) 
     settings, pauses = network()
     with pytest.raises(release.ReleaseError) as caught:
         release.download(f"{server.url}/a", settings)
-    assert str(caught.value).startswith(f"{server.url}/a {words}")
+    assert str(caught.value) == (
+        f"{server.url}/a {words}. Expected: HTTP 200. "
+        "Next step: check the address and this node's access to the server (proxy, login, mirror)."
+    )
     assert len(server.requests) == 1 and pauses == []
+
+
+def test_a_file_that_is_not_there(server: helper.Server) -> None:
+    with pytest.raises(release.ReleaseError) as caught:
+        release.download(f"{server.url}/a", network()[0])
+    assert str(caught.value) == (
+        f"{server.url}/a does not exist (HTTP 404). Expected: the file of this release. "
+        "Next step: check product/version, or base_url of your mirror."
+    )
+    assert len(server.requests) == 1
 
 
 def test_what_a_server_says_steers_no_terminal(server: helper.Server) -> None:
@@ -827,6 +839,8 @@ WANTED = release.Wanted("nomad", "1.0", "amd64", "/bin/nomad", None, (PINNED,))
 
 def test_a_receipt_survives_the_disk() -> None:
     assert release.read_receipt(RECEIPT.to_json()) == RECEIPT
+    unverified = dataclasses.replace(RECEIPT, signed_by=None)
+    assert release.read_receipt(unverified.to_json()) == unverified
 
 
 @pytest.mark.parametrize(

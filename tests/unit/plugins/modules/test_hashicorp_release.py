@@ -708,3 +708,21 @@ def test_the_time_and_the_tries_that_were_asked_for(
     assert node.run(timeout=7, retries=5)["changed"]
     assert seen[0].pop("folder").startswith(str(node.remote_tmp))
     assert seen == [{"timeout": 7, "retries": 5, "ca_path": None}]
+
+
+def test_the_program_is_on_the_disk_before_it_takes_the_place_of_the_old_one(
+    node: Node, releases: helper.Releases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    releases.publish("nomad", "1.2.3", b"program ")
+    steps: list[str] = []
+    move = hashicorp_release.AnsibleModule.atomic_move
+
+    def note(self: Any, source: str, target: str, **options: Any) -> None:
+        content = Path(source).read_bytes()
+        steps.append(f"{Path(target).name.partition('-')[0]} {len(content)}")
+        move(self, source, target, **options)
+
+    monkeypatch.setattr(hashicorp_release.os, "fsync", lambda _number: steps.append("written"))
+    monkeypatch.setattr(hashicorp_release.AnsibleModule, "atomic_move", note)
+    assert node.run()["changed"]
+    assert steps[:2] == ["written", f"nomad {len(b'program amd64')}"] and len(steps) == 3
