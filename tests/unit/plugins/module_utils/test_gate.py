@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from ansible_collections.gpufarm.core.plugins.module_utils import gate, nomad
 from ansible_collections.gpufarm.core.plugins.module_utils.gate import Decision, GateNode, Wish
+from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.gate_helper import Farm
 
 NOW = "2026-11-21T12:00:00Z"
 BEFORE = "2026-11-21T11:00:00Z"
@@ -538,3 +540,242 @@ def test_stopped_plugin_is_named() -> None:
     judged = judge({**entry("a", verdict="ok", reason=None), "agent": "plugin_stopped"}, verdicts=[verdict("a")])
     assert judged["nodes"][0]["reason"] == "nomad plugin_stopped"
     assert "restart Nomad" in judged["sick"][0]["message"]
+
+
+# --- word for word ---------------------------------------------------------------------------
+
+OWN_WELL = Wish(healthy=True, closed_by=gate.NODE)
+LATER_DRAIN = {"message": "new riser"}
+
+
+@pytest.mark.parametrize(
+    ("at", "wish", "words"),
+    [
+        (node(), HEALTHY, "healthy and open"),
+        (node(eligible=False), HEALTHY, "healthy, but is ineligible by somebody else; left as it is"),
+        (node(eligible=False, draining=True), HEALTHY, "healthy, but is drained by somebody else; left as it is"),
+        (
+            node(status="down", eligible=False, meta=marks()),
+            HEALTHY,
+            "its status is down; it stays closed until it is ready",
+        ),
+        (
+            node(eligible=False, meta=marks()),
+            OWN_WELL,
+            "closed by the farm for gpu_lost GPU-1; only the farm's run opens it",
+        ),
+        (
+            node(eligible=False, draining=True, meta=marks(), drain_meta=LATER_DRAIN),
+            HEALTHY,
+            "healthy, but drained by somebody else; left as it is",
+        ),
+        (node(meta=marks()), HEALTHY, "opened by somebody else before; its old reason is removed"),
+        (
+            node(eligible=False, meta=marks()),
+            HEALTHY,
+            "opened after a clean probe; it was closed for gpu_lost GPU-1",
+        ),
+        (
+            node(eligible=False, meta=marks()),
+            dataclasses.replace(HEALTHY, closed_min_s=60),
+            "healthy, and stays closed for 60 s, which nobody can tell without the node's uptime; "
+            "it was closed for gpu_lost GPU-1",
+        ),
+        (node(eligible=False), SICK, "already ineligible by somebody else; its health: gpu_lost GPU-1"),
+        (
+            node(eligible=False, draining=True),
+            SICK,
+            "already drained by somebody else; its health: gpu_lost GPU-1",
+        ),
+        (node(), SICK, "closed: gpu_lost GPU-1"),
+        (node(status="down"), SICK, "closed, down: gpu_lost GPU-1"),
+        (
+            node(status="disconnected"),
+            SICK,
+            "not closed, Nomad holds it for disconnected; its health: gpu_lost GPU-1",
+        ),
+        (node(eligible=False, meta=marks()), SICK, f"closed since {BEFORE} for gpu_lost GPU-1"),
+        (node(eligible=False, meta=marks("x")), SICK, f"closed since {BEFORE}, now for gpu_lost GPU-1"),
+        (
+            node(eligible=False, meta=marks()),
+            dataclasses.replace(SICK, drain=True),
+            f"closed since {BEFORE}, now drained: gpu_lost GPU-1",
+        ),
+        (node(eligible=False), Wish(healthy=False), "already ineligible by somebody else; its health: no reason given"),
+    ],
+)
+def test_what_is_told(at: GateNode, wish: Wish, words: str) -> None:
+    assert gate.decide(at, wish, NOW).message == words
+
+
+def test_closed_node_that_is_down_takes_no_other_reason() -> None:
+    closed = node(status="down", eligible=False, drain_meta=marks("xid_79"))
+    wish = dataclasses.replace(SICK, drain=True, index=500)
+    assert gate.decide(closed, wish, NOW) == Decision("none", f"closed since {BEFORE} for xid_79")
+
+
+def test_decisions_are_as_small_as_they_can_be() -> None:
+    assert gate.decide(node(), SICK, NOW) == Decision(
+        "close", "closed: gpu_lost GPU-1", marks(since=NOW), drain=False, eligible=False
+    )
+    assert gate.decide(node(), dataclasses.replace(SICK, drain=True), NOW) == Decision(
+        "close", "closed: gpu_lost GPU-1", marks(since=NOW), drain=True, eligible=None
+    )
+    opening = gate.decide(node(eligible=False, meta=marks()), HEALTHY, NOW)
+    assert (opening.action, opening.eligible, opening.drain, opening.cancel_drain) == ("open", True, False, False)
+    drained = gate.decide(node(eligible=False, draining=True, meta=marks(), drain_meta=marks()), HEALTHY, NOW)
+    assert (drained.action, drained.eligible, drained.drain, drained.cancel_drain) == ("open", None, False, True)
+
+
+def test_wishes_are_those_of_a_farm_without_drain() -> None:
+    wish = Wish(True)
+    assert (wish.reason, wish.drain, wish.drain_deadline_s, wish.closed_by) == (None, False, 3600, "farm")
+    assert (wish.index, wish.uptime, wish.open_after, wish.closed_min_s) == (None, None, 1, 0)
+
+
+def test_marks_without_an_author_are_the_farms() -> None:
+    """As those are that somebody wrote by hand."""
+    plain = {"gpufarm_gate": "closed", "gpufarm_gate_reason": "by hand"}
+    assert gate.decide(node(eligible=False, meta=plain), OWN_WELL, NOW).action == "none"
+    sick = Wish(False, "xid_79", closed_by=gate.NODE)
+    assert gate.decide(node(eligible=False, meta=plain), sick, NOW).message == f"closed since {NOW} for by hand"
+
+
+def test_whole_answer_of_nomad_is_read() -> None:
+    answer = {
+        "ID": "id-1", "Name": "gpu01", "Status": "ready", "SchedulingEligibility": "eligible", "Meta": {"rack": "7"},
+        "ModifyIndex": 12, "LastDrain": {"StartedAt": BEFORE, "Meta": {"a": "b"}},
+    }  # fmt: skip
+    assert gate.gate_node(answer) == GateNode(
+        "id-1", "gpu01", "ready", True, False, {"rack": "7"}, {"a": "b"}, drained_at=BEFORE, index=12
+    )
+    assert gate.gate_node({}) == GateNode("", "", "", False, False, {}, {}, drained_at="", index=0)
+    assert gate.gate_node({"Drain": True}).draining
+
+
+@pytest.mark.parametrize(
+    ("status", "state"), [(99, "stopped"), (100, "unhealthy"), (199, "unhealthy"), (201, "unhealthy")]
+)
+def test_border_of_an_answer(status: int, state: str) -> None:
+    assert gate.agent_state(status, None) == state
+
+
+@pytest.mark.parametrize(("age", "state"), [(60.0, "ok"), (59.999, "plugin_stopped")])
+def test_border_of_the_age(age: float, state: str) -> None:
+    """The statistics are 60 seconds old to the nanosecond."""
+    old = {"Timestamp": 1795273862000000000, "DeviceStats": stats("2026-11-21T15:10:02Z")["DeviceStats"]}
+    assert gate.plugin_age_s(old) == 60.0
+    assert gate.agent_state(200, old, age) == state
+    assert gate.agent_state(200, old) == "ok"
+
+
+def test_reason_has_five_hundred_characters_at_most() -> None:
+    assert gate.clean_reason("x" * 500) == "x" * 500
+    assert gate.clean_reason("x" * 501) == "x" * 497 + "..."
+    assert gate.clean_reason(" a~ \x7fb ") == "a~ b"
+
+
+def test_time_is_that_of_greenwich() -> None:
+    assert gate.timestamp(0) == "1970-01-01T00:00:00Z"
+
+
+NEXT = {
+    "agent_stopped": "read `journalctl -u nomad` there and start Nomad",
+    "plugin_stopped": "read `journalctl -u nomad` there, run playbooks/site.yml for it and restart Nomad",
+    "agent_unhealthy": "repair it and run playbooks/health.yml again, which opens the node after a clean probe",
+}
+
+
+@pytest.mark.parametrize("code", sorted(NEXT))
+def test_sick_node_has_a_next_step(code: str) -> None:
+    agent = code.replace("agent_", "")
+    (sick,) = judge({**entry("a", verdict="ok", reason=None), "agent": agent}, verdicts=[verdict("a")])["sick"]
+    assert (
+        sick["message"]
+        == f"Node a: found nomad {code}. Expected: healthy GPUs that Nomad has. Next step: {NEXT[code]}."
+    )
+
+
+def test_node_without_nomad_has_a_next_step() -> None:
+    (sick,) = judge(entry("a", verdict="ok", reason=None), verdicts=[verdict("a", "node_missing")])["sick"]
+    assert sick["message"].endswith(
+        "Next step: run playbooks/site.yml for it, because Nomad cannot close a node that it does not know."
+    )
+
+
+@pytest.mark.parametrize(
+    ("probe", "words"),
+    [
+        ({"unreachable": True, "msg": "timed out"}, "host-a: cannot be reached (timed out)"),
+        ({"failed": True, "msg": "no python"}, "host-a: could not be probed (no python)"),
+        ({}, "host-a: could not be probed (no answer)"),
+    ],
+)
+def test_unprobed_node_has_a_next_step(probe: dict[str, Any], words: str) -> None:
+    (told,) = judge(entry("a", **probe), verdicts=[verdict("a")])["unprobed"]
+    assert told["message"] == (
+        f"{words}. Expected: a host that Ansible reaches, with Python and root rights. "
+        "Next step: run `ansible host-a -m ansible.builtin.ping --become`. Its node stays as it is in Nomad."
+    )
+
+
+# --- asking Nomad ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def farm() -> Iterator[Farm]:
+    running = Farm(3)
+    yield running
+    running.agent.close()
+
+
+def client_of(farm: Farm) -> nomad.Client:
+    return nomad.Client(nomad.Connection(address=farm.agent.url))
+
+
+def test_of_several_nodes_with_one_name_the_youngest_that_lives_counts(farm: Farm) -> None:
+    for number, (created, status) in enumerate([(30, "down"), (20, "ready"), (10, "ready")]):
+        farm.nodes[f"id-{number}"].update(Name="gpu0", CreateIndex=created, Status=status)
+    found = gate.find_nodes(client_of(farm), ["gpu0", "id-2", "nobody"])
+    assert {name: each and each.id for name, each in found.items()} == {"gpu0": "id-1", "id-2": "id-2", "nobody": None}
+    farm.nodes["id-1"]["Status"] = farm.nodes["id-2"]["Status"] = "down"
+    known = gate.find_nodes(client_of(farm), ["gpu0"])["gpu0"]
+    assert known is not None and known.id == "id-0"
+
+
+def test_meta_is_that_of_the_client_and_that_of_the_servers_where_nobody_reaches_it(farm: Farm) -> None:
+    farm.nodes["id-1"]["Meta"] = {"from": "servers"}
+    farm.clients["id-1"] = {"from": "client"}
+    assert gate.read_node(client_of(farm), "id-1").meta == {"from": "client"}
+    farm.refuse = "/v1/client/metadata"
+    assert gate.read_node(client_of(farm), "id-1").meta == {"from": "servers"}
+    farm.refuse = None
+    farm.agent.requests.clear()
+    farm.nodes["id-1"]["Status"] = "down"
+    assert gate.read_node(client_of(farm), "id-1").meta == {"from": "servers"}
+    assert farm.asked == ["/v1/node/id-1"]
+
+
+def test_client_that_may_not_be_asked_is_an_error(farm: Farm) -> None:
+    answer = farm.agent.answer
+
+    def forbidden(request: Any) -> bool:
+        if "/v1/client/metadata" not in request.path:
+            return answer(request)
+        request.reply(403, b"Permission denied", {})
+        return True
+
+    farm.agent.answer = forbidden
+    with pytest.raises(nomad.NomadError, match="HTTP 403"):
+        gate.read_node(client_of(farm), "id-1")
+
+
+def test_sets_of_nodes(farm: Farm) -> None:
+    farm.nodes["id-1"]["Meta"] = {"gpufarm_gate": "closed"}
+    farm.nodes["id-2"]["NodeResources"] = {"Devices": None}
+    assert gate.marked_nodes(client_of(farm)) == {"id-1"}
+    assert gate.nodes_with_devices(client_of(farm)) == {"id-0", "id-1"}
+
+
+def test_identity_is_quoted_in_a_path() -> None:
+    assert gate.node_path("a b?c") == "/v1/node/a%20b%3Fc"
