@@ -119,13 +119,10 @@ def gated(client: nomad.Client, config: Mapping[str, Any], found: Mapping[str, A
     problems, node = compare(client, found["nvidia_smi"], config["ignored"])
     stats = statistics(client)
     judged = gate.judge_farm(
-        [{
-            "node": node.name, "host": node.name, "probe": found,
-            "agent": gate.agent_state(200, stats, config["plugin_age_max"]),
-        }],
+        [{"node": node.name, "probe": found, "agent": gate.agent_state(200, stats, config["plugin_age_max"])}],
         [{"name": node.name, "problems": [{"code": problem.code} for problem in problems]}],
         config["close_on"],
-    )  # fmt: skip
+    )
     (entry,) = judged["nodes"]
     uptime = stats.get("Uptime")
     wish = gate.Wish(
@@ -153,8 +150,7 @@ def gated(client: nomad.Client, config: Mapping[str, Any], found: Mapping[str, A
 def status_of(**known: Any) -> dict[str, Any]:
     """What is known, and null for the rest."""
     unknown: dict[str, Any] = {
-        "verdict": None, "healthy": None, "reason": None, "action": FAILED, "message": "", "problems": [],
-        "nomad_problems": None,
+        "verdict": None, "healthy": None, "reason": None, "action": FAILED, "problems": [], "nomad_problems": None,
     }  # fmt: skip
     return {**unknown, **known, "checked_at": gate.timestamp()}
 
@@ -220,7 +216,7 @@ def write_status(path: str, status: Mapping[str, Any]) -> None:
     """Replace the status file in one step, so that a reader never sees half of it."""
     folder = Path(path).parent
     folder.mkdir(parents=True, exist_ok=True)
-    handle, staged = tempfile.mkstemp(dir=folder, prefix=".health-")
+    handle, staged = tempfile.mkstemp(dir=folder)
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         json.dump(status, file, indent=1)
         file.write("\n")
