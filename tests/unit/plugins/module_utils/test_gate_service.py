@@ -357,7 +357,8 @@ def test_configuration_that_cannot_be_used(
     assert told.startswith(f"{platform.node()}: no verdict: {path} cannot be used (")
     assert words in told
     assert told.endswith(
-        "). Expected: the configuration that the role gpu_health writes. Next step: run that role for this host again.\n"
+        "). Expected: the configuration that the role gpu_health writes. "
+        "Next step: run that role for this host again.\n"
     )
     written = json.loads(status.read_text())
     assert (written["healthy"], written["verdict"], written["action"]) == (None, None, "failed")
