@@ -893,13 +893,13 @@ def parse_query_csv(text: str, fields: Sequence[str] = QUERY_FIELDS) -> dict[str
 # --------------------------------------------------------------------------------------------------------------------
 # The other calls
 
-_LIST_GPU = re.compile(r"^GPU ([0-9]{1,4}): (.+) \(UUID: ([^()\s]+)\)$")
+_LIST_GPU = re.compile(r"^GPU ([0-9]{1,4}): .+ \(UUID: ([^()\s]+)\)$")
 _LIST_MIG = re.compile(r"^MIG (\S+)\s+Device\s+([0-9]{1,4}): \(UUID: ([^()\s]+)\)$")
 _OLD_MIG_UUID = re.compile(r"^MIG-GPU-[0-9a-fA-F-]+/([0-9]{1,4})/([0-9]{1,4})$")
 
 
 def parse_list(text: str) -> list[dict[str, Any]]:
-    """C(nvidia-smi -L): index, name, uuid and mig_devices of each GPU; other lines (messages) are passed over."""
+    """C(nvidia-smi -L): index, uuid and mig_devices of each GPU; other lines (messages) are passed over."""
     gpus: list[dict[str, Any]] = []
     for raw in text.splitlines():
         line = raw.strip()
@@ -908,8 +908,7 @@ def parse_list(text: str) -> list[dict[str, Any]]:
             gpus.append(
                 {
                     "index": int(gpu.group(1)),
-                    "name": _text(gpu.group(2)),
-                    "uuid": _identifier(gpu.group(3)),
+                    "uuid": _identifier(gpu.group(2)),
                     "mig_devices": [],
                 }
             )

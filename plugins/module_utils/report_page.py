@@ -32,7 +32,6 @@ NAMES = 8
 
 WORDS = {"critical": "critical", "warning": "warning", "ok": "healthy", "unknown": "not known"}
 STATES = {
-    "answered": "answered",
     "unreachable": "unreachable",
     "failed": "check failed",
     "not_asked": "not asked",

@@ -610,6 +610,14 @@ def test_entities_depth_and_other_documents_are_refused(document: str) -> None:
     assert not parses_or_refuses(document)
 
 
+def test_depth_is_bounded() -> None:
+    def nested(depth: int) -> str:
+        return "<nvidia_smi_log>" + "<a>" * (depth - 1) + "</a>" * (depth - 1) + "</nvidia_smi_log>"
+
+    assert parses_or_refuses(nested(32))
+    assert not parses_or_refuses(nested(33))
+
+
 def test_too_much_output_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvidia_smi, "MAX_OUTPUT_BYTES", 1000)
     assert not parses_or_refuses(ONE_GPU)
