@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator
 from typing import Any
 
@@ -239,3 +240,87 @@ def test_defaults_are_documented() -> None:
     assert {name: option.get("default") for name, option in options.items()} == {
         "nodes": None, "drain": False, "drain_deadline": 3600, "max_closed": "20%", "open_after": 1, "closed_min": 0,
     }  # fmt: skip
+
+
+def test_words_for_people(capsys: pytest.CaptureFixture[str], nomad: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nomad_gpu_gate.gate, "timestamp", lambda: "2026-11-21T12:00:00Z")
+    nomad.nodes["id-1"]["SchedulingEligibility"] = "ineligible"
+    items = [SICK, {"node": "gpu1", "healthy": True}, {"node": "gpu2", "healthy": True}, {**SICK, "node": "nobody"}]
+    result = run(capsys, nomad, items, drain=True)
+    unknown = (
+        "Node nobody: Nomad knows no such node. Expected: its name or ID in Nomad. "
+        "Next step: check that the Nomad client runs there ('nomad node status')"
+    )
+    assert result["table"].splitlines() == [
+        "NODE    STATUS  ELIGIBLE  ACTION  WHY",
+        "gpu0    ready   no        close   closed: gpu_lost GPU-1",
+        "gpu1    ready   no        none    healthy, but is ineligible by somebody else; left as it is",
+        "gpu2    ready   yes       none    healthy and open",
+        f"nobody  -       -         failed  {unknown}",
+    ]
+    assert result["msg"] == f"{platform.node()}: 1 of 4 nodes could not be set:\n{unknown}"
+    memory = '{"index":10,"clean":0,"uptime":null,"drain":""}'
+    assert result["diff"] == {
+        "before": "gpu0: eligible\n",
+        "after": "gpu0: ineligible, draining\n"
+        "  gpufarm_gate = closed\n"
+        "  gpufarm_gate_reason = gpu_lost GPU-1\n"
+        "  gpufarm_gate_since = 2026-11-21T12:00:00Z\n"
+        "  gpufarm_gate_closed_by = farm\n"
+        f"  gpufarm_gate_memory = {memory}\n",
+    }
+    assert result["nodes"][0] == {
+        "name": "gpu0", "id": "id-0", "status": "ready", "eligible": False, "draining": False, "action": "close",
+        "message": "closed: gpu_lost GPU-1",
+    }  # fmt: skip
+    assert result["nodes"][3] == {
+        "name": "nobody", "id": None, "status": None, "eligible": None, "draining": False, "action": "failed",
+        "message": unknown,
+    }  # fmt: skip
+    opened = run(capsys, nomad, [WELL])
+    assert opened["nodes"][0]["draining"] is True
+    assert opened["diff"]["before"].startswith("gpu0: ineligible, draining\n")
+    assert opened["diff"]["after"].startswith("gpu0: eligible\n  gpufarm_gate = open\n")
+
+
+def test_refusal_names_the_node_and_what_nomad_said(capsys: pytest.CaptureFixture[str], nomad: Farm) -> None:
+    nomad.refuse = "/v1/node/id-0/eligibility"
+    message = run(capsys, nomad, [SICK])["nodes"][0]["message"]
+    assert message.startswith(
+        f"Node gpu0: {nomad.agent.url}/v1/node/id-0/eligibility answered HTTP 500: rpc error: no path"
+    )
+
+
+def test_node_that_is_named_twice_is_the_one_that_is_told(capsys: pytest.CaptureFixture[str], nomad: Farm) -> None:
+    result = run(capsys, nomad, [{"node": "a", "healthy": True}, WELL, SICK])
+    assert result["msg"] == (
+        f"{platform.node()}: node gpu0 is twice in the option 'nodes'. Expected: one entry a node. "
+        "Next step: merge the entries."
+    )
+
+
+@pytest.mark.parametrize("reason", [None, "", "  "])
+def test_reason_is_needed(capsys: pytest.CaptureFixture[str], nomad: Farm, reason: str | None) -> None:
+    assert run(capsys, nomad, [{**SICK, "reason": reason}])["msg"] == (
+        f"{platform.node()}: node gpu0 is not healthy and no reason is given. "
+        "Expected: a reason, because somebody will ask. Next step: set 'nodes[].reason'."
+    )
+
+
+def test_wish_of_a_node_goes_before_that_of_all(capsys: pytest.CaptureFixture[str], nomad: Farm) -> None:
+    items = [{**SICK, "drain": True, "drain_deadline": 7}, {**SICK, "node": "gpu1"}]
+    run(capsys, nomad, items, max_closed="2", drain_deadline=60)
+    assert nomad.nodes["id-0"]["DrainStrategy"] == {"Deadline": 7_000_000_000, "IgnoreSystemJobs": True}
+    assert nomad.nodes["id-1"]["DrainStrategy"] is None
+
+
+def test_five_reasons_are_told_and_the_most_frequent_first(capsys: pytest.CaptureFixture[str]) -> None:
+    farm = Farm(9)
+    try:
+        reasons = ["a", "b", "b", "c", "d", "e", "f", "g"]
+        sick = [{"node": f"gpu{number}", "healthy": False, "reason": reason} for number, reason in enumerate(reasons)]
+        lines = run(capsys, farm, sick)["msg"].splitlines()
+    finally:
+        farm.agent.close()
+    assert [line.split(" closed: ")[0] for line in lines[1:]] == ["2 x", "1 x", "1 x", "1 x", "1 x"]
+    assert lines[1] == "2 x closed: b"
