@@ -75,6 +75,8 @@ def node_flags() -> list[str]:
         flags += ["--cgroupns=host", "--volume=/sys/fs/cgroup:/sys/fs/cgroup:rw"]
     else:
         flags += ["--cgroupns=private"]
+    # A reboot ends the container.
+    flags += ["--restart=unless-stopped"]
     return [*flags, "--tmpfs=/run", "--tmpfs=/run/lock", "--volume=/var/lib/docker"]
 
 

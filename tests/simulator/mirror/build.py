@@ -90,19 +90,27 @@ NVIDIA_PLUGIN = Product(
     module="github.com/hashicorp/nomad",
     keep={"LICENSE.txt": "LICENSE"},
 )
-CONTAINER_TOOLKIT = Product(
-    name="nvidia-container-toolkit",
-    folder="container-toolkit",
-    version="1.20.1",
-    packages=tuple(
-        f"{TOOLKIT}/cmd/{program}"
-        for program in ("nvidia-cdi-hook", "nvidia-container-runtime", "nvidia-container-runtime-hook", "nvidia-ctk")
-    ),
-    ldflags=f"-s -w -extldflags=-Wl,-z,lazy -X {TOOLKIT}/internal/info.version=1.20.1",
-    module=TOOLKIT,
-    keep={"source/deployments": "deployments", "source/packaging": "packaging", "source/LICENSE": "LICENSE"},
+
+
+def container_toolkit_of(version: str, folder: str) -> Product:
+    """Return NVIDIA's container toolkit in one version."""
+    programs = ("nvidia-cdi-hook", "nvidia-container-runtime", "nvidia-container-runtime-hook", "nvidia-ctk")
+    return Product(
+        name="nvidia-container-toolkit",
+        folder=folder,
+        version=version,
+        packages=tuple(f"{TOOLKIT}/cmd/{program}" for program in programs),
+        ldflags=f"-s -w -extldflags=-Wl,-z,lazy -X {TOOLKIT}/internal/info.version={version}",
+        module=TOOLKIT,
+        keep={"source/deployments": "deployments", "source/packaging": "packaging", "source/LICENSE": "LICENSE"},
+    )
+
+
+CONTAINER_TOOLKITS = (
+    container_toolkit_of("1.20.0", "container-toolkit-older"),
+    container_toolkit_of("1.20.1", "container-toolkit"),
 )
-PRODUCTS = (NOMAD, NVIDIA_PLUGIN, CONTAINER_TOOLKIT)
+PRODUCTS = (NOMAD, NVIDIA_PLUGIN, *CONTAINER_TOOLKITS)
 
 
 # --- progress ---------------------------------------------------------------------------------------------------------
@@ -331,9 +339,9 @@ def nvidia_plugin() -> Path:
     return product(NVIDIA_PLUGIN)
 
 
-def container_toolkit() -> Path:
-    """Return the folder that holds the toolkit's programs and, under source/, its packaging and units."""
-    return product(CONTAINER_TOOLKIT)
+def container_toolkits() -> dict[str, Path]:
+    """Return, by version, the folder of the toolkit's programs and, under source/, its packaging and units."""
+    return {what.version: product(what) for what in CONTAINER_TOOLKITS}
 
 
 def gpu_double() -> Path:
@@ -355,18 +363,18 @@ def mirror() -> Path:
     """Return the folder that the server serves, building everything that is missing."""
     keys = pki()
 
-    def in_turn() -> tuple[Path, Path, Path, Path]:
-        return gpu_double(), nvcc(), container_toolkit(), nvidia_plugin()
+    def in_turn() -> tuple[Path, Path, dict[str, Path], Path]:
+        return gpu_double(), nvcc(), container_toolkits(), nvidia_plugin()
 
     # Nomad takes as long as all the others together, so two at a time keep two cores busy.
     with ThreadPoolExecutor(2) as pool:
         first, others = pool.submit(nomad), pool.submit(in_turn)
         programs = first.result()
-        double, compiler, toolkit, plugin = others.result()
+        double, compiler, toolkits, plugin = others.result()
     artefacts = layout.Artefacts(
         nomad={NOMAD.version: programs},
         nvidia_plugin={NVIDIA_PLUGIN.version: plugin},
-        container_toolkit={CONTAINER_TOOLKIT.version: toolkit},
+        container_toolkit=toolkits,
         gpu_double=double,
         nvcc=compiler,
     )

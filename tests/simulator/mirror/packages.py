@@ -15,10 +15,11 @@ from pathlib import Path
 from tests.simulator.tools import BuildError
 
 LIBRARIES = "/usr/lib/x86_64-linux-gnu"
-DRIVERS = {"570": "570.195.03", "580": "580.159.04"}
+# Two versions of each: a pin, a change of branch and "what is installed stays" mean nothing where there is one.
+DRIVERS = {"570": ("570.172.08", "570.195.03"), "580": ("580.95.05", "580.159.04")}
 # The newest CUDA that the driver of a branch runs.
 DRIVER_CUDA = {"570": "12.8", "580": "13.0"}
-CUDA = {"12.8": "12.8.1", "13.0": "13.0.2"}
+CUDA = {"12.8": ("12.8.0", "12.8.1"), "13.0": ("13.0.1", "13.0.2")}
 # The version of nvcc that cuda.txt pins; no package with an nvcc of CUDA 12.8 can be had that way.
 NVCC = {"13.0": "13.0.88"}
 CUDA_PIN = """\
@@ -210,28 +211,43 @@ TOOLS = "/usr/local/lib/gpufarm-simulator"
 DEVICE_TOOLS = (DEVICES, "gpufarm-gpu-profile", "install-profile.sh")
 # Where DKMS would build and load the module, the double makes the device nodes of the GPUs that the
 # node's profile plugs in. nvidia-cdi-refresh.service looks for the module's name in modules.dep.
-# The profile names the driver whose module is loaded: another branch is, as after the reboot that a real node needs.
+# The profile names the driver that is installed. A module of another version that is loaded already stays until the
+# node starts again, which takes its kernel_version away (gpufarm-node-init).
 KERNEL_POSTINST = f"""\
 #!/bin/sh
 set -e
 profile=/etc/gpufarm-simulator/gpu.yml
+said() {{
+    sed -n "/^driver:/,/^[^ ]/s/^  $1: //p" "$profile"
+}}
 if [ "$1" = configure ]; then
-    if [ -e "$profile" ] && ! grep -q '^  version: @VERSION@$' "$profile"; then
-        new=$(sed -e '/^driver:/,/^[^ ]/s/^  version: .*/  version: @VERSION@/' \\
-            -e '/^driver:/,/^[^ ]/s/^  cuda_version: .*/  cuda_version: "@CUDA@"/' "$profile")
-        printf '%s\\n' "$new" >"$profile"
-        # The copy for containers is named by the version and is made anew without this mark.
-        rm -f /run/gpufarm-simulator/linked
+    stays=
+    if [ -e "$profile" ]; then
+        if [ -e /dev/nvidiactl ]; then
+            stays=$(said kernel_version)
+            [ -n "$stays" ] || stays=$(said version)
+            [ "$stays" != @VERSION@ ] || stays=
+        fi
+        new=$(sed -e '/^driver:/,/^[^ ]/{{/^  kernel_version: /d' \\
+            -e "s/^  version: .*/  version: @VERSION@${{stays:+\\\\n  kernel_version: $stays}}/" \\
+            -e 's/^  cuda_version: .*/  cuda_version: "@CUDA@"/' -e '}}' "$profile")
+        if [ "$new" != "$(cat "$profile")" ]; then
+            printf '%s\\n' "$new" >"$profile"
+            # The copy for containers is named by the version and is made anew without this mark.
+            rm -f /run/gpufarm-simulator/linked
+        fi
     fi
     modules=/lib/modules/$(uname -r)
     mkdir -p "$modules/updates/dkms"
     : >"$modules/updates/dkms/nvidia.ko"
-    grep -qs '^updates/dkms/nvidia[.]ko:' "$modules/modules.dep" ||
-        echo 'updates/dkms/nvidia.ko:' >>"$modules/modules.dep"
+    # depmod writes it with every module that DKMS installs; nvidia-cdi-refresh.path waits for that.
+    touch "$modules/modules.dep"
+    others=$(sed '/^updates.dkms.nvidia[.]ko:/d' "$modules/modules.dep")
+    printf '%s\\n' ${{others:+"$others"}} 'updates/dkms/nvidia.ko:' >"$modules/modules.dep"
     if [ -d /run/systemd/system ]; then
         systemctl --system daemon-reload
         systemctl enable --quiet {DEVICES}.service
-        systemctl restart {DEVICES}.service
+        [ -n "$stays" ] || systemctl restart {DEVICES}.service
     fi
 fi
 """
@@ -270,8 +286,9 @@ DOUBLE = "double of NVIDIA's package, with the simulator's GPUs in place of a dr
 
 def drivers(double: Path) -> Iterator[Deb]:
     """Yield the packages of every driver branch; one repository lists all branches."""
-    for branch, version in DRIVERS.items():
-        yield from driver(double, branch, version)
+    for branch, versions in DRIVERS.items():
+        for version in versions:
+            yield from driver(double, branch, version)
 
 
 def pinning(branch: str) -> str:
@@ -373,46 +390,15 @@ def cuda_toolkits(nvcc: Path) -> list[Deb]:
     debs = [
         Deb(
             name="cuda-toolkit-config-common",
-            version=f"{max(CUDA.values())}-1",
+            version=f"{max(version for versions in CUDA.values() for version in versions)}-1",
             architecture="all",
             description="double of NVIDIA's package",
             files={"/etc/ld.so.conf.d/000_cuda.conf": File(b"/usr/local/cuda/targets/x86_64-linux/lib\n")},
         )
     ]
-    for short, version in CUDA.items():
-        prefix, dashed, major = f"/usr/local/cuda-{short}", short.replace(".", "-"), short.split(".", maxsplit=1)[0]
-        statement = {"cuda": {"name": "CUDA SDK", "version": version}}
-        priority = short.replace(".", "")
-        debs += [
-            Deb(
-                name=f"cuda-toolkit-{dashed}-config-common",
-                version=f"{version}-1",
-                architecture="all",
-                description="double of NVIDIA's package",
-                fields={"Depends": "cuda-toolkit-config-common"},
-                files={f"{prefix}/version.json": File((json.dumps(statement, indent=3) + "\n").encode())},
-                scripts={
-                    "postinst": "#!/bin/sh\nset -e\n"
-                    f"update-alternatives --install /usr/local/cuda cuda {prefix} {priority}\n",
-                    "prerm": f'#!/bin/sh\nset -e\n[ "$1" = upgrade ] || update-alternatives --remove cuda {prefix}\n',
-                },
-            ),
-            Deb(
-                name=f"cuda-toolkit-{dashed}",
-                version=f"{version}-1",
-                description="double of NVIDIA's meta package of the CUDA toolkit",
-                fields={
-                    "Depends": f"cuda-toolkit-{dashed}-config-common (= {version}-1)"
-                    + (f", cuda-nvcc-{dashed} (>= {NVCC[short]})" if short in NVCC else "")
-                },
-            ),
-            Deb(
-                name=f"cuda-toolkit-{major}",
-                version=f"{version}-1",
-                description="double of NVIDIA's meta package of the CUDA toolkit",
-                fields={"Depends": f"cuda-toolkit-{dashed} (>= {version})"},
-            ),
-        ]
+    for short, versions in CUDA.items():
+        for version in versions:
+            debs += cuda_toolkit(short, version)
     for short, version in NVCC.items():
         debs.append(
             Deb(
@@ -427,6 +413,43 @@ def cuda_toolkits(nvcc: Path) -> list[Deb]:
             )
         )
     return debs
+
+
+def cuda_toolkit(short: str, version: str) -> list[Deb]:
+    """Return the packages of one version of the toolkit."""
+    prefix, dashed, major = f"/usr/local/cuda-{short}", short.replace(".", "-"), short.split(".", maxsplit=1)[0]
+    statement = {"cuda": {"name": "CUDA SDK", "version": version}}
+    priority = short.replace(".", "")
+    return [
+        Deb(
+            name=f"cuda-toolkit-{dashed}-config-common",
+            version=f"{version}-1",
+            architecture="all",
+            description="double of NVIDIA's package",
+            fields={"Depends": "cuda-toolkit-config-common"},
+            files={f"{prefix}/version.json": File((json.dumps(statement, indent=3) + "\n").encode())},
+            scripts={
+                "postinst": "#!/bin/sh\nset -e\n"
+                f"update-alternatives --install /usr/local/cuda cuda {prefix} {priority}\n",
+                "prerm": f'#!/bin/sh\nset -e\n[ "$1" = upgrade ] || update-alternatives --remove cuda {prefix}\n',
+            },
+        ),
+        Deb(
+            name=f"cuda-toolkit-{dashed}",
+            version=f"{version}-1",
+            description="double of NVIDIA's meta package of the CUDA toolkit",
+            fields={
+                "Depends": f"cuda-toolkit-{dashed}-config-common (= {version}-1)"
+                + (f", cuda-nvcc-{dashed} (>= {NVCC[short]})" if short in NVCC else "")
+            },
+        ),
+        Deb(
+            name=f"cuda-toolkit-{major}",
+            version=f"{version}-1",
+            description="double of NVIDIA's meta package of the CUDA toolkit",
+            fields={"Depends": f"cuda-toolkit-{dashed} (>= {version})"},
+        ),
+    ]
 
 
 def cuda_keyring(distribution: str, url: str, key: bytes) -> Deb:

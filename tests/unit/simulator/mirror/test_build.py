@@ -51,10 +51,12 @@ def test_products_are_pinned(product: build.Product) -> None:
 
 
 def test_versions_are_those_of_the_modules() -> None:
-    for product in (build.NOMAD, build.CONTAINER_TOOLKIT):
+    for product in (build.NOMAD, *build.CONTAINER_TOOLKITS):
         module = (build.GO / product.folder / "go.mod").read_text("ascii")
         assert f"{product.module} v{product.version}\n" in module
-    assert f"internal/info.version={build.CONTAINER_TOOLKIT.version}" in build.CONTAINER_TOOLKIT.ldflags
+    for product in build.CONTAINER_TOOLKITS:
+        assert f"internal/info.version={product.version}" in product.ldflags
+    assert len({product.version for product in build.CONTAINER_TOOLKITS}) == 2
 
 
 @pytest.mark.parametrize("requirements", [build.TOOLCHAIN, build.CUDA], ids=lambda path: path.name)

@@ -157,6 +157,40 @@ def test_libraries_are_named_by_version(gpu_double: Path) -> None:
     assert debs["libcuda1", "580.159.04-1"].links["/usr/lib/x86_64-linux-gnu/libcuda.so"] == "libcuda.so.1"
 
 
+@pytest.mark.parametrize(
+    ("loaded", "before", "after"),
+    [
+        (False, "  version: 570.172.08\n", "  version: 580.159.04\n"),
+        (True, "  version: 570.172.08\n", "  version: 580.159.04\n  kernel_version: 570.172.08\n"),
+        (True, "  version: 580.159.04\n", "  version: 580.159.04\n"),
+        # Another version again before the node has restarted, and back to the one that is loaded.
+        (
+            True,
+            "  version: 570.195.03\n  kernel_version: 580.95.05\n",
+            "  version: 580.159.04\n  kernel_version: 580.95.05\n",
+        ),
+        (True, "  version: 570.195.03\n  kernel_version: 580.159.04\n", "  version: 580.159.04\n"),
+    ],
+)
+def test_a_module_that_is_loaded_stays_until_the_node_restarts(
+    gpu_double: Path, tmp_path: Path, loaded: bool, before: str, after: str
+) -> None:
+    debs = {(deb.name, deb.version): deb for deb in packages.drivers(gpu_double)}
+    text = debs["nvidia-kernel-open-dkms", "580.159.04-1"].scripts["postinst"]
+    for path in ("/etc/gpufarm-simulator", "/dev/nvidiactl", "/lib/modules", "/run/"):
+        text = text.replace(path, f"{tmp_path}{path}")
+    profile = tmp_path / "etc/gpufarm-simulator/gpu.yml"
+    profile.parent.mkdir(parents=True)
+    profile.write_text(f'driver:\n{before}  cuda_version: "12.8"\n\ngpus:\n  - version: mine\n...\n', encoding="ascii")
+    if loaded:
+        (tmp_path / "dev").mkdir()
+        (tmp_path / "dev/nvidiactl").touch()
+    subprocess.run(["sh", "-s", "configure"], input=text, text=True, check=True)
+    assert profile.read_text("ascii") == f'driver:\n{after}  cuda_version: "13.0"\n\ngpus:\n  - version: mine\n...\n'
+    (dependencies,) = (tmp_path / "lib/modules").glob("*/modules.dep")
+    assert dependencies.read_text("ascii") == "updates/dkms/nvidia.ko:\n"
+
+
 def test_nvcc_has_the_version_that_is_downloaded(nvcc: Path) -> None:
     pinned = (Path(packages.__file__).parent / "cuda.txt").read_text("ascii")
     (version,) = packages.NVCC.values()
@@ -237,8 +271,9 @@ def test_everything_is_where_roles_look_for_it(
         assert (folder / key_file).is_file()
         assert (folder / "cuda-keyring_1.1-1_all.deb").is_file()
         listed = [(e["Package"], e["Version"]) for e in stanzas((folder / "Packages").read_text("utf-8"))]
-        assert ("nvidia-driver-cuda", "570.195.03-1") in listed
-        assert ("nvidia-driver-cuda", "580.159.04-1") in listed
+        for version in ("570.172.08-1", "570.195.03-1", "580.95.05-1", "580.159.04-1"):
+            assert ("nvidia-driver-cuda", version) in listed
+        assert ("cuda-toolkit-13-0", "13.0.1-1") in listed
         assert len(listed) == len(set(listed))
         run(["gpgv", "--keyring", keyring, folder / "InRelease"])
     wsl = [e["Package"] for e in stanzas((www / "cuda/repos/wsl-ubuntu/x86_64/Packages").read_text("utf-8"))]
