@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,6 +53,33 @@ def test_container_gets_exactly_the_gpus_that_nomad_assigned() -> None:
 
 
 def test_container_on_wsl_gets_its_gpu() -> None:
+    assert jobs.run_gpu_docker(FARM, node="wsl", count=1).node == "wsl"
+
+
+def test_job_image_stays() -> None:
+    for node in farm.gpu_nodes():
+        program = "import urllib.request; print(urllib.request.urlopen('http://127.0.0.1:4646/v1/agent/self').read().decode())"
+        agent = json.loads(docker("exec", f"{FARM}-{node}", "python3", "-c", program))
+        (plugin,) = [each for each in agent["config"]["Plugins"] if each["Name"] == "docker"]
+        assert plugin["Config"]["gc"] == [{"image": False}]
+
+
+def test_job_image_goes_where_nomad_collects_images() -> None:
+    """That is what the setting is for; without this the test above would hold for a key that Nomad does not know."""
+    config, image = "/etc/nomad.d/client.hcl", jobs.job_image()
+    collects = r's/^      image = false$/      image = true\n      image_delay = "1s"/'
+    docker("exec", f"{FARM}-wsl", "sh", "-c", f"cp -p {config} /root/ && sed -i '{collects}' {config}")
+    try:
+        playbooks.restart_nomad(FARM, "wsl")
+        jobs.run_gpu_docker(FARM, node="wsl", count=1)
+        deadline = time.monotonic() + 300
+        while docker("exec", f"{FARM}-wsl", "docker", "image", "ls", "--quiet", image) and time.monotonic() < deadline:
+            time.sleep(1)
+        assert docker("exec", f"{FARM}-wsl", "docker", "image", "ls", "--quiet", image) == ""
+    finally:
+        docker("exec", f"{FARM}-wsl", "mv", "/root/client.hcl", config)
+        playbooks.restart_nomad(FARM, "wsl")
+        jobs.load_image(FARM, "wsl")
     assert jobs.run_gpu_docker(FARM, node="wsl", count=1).node == "wsl"
 
 
