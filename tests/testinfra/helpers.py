@@ -10,6 +10,9 @@ from typing import Any
 
 from testinfra.host import Host
 
+from tests.simulator import farm
+from tests.simulator.docker import PATIENCE, DockerError, docker
+
 UUID = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -47,3 +50,31 @@ def wait_for(what: str, found: Callable[[], bool]) -> None:
             return
         time.sleep(0.5)
     raise AssertionError(f"{what}: not so after 5 minutes")
+
+
+def daemon_reloads(container: str) -> int:
+    """Return how often systemd has read its units again in this boot of a node."""
+    said = docker(
+        "exec", container, "sh", "-c", "journalctl -b _PID=1 --grep '^Reloading' --output cat --no-pager || true"
+    )
+    return sum(line.startswith("Reloading") for line in said.splitlines())
+
+
+def boot_id(container: str) -> str:
+    """Return the ID of a node's boot."""
+    return docker("exec", container, "cat", "/proc/sys/kernel/random/boot_id").strip()
+
+
+def reboot(container: str) -> None:
+    """Reboot a node and wait until it has booted."""
+    before = boot_id(container)
+    docker("exec", container, "systemctl", "reboot")
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        try:
+            if boot_id(container) != before:
+                break
+        except DockerError:
+            pass
+        time.sleep(0.5)
+    farm.wait_for_systemd(container)

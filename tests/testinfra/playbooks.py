@@ -56,3 +56,15 @@ def restart_nomad(name: str, node: str) -> None:
 def words(text: str) -> str:
     """Return Ansible's output without its line breaks, so that a sentence can be looked for."""
     return " ".join(text.split())
+
+
+def changed_tasks(output: str) -> list[str]:
+    """Return the names of the tasks and handlers that Ansible's output shows as changed."""
+    found = []
+    title = ""
+    for line in output.splitlines():
+        heading = re.match(r"(?:TASK|RUNNING HANDLER) \[(?:\S+ : )?(.*)\]", line)
+        title = heading[1] if heading else title
+        if line.startswith("changed: ["):
+            found.append(title)
+    return found

@@ -3,8 +3,12 @@ from __future__ import annotations
 import pytest
 from testinfra.host import Host
 
-from tests.testinfra.helpers import gpu_uuids
+from tests.simulator.docker import docker
+from tests.simulator.gpu import faults
+from tests.testinfra.helpers import boot_id, daemon_reloads, gpu_uuids
+from tests.testinfra.playbooks import changed_tasks, run_in_scenario
 
+CONVERGE = "molecule/nvidia_driver/converge.yml"
 WANTED = {"driver-t4": ("570.", 4), "driver-h100": ("580.", 8), "driver-wsl": ("58", 1)}
 
 
@@ -70,3 +74,44 @@ def test_the_driver_stays_initialised(host: Host) -> None:
     modes = host.check_output("nvidia-smi --query-gpu=persistence_mode --format=csv,noheader").splitlines()
     assert set(modes) == {"Enabled"}
     assert host.service("nvidia-persistenced").is_enabled
+
+
+def test_nothing_is_left_to_do() -> None:
+    before = {node: daemon_reloads(node) for node in ("driver-t4", "driver-h100")}
+    check = run_in_scenario(CONVERGE, "--check")
+    assert (check.code, set(check.changed.values())) == (0, {0}), check.output
+    # Verified in check mode too, as nothing is to come.
+    assert check.output.count("TASK [gpufarm.core.nvidia_driver : Require a driver that answers]") >= 1
+    run = run_in_scenario(CONVERGE)
+    assert (run.code, set(run.changed.values())) == (0, {0}), run.output
+    assert {node: daemon_reloads(node) for node in before} == before
+
+
+def test_check_mode_announces_another_branch_and_its_reboot() -> None:
+    boot = boot_id("driver-t4")
+    run = run_in_scenario(CONVERGE, "--check", "--limit", "driver-t4", "-e", "nvidia_driver_branch=580")
+    assert run.code == 0, run.output
+    assert changed_tasks(run.output) == [
+        "Have the driver branch pinned",
+        "Have no other driver branch pinned",
+        "Reboot into the installed driver",
+    ]
+    assert boot_id("driver-t4") == boot
+    assert "570." in docker("exec", "driver-t4", "nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+
+
+def test_check_mode_sees_a_driver_that_does_not_answer() -> None:
+    docker("exec", "driver-h100", "systemctl", "stop", "nvidia-persistenced")
+    faults.apply_to_container("driver-h100", faults.unload_driver)
+    unloaded = run_in_scenario(CONVERGE, "--check", "--limit", "driver-h100")
+    faults.apply_to_container("driver-h100", lambda profile: faults.mismatch_driver(profile, "580.1.1"))
+    mismatched = run_in_scenario(CONVERGE, "--check", "--limit", "driver-h100", "-e", "nvidia_driver_reboot=false")
+    faults.apply_to_container("driver-h100", faults.restore_driver)
+    docker("exec", "driver-h100", "systemctl", "start", "nvidia-persistenced")
+    assert unloaded.code == 0, unloaded.output
+    assert changed_tasks(unloaded.output) == [
+        "Load the kernel module of a driver that is new on this node",
+        "Have the persistence daemon running",
+    ]
+    assert mismatched.code != 0
+    assert "library_mismatch" in mismatched.output

@@ -38,6 +38,30 @@ def test_packages_are_asked_for_by_branch() -> None:
 
 
 @pytest.mark.parametrize(
+    ("lines", "missing"),
+    [
+        ([], ["nvidia-driver-cuda=570.*", "nvidia-kernel-open-dkms=570.*"]),
+        (["installed nvidia-driver-cuda=570.172.08-1", "installed nvidia-kernel-open-dkms=570.195.03-1"], []),
+        (["installed nvidia-driver-cuda=570.172.08-1", "config-files nvidia-kernel-open-dkms=570.172.08-1"],
+         ["nvidia-kernel-open-dkms=570.*"]),
+        (["installed nvidia-driver-cuda=580.95.05-1", "not-installed nvidia-kernel-open-dkms="],
+         ["nvidia-driver-cuda=570.*", "nvidia-kernel-open-dkms=570.*"]),
+    ],
+)  # fmt: skip
+def test_what_is_installed_of_the_branch_is_not_asked_for(lines: list[str], missing: list[str]) -> None:
+    given = {"nvidia_driver_branch": "570", "__nvidia_driver_present": {"stdout_lines": lines}}
+    assert value("__nvidia_driver_missing", **given) == missing
+
+
+def test_packages_without_a_version_are_always_asked_for() -> None:
+    given = {
+        "nvidia_driver_packages": ["mine"],
+        "__nvidia_driver_present": {"stdout_lines": ["installed mine=570.1-1"]},
+    }
+    assert value("__nvidia_driver_missing", **given) == ["mine"]
+
+
+@pytest.mark.parametrize(
     ("kernel", "more"),
     [
         ("6.12.57+deb13-amd64", ["linux-headers-amd64"]),
@@ -120,3 +144,66 @@ def test_locks_that_rhel_10_has() -> None:
     assert value("__nvidia_driver_locks_of_others", **given) == ["nvidia-driver-3:570.195.03-1.el10.*"]
     assert value("__nvidia_driver_branch_is_new", **given) is False
     assert value("__nvidia_driver_branch_is_new", nvidia_driver_branch="590", **given) is True
+
+
+@pytest.mark.parametrize(
+    ("branch", "step"),
+    [
+        ("580", "run `apt-get install nvidia-driver-pinning-580` on this host and mend what it names"),
+        ("1000", "bring that repository up to date, or set nvidia_driver_repository_url to one that has the branch"),
+        ("575", "set nvidia_driver_branch to one of them"),
+    ],
+)
+def test_an_older_branch_is_advised_only_where_the_branch_cannot_come(branch: str, step: str) -> None:
+    lines = ["nvidia-driver-pinning-580", "nvidia-driver-pinning-570", "nvidia-driver-pinning-595"]
+    given = {"nvidia_driver_branch": branch, "__nvidia_driver_branches": {"stdout_lines": lines}}
+    assert value("__nvidia_driver_branches_found", **given) == [570, 580, 595]
+    assert value("__nvidia_driver_branch_next_step", **given) == step
+
+
+def test_without_any_branch_the_repository_is_what_is_wrong() -> None:
+    step = value("__nvidia_driver_branch_next_step", __nvidia_driver_branches={"stdout_lines": []})
+    assert step.startswith("bring that repository up to date")
+
+
+def smi(reason: str | None, version: str | None = None) -> dict[str, Any]:
+    return {"nvidia_smi": {"reason": reason, "available": reason is None, "driver_version": version}}
+
+
+@pytest.mark.parametrize(
+    ("facts", "check", "needed"),
+    [
+        (smi(None, "580.95.05"), False, False),
+        (smi(None, "580.95.05"), True, False),
+        (smi(None, "570.195.03"), True, True),
+        (smi(None, "570.195.03"), False, False),
+        (smi("library_mismatch"), False, True),
+        (smi("library_mismatch"), True, True),
+        (smi("driver_not_loaded"), False, True),
+        # A module that check mode has not loaded may load.
+        (smi("driver_not_loaded"), True, False),
+        (smi("not_installed"), False, False),
+        (smi("not_installed"), True, False),
+    ],
+)
+def test_reboot_is_needed(facts: dict[str, Any], check: bool, needed: bool) -> None:
+    assert value("__nvidia_driver_reboot_needed", facts=facts, ansible_check_mode=check) is needed
+
+
+@pytest.mark.parametrize(
+    ("given", "to_come"),
+    [
+        ({}, False),
+        ({"_common_repository_unread": True}, True),
+        ({"_common_repository_unread": False}, False),
+        ({"__nvidia_driver_pinning": {"changed": True}}, True),
+        ({"__nvidia_driver_installed": {"changed": True}}, True),
+        ({"__nvidia_driver_modprobe": {"changed": True}}, True),
+        ({"__nvidia_driver_rebooted": {"changed": True}}, True),
+        ({"__nvidia_driver_rebooted": {"changed": False, "skipped": True}}, False),
+        ({"__nvidia_driver_rebooted": {"changed": True}, "nvidia_driver_managed": False}, False),
+    ],
+)
+def test_check_mode_verifies_what_is_not_to_come(given: dict[str, Any], to_come: bool) -> None:
+    assert value("__nvidia_driver_to_come", ansible_check_mode=True, **given) is to_come
+    assert value("__nvidia_driver_to_come", ansible_check_mode=False, **given) is False
