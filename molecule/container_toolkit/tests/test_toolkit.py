@@ -6,19 +6,43 @@ import re
 import pytest
 from testinfra.host import Host
 
-from tests.testinfra.helpers import gpu_uuids
+from tests.simulator.docker import docker
+from tests.testinfra.helpers import daemon_reloads, gpu_uuids, reboot
+from tests.testinfra.playbooks import changed_tasks, run_in_scenario
+
+CONVERGE = "molecule/container_toolkit/converge.yml"
 
 
 def test_four_packages_have_one_version(host: Host) -> None:
     packages = ["nvidia-container-toolkit", "nvidia-container-toolkit-base", "libnvidia-container-tools",
                 "libnvidia-container1"]  # fmt: skip
-    assert {host.package(name).version.split("-")[0] for name in packages} == {"1.20.1"}
+    wanted = "1.20.0" if host.backend.get_hostname() == "toolkit-t4" else "1.20.1"
+    assert {host.package(name).version.split("-")[0] for name in packages} == {wanted}
+    assert f"version {wanted}" in host.check_output("nvidia-ctk --version")
+    upgrade = host.check_output("apt-get --simulate dist-upgrade")
+    assert not re.search(r"^Inst \S*nvidia-container", upgrade, re.MULTILINE)
 
 
 def test_docker_has_the_runtime_that_nomad_asks_for(host: Host) -> None:
     runtimes = json.loads(host.check_output("docker info --format '{{json .Runtimes}}'"))
     assert "nvidia" in runtimes
     assert json.loads(host.file("/etc/docker/daemon.json").content_string)["runtimes"]["nvidia"]
+
+
+def test_settings_of_the_owner_stay(host: Host) -> None:
+    file = host.file("/etc/docker/daemon.json")
+    settings = json.loads(file.content_string)
+    running = host.check_output("docker info --format '{{.DefaultRuntime}} {{.LoggingDriver}}'")
+    if host.backend.get_hostname() == "toolkit-mig":
+        assert (file.mode, settings["default-runtime"], running) == (0o640, "mine", "mine json-file")
+        assert (settings["log-driver"], settings["log-opts"]) == ("json-file", {"max-size": "10m"})
+        assert settings["runtimes"]["mine"] == {"path": "/usr/sbin/runc"}
+    elif host.backend.get_hostname() == "toolkit-wsl":
+        assert (file.mode, running.split()[0]) == (0o600, "runc")
+        assert settings["proxies"] == {"no-proxy": "localhost", "http-proxy": "http://farm:correct-horse@127.0.0.1:9"}
+    else:
+        # It was the role that had made the NVIDIA runtime the default; Docker has taken it back without a restart.
+        assert (file.mode, settings["default-runtime"], running.split()[0]) == (0o644, "runc", "runc")
 
 
 def test_cdi_lists_every_gpu(host: Host) -> None:
@@ -61,3 +85,63 @@ def test_docker_that_was_there_is_left_alone(host: Host) -> None:
     now = host.check_output("docker inspect --format '{{.Id}} {{.State.StartedAt}} {{.State.Running}}' before")
     assert now.endswith(" true")
     assert now == host.file("/root/container-before").content_string.strip()
+
+
+def test_check_mode_has_nothing_to_tell_and_shows_no_password() -> None:
+    run = run_in_scenario(CONVERGE, "--check", "--diff", "-vvv")
+    assert run.code == 0, run.output
+    assert run.changed == {"toolkit-t4": 0, "toolkit-mig": 0, "toolkit-wsl": 0}
+    assert "Have Docker running" in run.output
+    assert "correct-horse" not in run.output
+
+
+def test_second_run_does_not_reload_systemd() -> None:
+    before = daemon_reloads("toolkit-t4")
+    assert before > 0
+    run = run_in_scenario(CONVERGE, "--limit", "toolkit-t4")
+    assert (run.code, run.changed) == (0, {"toolkit-t4": 0}), run.output
+    assert daemon_reloads("toolkit-t4") == before
+
+
+def test_check_mode_announces_what_a_run_then_does() -> None:
+    stop = "systemctl stop docker.service docker.socket nvidia-cdi-refresh.path && rm /var/run/cdi/nvidia.yaml"
+    docker("exec", "toolkit-mig", "sh", "-c", stop)
+    state = (
+        "exec",
+        "toolkit-mig",
+        "sh",
+        "-c",
+        "systemctl is-active docker nvidia-cdi-refresh.path; ls /var/run/cdi || true",
+    )
+    run = run_in_scenario(CONVERGE, "--check", "--limit", "toolkit-mig")
+    assert run.code == 0, run.output
+    announced = changed_tasks(run.output)
+    assert announced == [
+        "Have Docker running",
+        "Ask Docker which runtimes it has read",
+        "Reload Docker",
+        "Refresh the CDI specification that does not hold the node's GPUs",
+        "Have the CDI specification refreshed with every driver change",
+    ]
+    assert docker(*state).split() == ["inactive", "inactive"]
+    run = run_in_scenario(CONVERGE, "--limit", "toolkit-mig")
+    assert run.code == 0, run.output
+    assert docker(*state).split() == ["active", "active", "nvidia.yaml"]
+
+
+def test_cdi_specification_follows_the_driver() -> None:
+    specification = (
+        "exec",
+        "toolkit-mig",
+        "grep",
+        "-o",
+        "libnvidia-ml[.]so[.][0-9.]*[0-9]",
+        "/var/run/cdi/nvidia.yaml",
+    )
+    assert set(docker(*specification).split()) >= {"libnvidia-ml.so.580.95.05"}
+    docker("exec", "--env", "DEBIAN_FRONTEND=noninteractive", "toolkit-mig",
+           "apt-get", "install", "-qy", "nvidia-driver-cuda", "nvidia-kernel-open-dkms")  # fmt: skip
+    reboot("toolkit-mig")
+    libraries = set(docker(*specification).split())
+    assert "libnvidia-ml.so.580.159.04" in libraries
+    assert "libnvidia-ml.so.580.95.05" not in libraries

@@ -4,6 +4,8 @@ import json
 
 from testinfra.host import Host
 
+from tests.testinfra.playbooks import run_in_scenario
+
 
 def test_toolkit_of_the_version_that_was_asked_for(host: Host) -> None:
     version = json.loads(host.file("/usr/local/cuda-13.0/version.json").content_string)
@@ -19,3 +21,14 @@ def test_repository_is_the_one_of_the_platform(host: Host) -> None:
     source = host.file("/etc/apt/sources.list.d/nvidia-cuda.sources").content_string
     expected = "wsl-ubuntu/x86_64" if host.backend.get_hostname() == "cuda-wsl" else "debian13/x86_64"
     assert expected in source
+
+
+def test_login_shells_find_the_version_that_was_asked_for_last(host: Host) -> None:
+    assert "V13.0." in host.check_output("bash -lc 'nvcc --version'")
+    if host.backend.get_hostname() == "cuda-linux":
+        assert host.file("/usr/local/cuda-12.8/version.json").exists
+
+
+def test_check_mode_has_nothing_to_tell() -> None:
+    run = run_in_scenario("molecule/cuda/converge.yml", "--check")
+    assert (run.code, run.changed) == (0, {"cuda-linux": 0, "cuda-wsl": 0}), run.output

@@ -1,0 +1,106 @@
+"""What the toolkit role works out: Docker's settings, the runtimes it follows, what check mode only announces."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar
+
+ROLE = Path(__file__).resolve().parents[3] / "roles/container_toolkit"
+NVIDIA = {"nvidia": {"path": "nvidia-container-runtime", "args": []}}
+
+
+def value(name: str, **given: Any) -> Any:
+    loader = DataLoader()
+    files = [
+        loader.load_from_file(str(ROLE / part / "main.yml"), trusted_as_template=True) for part in ("defaults", "vars")
+    ]
+    variables = {**files[0], **files[1], **given}
+    return Templar(loader, variables=variables).template(variables[name])
+
+
+def settings(default: object, **wanted: Any) -> Any:
+    asked = {"rc": 0, "stdout": json.dumps({"runtimes": NVIDIA, **wanted})}
+    return value(
+        "__container_toolkit_settings", container_toolkit_default_runtime=default, __container_toolkit_asked=asked
+    )
+
+
+@pytest.mark.parametrize("default", [False, "false", "no"])
+def test_a_default_that_the_role_had_set_is_taken_back(default: object) -> None:
+    assert settings(default, **{"default-runtime": "nvidia", "debug": True}) == {
+        "runtimes": NVIDIA,
+        "default-runtime": "runc",
+        "debug": True,
+    }
+
+
+def test_a_default_of_the_owners_stays() -> None:
+    assert settings(False, **{"default-runtime": "mine"})["default-runtime"] == "mine"
+    assert "default-runtime" not in settings(False)
+
+
+@pytest.mark.parametrize("default", [True, "true", "yes"])
+def test_the_default_that_is_asked_for_stays(default: object) -> None:
+    assert settings(default, **{"default-runtime": "nvidia"})["default-runtime"] == "nvidia"
+
+
+@pytest.mark.parametrize(
+    ("running", "follows"),
+    [
+        ({"runtimes": NVIDIA, "default": "runc"}, True),
+        ({"runtimes": NVIDIA, "default": "nvidia"}, False),
+        ({"runtimes": {"nvidia": {"path": "/other"}}, "default": "runc"}, False),
+        ({"runtimes": {"runc": {}}, "default": "runc"}, False),
+        ({"runtimes": None, "default": ""}, False),
+        (None, False),
+    ],
+)
+def test_docker_follows_what_it_has_read(running: dict[str, Any] | None, follows: bool) -> None:
+    asked = {"rc": 0, "stdout": json.dumps({"runtimes": NVIDIA, "default-runtime": "nvidia"})}
+    docker = {"stdout": "" if running is None else json.dumps(running)}
+    given = {"__container_toolkit_asked": asked, "__container_toolkit_docker": docker}
+    assert value("__container_toolkit_docker_follows", **given) is follows
+
+
+def test_versions_of_the_repository() -> None:
+    told = {
+        "stdout_lines": [
+            "nvidia-container-toolkit |   1.20.1-1 | https://mirror.example/deb  Packages",
+            "nvidia-container-toolkit |   1.20.0-1 | https://mirror.example/deb  Packages",
+        ]
+    }
+    assert value("__container_toolkit_versions_found", __container_toolkit_versions=told) == ["1.20.1-1", "1.20.0-1"]
+
+
+THERE = {"__container_toolkit_asked": {"rc": 0}}
+
+
+@pytest.mark.parametrize(
+    ("given", "to_come"),
+    [
+        ({}, False),
+        ({"__container_toolkit_asked": {"rc": 2}}, True),
+        *[
+            ({f"__container_toolkit_{name}": {"changed": True}}, True)
+            for name in ("docker_debian", "docker_redhat", "docker_service", "pin", "installed", "written", "docker",
+                         "refreshed")
+        ],
+        ({"__container_toolkit_docker_debian": {"changed": False, "msg": "No package matching 'docker.io'"}}, True),
+        ({"__container_toolkit_docker_redhat": {"changed": False, "msg": "Nothing to do"}}, False),
+    ],
+)  # fmt: skip
+def test_what_is_only_announced_is_not_verified(given: dict[str, Any], to_come: bool) -> None:
+    assert value("__container_toolkit_to_come", **{**THERE, **given}, ansible_check_mode=True) is to_come
+    assert value("__container_toolkit_to_come", **{**THERE, **given}, ansible_check_mode=False) is False
+
+
+@pytest.mark.parametrize(("register", "to_come"), [("docker_debian", True), ("docker_redhat", True), ("pin", False)])
+def test_docker_that_is_to_come_is_not_started(register: str, to_come: bool) -> None:
+    given = {f"__container_toolkit_{register}": {"changed": True}}
+    assert value("__container_toolkit_docker_to_come", **given, ansible_check_mode=True) is to_come
+    assert value("__container_toolkit_docker_to_come", **given, ansible_check_mode=False) is False
