@@ -879,8 +879,8 @@ def _why_stopped(allocation: Mapping[str, Any]) -> str | None:
     """Why a task ended that somebody else ended."""
     if allocation.get("ClientStatus") == "lost":
         return "the node was lost"
-    wish = allocation.get("DesiredStatus")
-    if wish in ("run", None, ""):
+    wish = allocation.get("DesiredStatus") or "run"
+    if wish == "run":
         return None
     reason = one_line(allocation.get("DesiredDescription") or "")
     return f"Nomad wanted it to {wish}" + (f", {reason}" if reason else "")

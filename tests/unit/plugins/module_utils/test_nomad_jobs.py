@@ -422,6 +422,13 @@ def test_a_log_that_comes_late(nomad_server: FakeNomad, monkeypatch: pytest.Monk
     assert len(nomad_server.registered) == 2
 
 
+def test_a_log_whose_file_is_not_there_yet(nomad_server: FakeNomad, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nomad_jobs, "LOG_WAIT_S", PATIENCE_S)
+    nomad_server.refuse = {("GET", "/v1/client/fs/logs"): [404, 404, 200]}
+    assert {result.verdict for result in proven(nomad_server).values()} == {"ok"}
+    assert len(nomad_server.registered) == 2
+
+
 def test_a_lost_log_is_no_verdict(nomad_server: FakeNomad) -> None:
     """hashicorp/nomad#6931: a second task on that GPU alone stays longer."""
     uuid = nomad_server.uuids()[1]
@@ -617,6 +624,33 @@ def test_a_refused_registration_ends_the_run_and_leaves_nothing(nomad_server: Fa
         nomad_jobs.prove(run, work_of(nomad_server))
     assert nomad_server.jobs == {} and run.left == []
     assert len(nomad_server.purged) >= 1
+
+
+@pytest.mark.parametrize(("status", "times"), [(403, 1), (500, nomad_jobs.ATTEMPTS)])
+def test_a_registration_is_tried_again_where_that_can_help(nomad_server: FakeNomad, status: int, times: int) -> None:
+    nomad_server.nodes = nomad_server.nodes[:1]
+    nomad_server.refuse = {("POST", "/v1/jobs"): [status]}
+    with pytest.raises(nomad.NomadError, match=f"HTTP {status}"):
+        nomad_jobs.prove(run_of(nomad_server), work_of(nomad_server))
+    assert [method for method, _path, _query in nomad_server.requests].count("POST") == times
+
+
+@pytest.mark.parametrize(
+    ("allocation", "why"),
+    [
+        ({}, None),
+        ({"DesiredStatus": ""}, None),
+        ({"DesiredStatus": "run", "ClientStatus": "failed"}, None),
+        ({"DesiredStatus": "stop"}, "Nomad wanted it to stop"),
+        (
+            {"DesiredStatus": "evict", "DesiredDescription": "preempted\nby x."},
+            "Nomad wanted it to evict, preempted by x",
+        ),
+        ({"DesiredStatus": "run", "ClientStatus": "lost"}, "the node was lost"),
+    ],
+)
+def test_why_a_task_was_stopped(allocation: dict[str, str], why: str | None) -> None:
+    assert nomad_jobs._why_stopped(allocation) == why
 
 
 def test_an_error_of_one_node_purges_the_jobs_of_all(nomad_server: FakeNomad) -> None:

@@ -61,6 +61,8 @@ def test_allocations_are_a_second_request(agent: farm.Agent, capsys: pytest.Capt
     result = run(capsys, address=agent.url, gather_allocations=True)
     holders = [gpu["allocation"] and gpu["allocation"]["job_id"] for gpu in result["nodes"][0]["gpus"]]
     assert holders == [None, None, "training", "training"]
+    ids = [gpu["allocation_id"] for gpu in result["nodes"][0]["gpus"]]
+    assert ids == [gpu["allocation"] and gpu["allocation"]["id"] for gpu in result["nodes"][0]["gpus"]] and all(ids[2:])
     path, query, _headers = agent.requests[1]
     assert path == "/v1/allocations" and query["namespace"] == "*" and query["resources"] == "true"
     run(capsys, address=agent.url, gather_allocations=True, namespace="ml")
