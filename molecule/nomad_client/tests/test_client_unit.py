@@ -26,7 +26,7 @@ def answers(host: Host) -> bool:
 @pytest.fixture
 def late_network(host: Host) -> Iterator[None]:
     """Have an agent whose address comes with an interface that is not there yet."""
-    host.check_output("echo %s >%s", 'advertise { http = "{{ GetInterfaceIP \\"late0\\" }}" }', LATE)
+    host.check_output("echo %s >%s", 'addresses { http = "192.0.2.9" }', LATE)
     yield
     host.run("rm -f %s; ip link delete late0; systemctl restart nomad", LATE)
 
