@@ -65,7 +65,8 @@ def load(path: str) -> dict[str, Any]:
         config = json.loads(Path(path).read_text(encoding="utf-8"))
         if not isinstance(config, dict):
             raise ValueError(f"it holds a {type(config).__name__}")
-        wrong = [key for key, kind in KEYS.items() if type(config.get(key)) is not kind]
+        # True is an int for isinstance.
+        wrong = [key for key, kind in KEYS.items() if config.get(key).__class__ is not kind]
         if wrong:
             raise ValueError(f"{wrong[0]} is {config.get(wrong[0])!r} and no {KEYS[wrong[0]].__name__}")
         if config["close_on"] not in (gate.CRITICAL, gate.WARNING):

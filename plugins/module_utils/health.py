@@ -25,7 +25,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 from ansible_collections.gpufarm.core.plugins.module_utils import nvidia_smi, xid
 from ansible_collections.gpufarm.core.plugins.module_utils.text import clean
@@ -688,9 +688,8 @@ def lines_of(argv: Sequence[str], timeout: float) -> Iterator[bytes]:
         env=nvidia_smi.environment(),
         start_new_session=True,
     )
-    assert process.stdout is not None
     try:
-        yield from _split(_chunks(process.stdout.fileno(), deadline, " ".join(argv), timeout))
+        yield from _split(_chunks(cast(IO[bytes], process.stdout).fileno(), deadline, " ".join(argv), timeout))
         returncode = process.wait(max(deadline - time.monotonic(), 0.1))
     except subprocess.TimeoutExpired:
         raise _slow(" ".join(argv), timeout) from None

@@ -39,7 +39,7 @@ _VARIES = (
     # Bytes, rounded one by one.
     (r"((?:Used|Free) +: )\d+(?= MiB)", r"\1MEMORY"),
     (r"\b165\d{10}\b", "SERIAL"),
-    (r"(GPU PDI +: )0x[0-9a-f]{16}", r"\1PDI"),
+    (r"(GPU PDI +: )0x[0-9a-f]+", r"\1PDI"),
     (r"(Module Id +: )\d+", r"\1MODULE"),
 )
 
