@@ -50,6 +50,17 @@ def test_no_task_tells_a_secret_that_it_is_given() -> None:
     assert found >= 4, "there are such tasks"
 
 
+def test_no_file_shows_a_secret_that_was_taken_back() -> None:
+    """A difference shows what the file held before, when no_log depends on what it is to hold."""
+    hidden = {
+        task["name"]: task.get("diff")
+        for path in files("roles/*/tasks")
+        for task in tasks(path)
+        if {"ansible.builtin.copy", "ansible.builtin.template"} & set(task) and task.get("no_log", True) is not True
+    }
+    assert hidden == {"Have the configuration of the gate": False}
+
+
 @pytest.mark.parametrize("role", ["nomad", "nomad_server", "nomad_client", "nomad_device_nvidia"])
 def test_services_are_told_of_in_check_mode(role: str) -> None:
     for path in files(f"roles/{role}/tasks", f"roles/{role}/handlers"):
