@@ -680,7 +680,7 @@ def _program(name: str, search: str | None) -> str | None:
 def lines_of(argv: Sequence[str], timeout: float) -> Iterator[bytes]:
     """The lines that a program prints, one at a time; SourceError when it fails or does not end in time."""
     deadline = time.monotonic() + timeout
-    process = subprocess.Popen(
+    process = subprocess.Popen(  # pylint: disable=ansible-bad-function  # the node's own gate has no module to run it
         list(argv),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -688,8 +688,9 @@ def lines_of(argv: Sequence[str], timeout: float) -> Iterator[bytes]:
         env=nvidia_smi.environment(),
         start_new_session=True,
     )
+    output = cast(IO[bytes], process.stdout)
     try:
-        yield from _split(_chunks(cast(IO[bytes], process.stdout).fileno(), deadline, " ".join(argv), timeout))
+        yield from _split(_chunks(output.fileno(), deadline, " ".join(argv), timeout))
         returncode = process.wait(max(deadline - time.monotonic(), 0.1))
     except subprocess.TimeoutExpired:
         raise _slow(" ".join(argv), timeout) from None
@@ -698,7 +699,7 @@ def lines_of(argv: Sequence[str], timeout: float) -> Iterator[bytes]:
             os.killpg(process.pid, signal.SIGKILL)
         # Not by Popen's own context, which waits without limit for one that hangs in the kernel.
         nvidia_smi.reap(process, time.monotonic() + nvidia_smi.KILL_WAIT)
-        process.stdout.close()
+        output.close()
     if returncode:
         raise SourceError(f"{' '.join(argv)} ended with exit code {returncode}")
 

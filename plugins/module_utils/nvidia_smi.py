@@ -1189,7 +1189,7 @@ def run_commands(argvs: Sequence[Sequence[str]], timeout: float) -> list[Command
                 if number == 1 and "-q" in argvs[0]:
                     time.sleep(HEAD_START)
                 try:
-                    process = subprocess.Popen(
+                    process = subprocess.Popen(  # pylint: disable=ansible-bad-function  # as in health.py
                         list(argv),
                         stdin=subprocess.DEVNULL,
                         stdout=subprocess.PIPE,
