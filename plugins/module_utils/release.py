@@ -463,7 +463,7 @@ def run_gpgv(
     gpgv: str, keyring: bytes, signature: bytes, data: bytes, folder: str, *, seconds: float = GPGV_SECONDS
 ) -> tuple[GpgvVerdict, str]:
     """Let gpgv check a detached signature; returns its verdict and its last words."""
-    with tempfile.TemporaryDirectory(prefix="gpgv-", dir=folder) as name:
+    with tempfile.TemporaryDirectory(dir=folder) as name:
         work = Path(name)
         for file, content in (("keyring.gpg", keyring), ("data.sig", signature), ("data", data)):
             (work / file).write_bytes(content)
