@@ -24,17 +24,15 @@ def environment() -> dict[str, str]:
     return found
 
 
-def molecule(folder: Path, name: str, *arguments: str, **exported: str) -> str:
-    """Run Molecule in a folder and return what it said; where it fails, fail with its last lines and its log."""
+def molecule(folder: Path, name: str, *arguments: str) -> None:
+    """Run Molecule in a folder; where it fails, fail with its last lines and its log."""
     log = cache_dir() / "farms" / name / "logs" / f"molecule-{arguments[0]}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
         code = subprocess.run(
-            [MOLECULE, *arguments], cwd=folder, env={**environment(), **exported},
+            [MOLECULE, *arguments], cwd=folder, env=environment(),
             stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, check=False,
         ).returncode  # fmt: skip
-    said = log.read_text(encoding="utf-8", errors="replace")
     if code:
-        last = "\n".join(said.splitlines()[-80:])
+        last = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-80:])
         pytest.fail(f"molecule {' '.join(arguments)} ended with {code}; log: {log}\n{last}", pytrace=False)
-    return said

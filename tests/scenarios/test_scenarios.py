@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import pty
-import shutil
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from tests.scenarios import plain
-from tests.simulator.cache import ROOT
+from tests.simulator import farm
+from tests.simulator.cache import ROOT, cache_dir
+from tests.testinfra import printed
 
 # The longest first, so that the others run beside it.
 SCENARIOS = sorted(
@@ -19,45 +21,49 @@ SCENARIOS = sorted(
 )
 
 
+# Whose other steps README and docs print.
+STEPWISE = "common"
+
+
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_scenario(scenario: str) -> None:
-    plain.molecule(ROOT, f"gpufarm-{scenario}", "test", "-s", scenario)
+    name = f"gpufarm-{scenario}"
+    plain.molecule(ROOT, name, "test", "-s", scenario)
+    if scenario == STEPWISE:
+        for step in ("converge", "verify", "destroy"):
+            plain.molecule(ROOT, name, step, "-s", scenario)
 
 
-def logged_in(folder: Path, command: str, *arguments: str, **exported: str) -> str:
-    """Return what a command says in the shell that ``molecule login`` opens on a terminal."""
+def on_a_terminal(script: str, prompt: bytes, typed: bytes, **environment: str) -> str:
+    """Run a script on a terminal, type when a prompt is there, and return what was seen; a failure fails the test."""
     ours, terminal = pty.openpty()
     with subprocess.Popen(
-        [plain.MOLECULE, "login", *arguments], cwd=folder, env={**plain.environment(), "TERM": "xterm", **exported},
-        stdin=terminal, stdout=terminal, stderr=terminal,
-    ) as login:  # fmt: skip
+        ["sh", "-eu", "-c", script], cwd=ROOT, env={**plain.environment(), "TERM": "xterm", **environment},
+        stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True,
+    ) as process:  # fmt: skip
         os.close(terminal)
-        os.write(ours, f"{command}; exit\n".encode())
-        said = b""
-        while True:
-            try:
-                part = os.read(ours, 65536)
-            except OSError:  # the terminal's last user has gone
-                break
-            if not part:
-                break
-            said += part
+        seen = b""
+        with suppress(OSError):  # so a terminal says that its last user has gone
+            while part := os.read(ours, 65536):
+                seen += part
+                if typed and prompt in seen:
+                    os.write(ours, typed)
+                    typed = b""
     os.close(ours)
-    assert login.returncode == 0, said.decode(errors="replace")
-    return said.decode(errors="replace")
+    text = seen.decode(errors="replace")
+    assert process.returncode == 0, text[-8000:]
+    return text
 
 
 def test_a_role_that_is_not_of_this_collection_has_a_node_with_two_t4(tmp_path: Path) -> None:
-    role = tmp_path / "gpu_motd"
-    shutil.copytree(ROOT / "examples/molecule/gpu_motd", role)
-    core = {"GPUFARM_CORE": str(ROOT)}
-    name = "gpu_motd-default"
+    script = printed.block(ROOT / "docs/molecule.md", "export GPUFARM_CORE")
     try:
-        plain.molecule(role, name, "test", "--destroy=never", **core)
-        said = logged_in(role, "nvidia-smi --query-gpu=index,name --format=csv,noheader", **core)
-        assert "0, Tesla T4" in said
-        assert "1, Tesla T4" in said
-        assert "2, Tesla T4" not in said
-        plain.molecule(role, name, "verify", **core)
+        seen = on_a_terminal(
+            script, b"root@two-t4", b"nvidia-smi --query-gpu=index,name --format=csv,noheader; exit\n",
+            HOME=str(tmp_path), GPUFARM_CACHE=str(cache_dir()),
+        )  # fmt: skip
     finally:
-        plain.molecule(role, name, "destroy", **core)
+        farm.remove("gpu_motd-default")
+    assert "0, Tesla T4" in seen
+    assert "1, Tesla T4" in seen
+    assert "2, Tesla T4" not in seen
