@@ -56,7 +56,7 @@ def galaxy(archive: Path) -> Iterator[str]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}"
+        yield f"http://127.0.0.1:{server.server_port}/api/"
     finally:
         server.shutdown()
         server.server_close()
