@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import time
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -19,6 +20,9 @@ SECURITY_OPTS = ["seccomp=unconfined", "apparmor=unconfined"]
 NODE_INIT = "/usr/sbin/gpufarm-node-init"
 # Seconds for what a machine does whose cores are all busy with something else: only what hangs takes longer.
 PATIENCE = 1800
+# The systemd of a node and the daemons beside it take about eight inotify instances of the 128 that root has by default.
+INOTIFY = Path("/proc/sys/fs/inotify/max_user_instances")
+INOTIFY_INSTANCES = 1024
 
 
 class DockerError(BuildError):
@@ -78,6 +82,13 @@ def node_flags() -> list[str]:
     # A reboot ends the container.
     flags += ["--restart=unless-stopped"]
     return [*flags, "--tmpfs=/run", "--tmpfs=/run/lock", "--volume=/var/lib/docker"]
+
+
+def make_room() -> None:
+    """Let this machine have the inotify instances of many nodes; without one a unit fails with "Too many open files"."""
+    with suppress(OSError):  # somebody else's machine, or not root: a few nodes run there, too
+        if int(INOTIFY.read_text(encoding="ascii")) < INOTIFY_INSTANCES:
+            INOTIFY.write_text(str(INOTIFY_INSTANCES), encoding="ascii")
 
 
 def ensure_docker() -> str:

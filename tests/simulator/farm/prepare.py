@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.simulator import farm
+from tests.simulator.docker import make_room
 from tests.simulator.farm import Node
 from tests.simulator.farm.jobs import job_image
 from tests.simulator.gpu.faults import start_kernel_log
@@ -46,6 +47,7 @@ def everything(say: Callable[[str], None]) -> Built:
 
 def start(name: str, built: Built, nodes: list[Node], say: Callable[[str], None]) -> None:
     """Start the farm's mirror and nodes, keeping what runs already, and wait until every node has booted."""
+    make_room()
     farm.make_network(name)
     if built.www:
         farm.start_mirror(name, built.images[SUITES[0]], built.www)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.simulator import demo, docker, farm
@@ -119,3 +121,20 @@ def test_only_a_node_with_its_own_driver_has_its_messages_in_the_kernel_log() ->
 )
 def test_a_scenarios_farm_is_its_own(environment: dict[str, str], name: str) -> None:
     assert program.of_scenario(environment) == name
+
+
+@pytest.mark.parametrize(("before", "after"), [("128", "1024"), ("1023", "1024"), ("1024", "1024"), ("8192", "8192")])
+def test_a_machine_has_room_for_the_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, after: str
+) -> None:
+    setting = tmp_path / "max_user_instances"
+    setting.write_text(before, encoding="ascii")
+    monkeypatch.setattr(docker, "INOTIFY", setting)
+    docker.make_room()
+    assert setting.read_text(encoding="ascii") == after
+
+
+def test_a_machine_whose_settings_are_not_ours_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(docker, "INOTIFY", tmp_path / "nowhere")
+    docker.make_room()
+    assert not (tmp_path / "nowhere").exists()
