@@ -20,7 +20,7 @@ SECURITY_OPTS = ["seccomp=unconfined", "apparmor=unconfined"]
 NODE_INIT = "/usr/sbin/gpufarm-node-init"
 # Seconds for what a machine does whose cores are all busy with something else: only what hangs takes longer.
 PATIENCE = 1800
-# The systemd of a node and the daemons beside it take about eight inotify instances of the 128 that root has by default.
+# A node's systemd and daemons take about eight inotify instances of the 128 that root has by default.
 INOTIFY = Path("/proc/sys/fs/inotify/max_user_instances")
 INOTIFY_INSTANCES = 1024
 
@@ -85,7 +85,7 @@ def node_flags() -> list[str]:
 
 
 def make_room() -> None:
-    """Let this machine have the inotify instances of many nodes; without one a unit fails with "Too many open files"."""
+    """Let root have inotify instances for many nodes; without one a unit fails with "Too many open files"."""
     with suppress(OSError):  # somebody else's machine, or not root: a few nodes run there, too
         if int(INOTIFY.read_text(encoding="ascii")) < INOTIFY_INSTANCES:
             INOTIFY.write_text(str(INOTIFY_INSTANCES), encoding="ascii")

@@ -1,7 +1,8 @@
 """The README's commands for a real farm, as they are printed, with the collection that they install.
 
 Only addresses are lent: a server that stands for Galaxy, the test farm's inventory as my-lab.yml, the address of its
-server for that of the README's (a network with the README's could be the machine's own), an image that is on the nodes. The first run of site.yml is the farm's test of idempotence, too.
+server for that of the README's (a network with the README's could be the machine's own), an image that is on the nodes.
+The first run of site.yml is the farm's test of idempotence, too.
 """
 
 from __future__ import annotations
