@@ -24,6 +24,7 @@ from tests.simulator.farm import jobs
 from tests.simulator.galaxy import galaxy
 from tests.simulator.mirror import build
 from tests.testinfra import printed
+from tests.testinfra.helpers import wait_for
 
 FARM = os.environ["GPUFARM_FARM"]
 README = ROOT / "README.md"
@@ -88,4 +89,10 @@ def test_job_runs_from_the_collections_folder(shell: Shell) -> None:
     script = printed.block(README, "export NOMAD_ADDR")
     assert "http://192.0.2.10:4646" in script
     assert "finished with status" in shell(script.replace("192.0.2.10", address.strip()))
+
+    def statuses() -> set[str]:
+        return {each["ClientStatus"] for each in jobs.api(FARM, "/v1/job/gpu-docker/allocations")}
+
+    wait_for("the printed job has ended", lambda: bool(statuses() & {"complete", "failed", "lost"}))
+    assert statuses() == {"complete"}
     jobs.nomad(FARM, "job", "stop", "-purge", "gpu-docker")
