@@ -1,0 +1,32 @@
+"""Which versions of CUDA a repository has, as the package managers list its packages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar
+
+VARS = Path(__file__).resolve().parents[3] / "roles/cuda/vars/main.yml"
+APT = """\
+cuda-toolkit-13-0
+cuda-toolkit-12-8-config-common
+cuda-toolkit-config-common
+cuda-toolkit-12-8
+cuda-toolkit-13
+"""
+DNF = """\
+Available Packages
+cuda-toolkit-12-8.x86_64                  12.8.1-1      nvidia-cuda
+cuda-toolkit-12-8-config-common.noarch    12.8.90-1     nvidia-cuda
+cuda-toolkit-13-0.x86_64                  13.0.2-1      nvidia-cuda
+"""
+
+
+@pytest.mark.parametrize(("said", "found"), [(APT, ["12.8", "13.0"]), (DNF, ["12.8", "13.0"]), ("", []), (None, [])])
+def test_versions_of_the_repository(said: str | None, found: list[str]) -> None:
+    variables: dict[str, Any] = DataLoader().load_from_file(str(VARS), trusted_as_template=True)
+    variables["__cuda_packages"] = {"stdout": said}
+    assert Templar(DataLoader(), variables=variables).template(variables["__cuda_versions"]) == found
