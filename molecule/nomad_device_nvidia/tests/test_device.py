@@ -13,7 +13,7 @@ def test_nomad_has_every_gpu_of_the_node(host: Host) -> None:
     wanted = sorted(gpu_uuids(host))
     assert len(wanted) == 4
     found: list[str] = []
-    for _ in range(600):
+    for _ in range(30):
         found = sorted(nomad_gpus(host, "device-t4"))
         if found == wanted:
             break
