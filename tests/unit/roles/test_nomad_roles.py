@@ -61,6 +61,17 @@ def test_no_file_shows_a_secret_that_was_taken_back() -> None:
     assert hidden == {"Have the configuration of the gate": False}
 
 
+def test_no_difference_shows_the_configuration_of_somebody_else() -> None:
+    """nomad.hcl is the name that Nomad's packages take; a gossip key or a token of Vault may be in what is there."""
+    shown = {
+        task["ansible.builtin.template"]["src"]: task.get("diff", True)
+        for path in (ROOT / "roles/nomad/tasks/configure.yml", ROOT / "roles/nomad_server/tasks/configure.yml")
+        for task in tasks(path)
+        if "ansible.builtin.template" in task
+    }
+    assert shown == {"nomad.hcl.j2": False, "server.hcl.j2": False}
+
+
 @pytest.mark.parametrize("role", ["nomad", "nomad_server", "nomad_client", "nomad_device_nvidia"])
 def test_services_are_told_of_in_check_mode(role: str) -> None:
     for path in files(f"roles/{role}/tasks", f"roles/{role}/handlers"):
