@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -50,6 +51,14 @@ def test_only_the_product_is_in_it(installed: tuple[Path, Tool]) -> None:
     }  # fmt: skip
     assert [path.name for path in (folder / "tests").iterdir()] == ["sanity"]
     assert not list(folder.rglob("__pycache__"))
+
+
+def test_texts_link_nothing_that_is_not_there(installed: tuple[Path, Tool]) -> None:
+    folder, _tool = installed
+    texts = sorted(folder.rglob("*.md"))
+    links = [(text, link) for text in texts for link in re.findall(r"\]\(([^)#]+)", text.read_text(encoding="utf-8"))]
+    assert links
+    assert [f"{text}: {link}" for text, link in links if ":" not in link and not (text.parent / link).exists()] == []
 
 
 def test_every_module_and_role_is_documented(installed: tuple[Path, Tool]) -> None:

@@ -51,6 +51,15 @@ def test_an_expected_skip_is_told_and_green(tmp_path: Path) -> None:
     assert "left out: 2 tests (no frobnicator here)" in output
 
 
+def test_what_was_left_out_before_is_told_and_the_summary_is_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUFARM_LEFT_OUT", "left out: something before")
+    _returned, output = run(tmp_path, "nobody_knows", None)
+    assert "left out: something before\n" in output
+    assert "1 passed, 2 skipped" in output.splitlines()[-1]
+
+
 def test_a_failure_stays_a_failure(tmp_path: Path) -> None:
     (tmp_path / "test_other.py").write_text("def test_it():\n    assert False\n", encoding="utf-8")
     returned, output = run(tmp_path, "nobody_knows", "true")
