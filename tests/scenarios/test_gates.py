@@ -49,7 +49,8 @@ def test_galaxy_importer(archive: Path) -> None:
     assert result.returncode == 0, said
     assert "Importer processing completed successfully" in said, said
     assert "ERROR" not in said, said
-    assert "WARNING" not in said, said
+    # It tells of every line in tests/sanity, each of which has its reason there.
+    assert [line for line in said.splitlines() if "WARNING" in line and "Ignore files skip" not in line] == [], said
 
 
 def ansible_tests() -> list[Path]:

@@ -101,7 +101,8 @@ def test_the_job_is_pinned_and_tried_once() -> None:
     assert job["Constraints"] == [{"LTarget": "${node.unique.id}", "Operand": "=", "RTarget": node["id"]}]
     assert job["Meta"] == {"created_by": "gpufarm.core.nomad_gpu_job_verify", "gives_up_at": "99"}
     assert [group["Name"] for group in job["TaskGroups"]] == ["gpu-0", "gpu-1"]
-    for group, pin in zip(job["TaskGroups"], pins, strict=True):
+    for index, pin in enumerate(pins):
+        group = job["TaskGroups"][index]
         assert group["RestartPolicy"]["Attempts"] == 0 and group["RestartPolicy"]["Mode"] == "fail"
         assert group["ReschedulePolicy"] == {"Attempts": 0, "Unlimited": False}
         (task,) = group["Tasks"]

@@ -581,6 +581,7 @@ def test_a_password_is_nowhere(node: Node, releases: helper.Releases, capsys: py
     assert "s3cret" not in text and "robot" not in text
 
 
+@pytest.mark.controller
 def test_nothing_of_it_is_shown_by_ansible(node: Node, releases: helper.Releases, tmp_path: Path) -> None:
     """What a person or a log sees of a run with everything switched on."""
     server = releases.server
