@@ -25,6 +25,7 @@ from typing import Any
 
 import pytest
 import yaml
+from ansible.module_utils.common.parameters import PASS_VARS
 from ansible.module_utils.testing import patch_module_args
 
 GPG_MISSING = "gpg and gpgv are needed to make and check real signatures"
@@ -212,6 +213,8 @@ class Outcome(dict[str, Any]):
 def run_module(main: Callable[[], None], capsys: Any, arguments: dict[str, Any], **settings: Any) -> Outcome:
     """Run a module's main() with arguments and return what it printed."""
     capsys.readouterr()
+    # ansible-core 2.21 tells the options only where it is asked to, and no secret may be among them.
+    settings = {**({"inject_invocation": True} if "inject_invocation" in PASS_VARS else {}), **settings}
     extra = {f"_ansible_{name}": value for name, value in settings.items()}
     with patch_module_args({**arguments, **extra}), contextlib.suppress(SystemExit):
         main()

@@ -613,6 +613,7 @@ def test_nothing_of_it_is_shown_by_ansible(node: Node, releases: helper.Releases
             "ANSIBLE_COLLECTIONS_PATH": str(Path(__file__).resolve().parents[4] / ".collections"),
             "ANSIBLE_PYTHON_INTERPRETER": sys.executable,
             "ANSIBLE_HOME": str(tmp_path / "home"),
+            "ANSIBLE_INJECT_INVOCATION": "true",
         },
     )
     shown = done.stdout + done.stderr
