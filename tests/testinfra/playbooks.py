@@ -15,10 +15,15 @@ from tests.simulator.docker import docker
 from tests.simulator.farm import ansible
 
 
+def environment(name: str) -> dict[str, str]:
+    """Return the environment of a run against the farm, without Molecule's colours, which part hosts and counts."""
+    return {**farm.environment(name), "ANSIBLE_FORCE_COLOR": "0", "ANSIBLE_NOCOLOR": "1"}
+
+
 def run_playbook(name: str, playbook: str, *options: str, **extra: object) -> tuple[int, str]:
     """Run a playbook against the farm ``name`` and return its exit code and all that it said."""
     result = subprocess.run(
-        ansible.command(f"playbooks/{playbook}", extra, *options), cwd=ROOT, env=farm.environment(name),
+        ansible.command(f"playbooks/{playbook}", extra, *options), cwd=ROOT, env=environment(name),
         capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False,
     )  # fmt: skip
     return result.returncode, result.stdout + result.stderr
@@ -34,12 +39,10 @@ class Run(NamedTuple):
 
 def run_in_scenario(playbook: str | Path, *options: str) -> Run:
     """Run a playbook of the repository against the nodes of the scenario whose tests run."""
-    # Molecule asks for colours, which stand between a host and its counts.
-    environment = {**farm.environment(os.environ["GPUFARM_FARM"]), "ANSIBLE_FORCE_COLOR": "0", "ANSIBLE_NOCOLOR": "1"}
     result = subprocess.run(
         [str(Path(sys.executable).with_name("ansible-playbook")), "-i", os.environ["MOLECULE_INVENTORY_FILE"],
          str(playbook), *options],
-        cwd=ROOT, env=environment,
+        cwd=ROOT, env=environment(os.environ["GPUFARM_FARM"]),
         capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False,
     )  # fmt: skip
     changed = {
