@@ -39,9 +39,10 @@ class Run(NamedTuple):
 
 def run_in_scenario(playbook: str | Path, *options: str) -> Run:
     """Run a playbook of the repository against the nodes of the scenario whose tests run."""
+    # All of the inventory: the hosts and variables of the scenario's own are in a file beside Molecule's.
+    inventory = str(Path(os.environ["MOLECULE_INVENTORY_FILE"]).parent)
     result = subprocess.run(
-        [str(Path(sys.executable).with_name("ansible-playbook")), "-i", os.environ["MOLECULE_INVENTORY_FILE"],
-         str(playbook), *options],
+        [str(Path(sys.executable).with_name("ansible-playbook")), "-i", inventory, str(playbook), *options],
         cwd=ROOT, env=environment(os.environ["GPUFARM_FARM"]),
         capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False,
     )  # fmt: skip

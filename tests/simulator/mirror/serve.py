@@ -12,11 +12,13 @@ Keys are request paths or shell patterns of them. Values:
   slow           4 KiB a second; slow-N: N bytes a second
   bad-signature  the signature in the body (detached, or within InRelease) no longer fits what it signs
   503-N-times    503 for the first N requests of each path since the fault file last changed
+  login-NAME:PASSWORD  401 without this name and password
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
 import contextlib
 import email.utils
 import fnmatch
@@ -39,7 +41,9 @@ from typing import IO, Any
 CHUNK = 256 * 1024
 SLOW_BYTES_PER_SECOND = 4096
 IDLE_SECONDS = 60
-FAULT = re.compile(r"corrupt|missing|truncate|bad-signature|slow(?:-(?P<rate>[1-9]\d*))?|503-(?P<times>\d+)-times")
+FAULT = re.compile(
+    r"corrupt|missing|truncate|bad-signature|slow(?:-(?P<rate>[1-9]\d*))?|503-(?P<times>\d+)-times|login-.+:.+"
+)
 TYPES = {
     ".asc": "text/plain",
     ".deb": "application/vnd.debian.binary-package",
@@ -165,6 +169,12 @@ class Handler(BaseHTTPRequestHandler):
         if fault == "503":
             self.plain(HTTPStatus.SERVICE_UNAVAILABLE, "fault: 503")
             return
+        if fault.startswith("login-"):
+            login = "Basic " + base64.b64encode(fault.removeprefix("login-").encode()).decode()
+            if self.headers.get("Authorization") != login:
+                self.plain(HTTPStatus.UNAUTHORIZED, "login needed", WWW_Authenticate='Basic realm="mirror"')
+                return
+            fault = ""
         place = self.server.find(path)
         if fault == "missing" or place is None:
             self.plain(HTTPStatus.NOT_FOUND, f"no such file: {path}")

@@ -231,6 +231,13 @@ def test_503_comes_so_often_for_each_path(mirror: Mirror) -> None:
     assert [mirror.get("/blob")[0].status for _ in range(2)] == [503, 200]
 
 
+def test_who_has_no_password_gets_nothing(mirror: Mirror) -> None:
+    mirror.lie(blob="login-reader:pass")
+    assert mirror.get("/blob")[0].status == 401
+    assert mirror.get("/blob", Authorization="Basic cmVhZGVyOnBhc3M=")[1] == BODY
+    assert mirror.get("/blob", Authorization="Basic cmVhZGVyOm90aGVy")[0].status == 401
+
+
 @pytest.mark.parametrize("text", ['{"/blob": "corupt"}', '{"/blob": "corr', '{"/blob": "slow-0"}'])
 def test_a_fault_that_is_not_understood_is_no_honesty(mirror: Mirror, text: str) -> None:
     mirror.faults.write_text(text, encoding="ascii")
