@@ -77,7 +77,8 @@ def test_playbooks_run_by_their_names(installed: tuple[Path, Tool]) -> None:
     listing = tool("ansible-playbook", "-i", inventory, "gpufarm.core.site", "--list-hosts", "--list-tasks")
     assert "gaming-pc" in listing
     assert "Nomad's view of the GPUs" in listing
-    assert "Check the device plugin" in tool("ansible-playbook", "-i", inventory, "gpufarm.core.verify", "--list-tasks")
+    listing = tool("ansible-playbook", "-i", inventory, "gpufarm.core.verify", "--list-tasks")
+    assert "Require the verified plugin" in listing
 
 
 def test_examples_of_the_roles_are_playbooks(installed: tuple[Path, Tool]) -> None:

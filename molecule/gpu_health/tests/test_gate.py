@@ -230,6 +230,16 @@ def test_configuration_closes_or_does_not(host: Host) -> None:
 
 
 @pytest.mark.usefixtures("by_hand")
+def test_gpu_that_requires_a_reset_closes_the_node(host: Host) -> None:
+    """It is still listed, and nvidia-smi ends with 0."""
+    faults.apply_to_container(NODE, lambda profile: faults.require_reset(profile, 2))
+    assert "reset_required GPU-" in run(host, 3)["reason"]
+    assert node(host)["SchedulingEligibility"] == "ineligible"
+    faults.apply_to_container(NODE, lambda profile: faults.reset_gpu(profile, 2))
+    reopen(host)
+
+
+@pytest.mark.usefixtures("by_hand")
 def test_of_two_nodes_with_one_name_the_gate_takes_its_own(host: Host) -> None:
     """The other one is younger, so by name it would be taken."""
     docker("exec", SERVER, "sh", "-c", f"mkdir -p /root/twin && cat > /root/twin.hcl <<'END'\n{TWIN}\nEND")

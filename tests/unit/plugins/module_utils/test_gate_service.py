@@ -502,7 +502,7 @@ def test_files_are_those_of_the_role() -> None:
     variables = yaml.safe_load((COLLECTION / "roles/gpu_health/vars/main.yml").read_text())
     assert variables["__gpu_health_config"] == gate_service.CONFIG == "/etc/gpufarm/health.json"
     assert gate_service.STATUS == "/run/gpufarm/health.json"
-    assert gate_service.STATUS in (COLLECTION / "roles/gpu_health/tasks/remove.yml").read_text()
+    assert gate_service.STATUS in (COLLECTION / "roles/gpu_health/tasks/absent.yml").read_text()
 
 
 # --- its time --------------------------------------------------------------------------------

@@ -290,10 +290,11 @@ def test_a_former_self_that_is_down_does_not_count() -> None:
 
 
 def test_extra_nodes_are_named_and_allowed() -> None:
-    nodes = [*farm(3), helper.make_node(7, 0)]
+    nodes = [*farm(3), helper.make_node(7, 0), change(helper.make_node(8, 2), Status="down")]
     assert codes(judged([wish(0)], nodes)) == []
     actual = [nomad.actual_node(node) for node in nodes]
     assert nomad.extra_gpu_nodes([wish(0)], actual) == ["node00001", "node00002"]
+    assert nomad.extra_gpu_nodes([wish(0), nomad.Expected(nodes[1]["ID"])], actual) == ["node00002"]
 
 
 def test_a_node_by_its_id() -> None:

@@ -415,6 +415,21 @@ def test_every_gpu_is_proven(nomad_server: FakeNomad) -> None:
     assert [job["ID"].startswith("gpufarm-verify-0a1b2c3d-") for job in nomad_server.registered] == [True, True]
 
 
+def test_how_logs_are_asked_for(nomad_server: FakeNomad) -> None:
+    """The whole of what a task says, and of its errors the end."""
+    uuid = nomad_server.uuids()[1]
+    nomad_server.fates[uuid] = Fate(status="failed", log="", stderr="sh: nvidia-smi: not found\n")
+    assert proven(nomad_server)[uuid].verdict == "failed"
+    asked = [query for _, path, query in nomad_server.requests if path.startswith("/v1/client/fs/logs/")]
+    whole = {"task": nomad_jobs.TASK, "plain": "true", "follow": "false"}
+    expected = [
+        {**whole, "type": "stdout", "origin": "start"},
+        {**whole, "type": "stderr", "origin": "end", "offset": "2000"},
+    ]
+    for query in expected:
+        assert any(query.items() <= each.items() for each in asked), asked
+
+
 def test_a_log_that_comes_late(nomad_server: FakeNomad, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nomad_jobs, "LOG_WAIT_S", PATIENCE_S)
     uuid = nomad_server.uuids()[1]

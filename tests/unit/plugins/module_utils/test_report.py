@@ -156,6 +156,16 @@ def test_gpu_that_only_the_health_check_knows_does_not_vanish() -> None:
     assert [gpu["verdict"] for gpu in gpus] == ["ok", "ok", "critical"] and gpus[2]["pci_bus_id"] == "0000:09:00.0"
 
 
+def test_gpu_that_the_health_check_does_not_know_is_judged_by_its_status() -> None:
+    smi = helper.facts(helper.H100, 1, 3)
+    result = helper.health(smi)
+    result["gpus"] = []
+    result["nvidia_smi"]["gpus"][1]["status"] = "error"
+    del result["nvidia_smi"]["gpus"][2]["status"]
+    gpus = helper.document(of(helper.answer("gpu01", result)))["nodes"][0]["gpus"]
+    assert [gpu["verdict"] for gpu in gpus] == ["ok", "critical", "ok"]
+
+
 def test_sick_nodes_come_first_and_names_sort_by_number() -> None:
     smi = helper.facts(helper.H100, 3, 1)
     sick = helper.answer("gpu30", helper.health(smi, [helper.problem(smi["gpus"][0])]))
@@ -553,6 +563,23 @@ def test_plot_of_one_moment_is_no_division_by_zero() -> None:
 
 
 # The page's words
+
+
+@pytest.mark.parametrize(
+    ("gpu", "text"),
+    [
+        ({"allocations": [{"job_id": "train", "namespace": "default"}, {"job_id": "train"}]}, "2 x train"),
+        ({"allocations": [{"job_id": "train", "namespace": "lab"}, {"job_id": "web"}]}, "lab/train, web"),
+        ({"processes": [{"type": "C"}]}, "1 process, no allocation"),
+        ({"processes": [{"type": "C+G"}, {"type": "G"}, {"type": "M+C"}, {}]}, "2 processes, no allocation"),
+        ({"processes": [{"type": "G"}]}, "free"),
+        ({"processes": None}, "free"),
+        ({"in_nomad": False}, "not in Nomad"),
+        ({"in_nomad": None}, report_page.UNKNOWN),
+    ],
+)
+def test_who_uses_a_gpu(gpu: dict[str, Any], text: str) -> None:
+    assert report_page._used_by({"allocations": [], "processes": [], "in_nomad": True, **gpu}) == text
 
 
 @pytest.mark.parametrize(
