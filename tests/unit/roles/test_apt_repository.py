@@ -98,7 +98,7 @@ class Apt:
             "Acquire::http::Proxy": "DIRECT",
         }
         options = [part for name, value in places.items() for part in ("-o", f"{name}={value}")]
-        answer = subprocess.run([*command, *options], capture_output=True, text=True, check=False, timeout=120)
+        answer = subprocess.run([*command, *options], capture_output=True, text=True, check=False, timeout=300)
         return answer.stdout + answer.stderr
 
     def update(self, url: str) -> str:

@@ -11,7 +11,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from ansible_collections.gpufarm.core.plugins.module_utils import nomad, nomad_jobs
@@ -413,6 +413,26 @@ def test_every_gpu_is_proven(nomad_server: FakeNomad) -> None:
         assert result.allocation_id and result.duration_s is not None
     assert len(nomad_server.registered) == 2
     assert [job["ID"].startswith("gpufarm-verify-0a1b2c3d-") for job in nomad_server.registered] == [True, True]
+
+
+def test_a_running_job_is_waited_for_by_its_index() -> None:
+    """And one whose log may still come is looked at without waiting for a change."""
+
+    class Client:
+        def items(self, _path: str, _query: Mapping[str, str], index: int, _wait: float) -> nomad.Nodes:
+            asked.append(index)
+            return nomad.Nodes(items=[{"TaskGroup": "gpu0", "ClientStatus": "running"}], index=9)
+
+    asked: list[int] = []
+    pin = nomad_jobs.pins_of(nomad.describe_node(farm.make_node(0, 1)))[0]
+    job = nomad_jobs._Watched({"gpu0": pin})
+    run = nomad_jobs.Run(cast(Any, Client()), nomad_jobs.Settings(), "0a1b2c3d", time.monotonic() + PATIENCE_S)
+    for _ in range(2):
+        assert nomad_jobs._look(run, "job", job) == {}
+    job.ended["gpu0"] = 0.0
+    for _ in range(2):
+        assert nomad_jobs._look(run, "job", job) == {}
+    assert asked == [0, 9, 9, 0]
 
 
 def test_how_logs_are_asked_for(nomad_server: FakeNomad) -> None:

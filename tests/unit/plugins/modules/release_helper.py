@@ -96,7 +96,7 @@ def new_certificate(folder: Path) -> Certificate:
     command += ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
     command += ["-addext", "keyUsage=critical,digitalSignature,keyCertSign", "-days", "2"]
     command += ["-keyout", str(made.key), "-out", str(made.path)]
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
     return made
 
 

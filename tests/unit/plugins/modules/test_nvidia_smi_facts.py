@@ -161,7 +161,7 @@ def test_through_ansible_itself(fake: Fake, tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=300,
     )
     assert "SUCCESS" in done.stdout, done.stdout + done.stderr
     facts = json.loads(done.stdout[done.stdout.index("{") :])["ansible_facts"]["nvidia_smi"]

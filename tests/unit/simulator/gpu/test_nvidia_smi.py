@@ -262,7 +262,7 @@ def test_every_option_and_word_of_the_recorded_help_is_known(node: MakeNode) -> 
     assert (len(options), len(words)) == (89, 23)
     machine = node("t4-x4")
     for word in sorted(options | words):
-        assert "recognized" not in machine.smi(word, timeout=60).stdout or word == "--format", word
+        assert "recognized" not in machine.smi(word, timeout=300).stdout or word == "--format", word
 
 
 def test_topology(node: MakeNode) -> None:

@@ -129,7 +129,7 @@ def as_nobody(machine: Node, arguments: list[str]) -> subprocess.CompletedProces
             user=65534 if os.geteuid() == 0 else None,
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=300,
             check=False,
         )
 
