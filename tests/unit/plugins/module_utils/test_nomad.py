@@ -289,6 +289,10 @@ def test_a_former_self_that_is_down_does_not_count() -> None:
         assert codes(verdicts) == [] and verdicts[0].id == NODE["ID"]
 
 
+def test_a_node_of_which_nothing_is_known() -> None:
+    assert nomad.actual_node({}) == nomad.ActualNode("", "", "", "", drain=False, created=0, gpus=[])
+
+
 def test_extra_nodes_are_named_and_allowed() -> None:
     nodes = [*farm(3), helper.make_node(7, 0), change(helper.make_node(8, 2), Status="down")]
     assert codes(judged([wish(0)], nodes)) == []

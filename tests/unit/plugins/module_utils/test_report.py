@@ -442,6 +442,12 @@ def test_total_weights_models_by_their_throughput() -> None:
     assert total["idle_cost_per_hour"] == 3.0
 
 
+@pytest.mark.parametrize("price", [{"relative_throughput": 1}, {"price_per_hour": 1}])
+def test_half_a_price_is_none(price: dict[str, float]) -> None:
+    cost = costs(models={"NVIDIA H100 80GB HBM3": price})
+    assert (cost["total"], cost["unpriced"][0]) == (None, "NVIDIA H100 80GB HBM3")
+
+
 def test_free_gpus_have_no_return_instead_of_an_infinite_one() -> None:
     row = costs(models={"NVIDIA H100 80GB HBM3": {"relative_throughput": 1, "price_per_hour": 0}})["models"][0]
     assert row["cost_per_hour"] == 0 and row["return"] is None
