@@ -181,7 +181,7 @@ def _models_text(node: Mapping[str, Any]) -> str:
 
 
 def _versions_text(node: Mapping[str, Any]) -> str:
-    words = [node["platform"] or ""]
+    words = [node["platform"]]
     words += [f"driver {node['driver_version']}"] if node["driver_version"] else []
     words += [f"CUDA {node['cuda_version']}"] if node["cuda_version"] else []
     return ", ".join(word for word in words if word)

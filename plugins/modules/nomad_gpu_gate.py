@@ -257,14 +257,14 @@ def do_node(client: nomad.Client, name: str, listed: gate.GateNode | None, wish:
 def held(client: nomad.Client, done: list[Done], marked: set[str], max_closed: str) -> str:
     """Why none of the nodes that are to be closed may be; empty when they may."""
     closing = [each.node for each in done if each.node and each.decision.action == "close"]
-    known = {each.node.id: each for each in done if each.node}
-    closed = marked - set(known)
+    known = {each.node.id for each in done if each.node}
+    closed = marked - known
     closed |= {
-        node_id
-        for node_id, each in known.items()
+        each.node.id
+        for each in done
         if each.node and each.node.marks and not each.node.eligible and each.decision.action != "open"
     }
-    farm = len(gate.nodes_with_devices(client) | set(known)) if closing else 0
+    farm = len(gate.nodes_with_devices(client) | known) if closing else 0
     why = gate.brake(closing, closed, farm, max_closed)
     if not why:
         return ""
