@@ -64,7 +64,13 @@ def test_allocations_are_a_second_request(agent: farm.Agent, capsys: pytest.Capt
     ids = [gpu["allocation_id"] for gpu in result["nodes"][0]["gpus"]]
     assert ids == [gpu["allocation"] and gpu["allocation"]["id"] for gpu in result["nodes"][0]["gpus"]] and all(ids[2:])
     path, query, _headers = agent.requests[1]
-    assert path == "/v1/allocations" and query["namespace"] == "*" and query["resources"] == "true"
+    assert path == "/v1/allocations"
+    assert query == {
+        "resources": "true",
+        "task_states": "false",
+        "filter": 'ClientStatus == "running" or ClientStatus == "pending" or ClientStatus == "unknown"',
+        "namespace": "*",
+    }
     run(capsys, address=agent.url, gather_allocations=True, namespace="ml")
     assert agent.requests[3][1]["namespace"] == "ml"
 
