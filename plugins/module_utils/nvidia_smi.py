@@ -423,7 +423,7 @@ def resolve_subsets(requested: Sequence[str]) -> frozenset[str]:
     if not added and not named:
         added.update(SUBSETS)
     # Naming a subset outranks excluding all of them, but not excluding that one by name.
-    explicit = {item[1:] for item in requested if item.startswith("!") and item != "!all"}
+    explicit = {item[1:] for item in requested if item.startswith("!")}
     chosen = (added - excluded) | (named - explicit)
     if "min" not in explicit:
         chosen.add("min")
