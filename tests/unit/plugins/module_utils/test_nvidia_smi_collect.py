@@ -415,6 +415,7 @@ def test_a_lost_gpu_that_fails_the_call_for_all_leaves_the_others(tmp_path: Path
     assert [gpu["status"] for gpu in facts["gpus"]] == ["ok", "lost", "ok"]
     lost = facts["gpus"][1]
     assert (lost["uuid"], lost["minor_number"], lost["memory_total_mib"]) == ("GPU-00000001", 1, None)
+    assert lost["name"] == "NVIDIA H100 80GB HBM3"
     assert "unable to determine the device handle" in lost["status_message"].lower()
     assert lost.keys() == nvidia_smi.empty_gpu().keys()
 
