@@ -127,6 +127,17 @@ def test_raw_exec_has_no_image() -> None:
     assert "Namespace" not in job
 
 
+def test_the_script_finds_the_folder_of_wsl() -> None:
+    begin = nomad_jobs.script(0).splitlines()[:2]
+    ended = subprocess.run(
+        ["/bin/sh", "-c", "\n".join([*begin, 'printf %s "$PATH"'])],
+        env={"PATH": "/own"},
+        capture_output=True,
+        check=True,
+    )
+    assert ended.stdout.decode() == "/own:/usr/bin:/bin:/usr/lib/wsl/lib"
+
+
 @pytest.mark.parametrize(("ends", "seen"), [(0, ["GPU-1"]), (6, []), (127, [])])
 def test_the_script_in_a_real_shell(tmp_path: Path, ends: int, seen: list[str]) -> None:
     if ends != 127:
