@@ -203,13 +203,13 @@ def _gpu(
 ) -> dict[str, Any]:
     """One GPU from nvidia-smi's facts and from Nomad's devices by UUID (None without Nomad)."""
     known = devices or {}
-    own = known.get(str(found.get("uuid") or "").lower())
+    own = known.get(str(found.get("uuid")).lower())
     migs = [
         {
             "uuid": device.get("uuid"),
             "profile": device.get("profile"),
             "memory_total_mib": device.get("memory_total_mib"),
-            "allocation": _allocation(known.get(str(device.get("uuid") or "").lower())),
+            "allocation": _allocation(known.get(str(device.get("uuid")).lower())),
         }
         for device in found.get("mig_devices") or []
     ]

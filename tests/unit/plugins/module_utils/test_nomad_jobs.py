@@ -524,6 +524,14 @@ def test_a_container_without_nvidia_smi(nomad_server: FakeNomad) -> None:
     assert result.code == "task_failed" and "nvidia-smi: not found" in (result.found or "")
 
 
+def test_a_failed_task_without_a_log_has_failed(nomad_server: FakeNomad) -> None:
+    """Its log did not get lost: it never had one, so another task would tell nothing more."""
+    uuid = nomad_server.uuids()[0]
+    nomad_server.fates[uuid] = Fate(status="failed", log="")
+    assert proven(nomad_server)[uuid].code == "task_failed"
+    assert len(nomad_server.registered) == 2
+
+
 def test_a_container_without_devices(nomad_server: FakeNomad) -> None:
     uuid = nomad_server.uuids()[0]
     nomad_server.fates[uuid] = Fate(status="failed", log="No devices were found\ngpufarm-verify: end 6\n")

@@ -384,6 +384,15 @@ def test_other_models_and_platforms_are_no_drift() -> None:
     assert all(field["agrees"] for group in data["drift"] for field in group["fields"])
 
 
+def test_drift_among_gpus_that_do_not_tell_what_they_are() -> None:
+    answers = [one("gpu0", gpus=1), one("gpu1", gpus=1)]
+    for answer in answers:
+        answer["health"]["nvidia_smi"]["platform"] = None
+        answer["health"]["nvidia_smi"]["gpus"][0]["name"] = None
+    (group,) = helper.document(of(*answers))["drift"]
+    assert (group["platform"], group["model"], group["gpus"]) == ("unknown", "unknown", 2)
+
+
 def test_what_was_not_told_is_no_drift() -> None:
     answers = [one("gpu0", gpus=1), one("gpu1", gpus=1, vbios_version=None)]
     vbios = drift_of(helper.document(of(*answers)), "vbios_version")

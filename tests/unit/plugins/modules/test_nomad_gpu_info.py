@@ -57,6 +57,13 @@ def test_one_request_reads_the_farm(agent: farm.Agent, capsys: pytest.CaptureFix
     assert [(path, query) for path, query, _headers in agent.requests] == [("/v1/nodes", {"resources": "true"})]
 
 
+def test_what_an_older_nomad_does_not_tell_is_unknown(agent: farm.Agent, capsys: pytest.CaptureFixture[str]) -> None:
+    for field in ("NodePool", "NodeClass", "Version", "Address"):
+        agent.nodes[0][field] = ""
+    node = run(capsys, address=agent.url)["nodes"][0]
+    assert [node[name] for name in ("node_pool", "node_class", "version", "address")] == [None] * 4
+
+
 def test_allocations_are_a_second_request(agent: farm.Agent, capsys: pytest.CaptureFixture[str]) -> None:
     result = run(capsys, address=agent.url, gather_allocations=True)
     holders = [gpu["allocation"] and gpu["allocation"]["job_id"] for gpu in result["nodes"][0]["gpus"]]
