@@ -299,7 +299,7 @@ def _compile(what: Product, go: Path, folder: Path) -> None:
     script = f"""
         go version
         go build -mod=readonly -modcacherw -buildvcs=false -trimpath {" ".join(what.arguments)} \
-            -ldflags '{what.ldflags}' -o /out/{what.output} {" ".join(what.packages)}
+            -gcflags=all=-dwarf=false -ldflags '{what.ldflags}' -o /out/{what.output} {" ".join(what.packages)}
         source=$(go list -m -f '{{{{.Dir}}}}' {what.module})
         {keep}
         chmod -R u+w /out
@@ -318,7 +318,8 @@ def _compile(what: Product, go: Path, folder: Path) -> None:
             **host_go_settings(),
             **what.environment,
             "GOTOOLCHAIN": "local",
-            # Memory is not what these builds lack; the same programs come out.
+            # Memory is not what these builds lack, and what debuggers read is left out by -s -w anyway; so the same
+            # programs come out sooner.
             "GOGC": "400",
             "GOFLAGS": "",
             "GOMODCACHE": "/go/mod",
