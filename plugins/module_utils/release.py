@@ -411,7 +411,7 @@ def pinned_fingerprints(option: str, values: Sequence[str]) -> list[str]:
         raise ReleaseError(
             found=f"the option '{option}' is empty",
             expected="at least one full fingerprint",
-            next_step="pin the fingerprint that the signer publishes",
+            next_step="pin the one that the signer publishes; the roles' variables for it end in key_fingerprints",
         )
     return pinned
 

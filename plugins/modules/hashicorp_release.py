@@ -51,9 +51,11 @@ options:
     required: true
   state:
     description:
-      - The program is there.
+      - V(present) installs the program where it is missing, or is not the one that was installed.
+      - V(verified) changes nothing and uses no network. It fails unless the program is there as it was installed, with
+        the owner and mode that the task names.
     type: str
-    choices: [present]
+    choices: [present, verified]
     default: present
   base_url:
     description:
@@ -444,6 +446,8 @@ def apply(module: AnsibleModule) -> dict[str, Any]:
     params = release.take_addresses(module.params, "base_url", "key_url")
     plan = make_plan(params)
     wanted = plan.wanted
+    only_verify = params["state"] == "verified"
+    module.check_mode = module.check_mode or only_verify
     receipt, before = read_state(plan)
     reasons = release.reasons_to_install(wanted, receipt, before)
     intact = receipt is not None and receipt.binary_sha256 == before and receipt.path == wanted.path
@@ -459,6 +463,12 @@ def apply(module: AnsibleModule) -> dict[str, Any]:
     changed = bool(reasons)
     if before is not None or not module.check_mode:
         changed = set_attributes(module, wanted.path, changed)
+    if changed and only_verify:
+        raise release.ReleaseError(
+            found=f"{wanted.path} is not as it was installed: {', '.join(reasons) or 'its owner or mode differs'}",
+            expected=f"release {wanted.version} as it was verified when it was installed",
+            next_step="run playbooks/site.yml, or the role that installs it, for this host",
+        )
     if reasons and current is not None:
         # After everything else: a run that is cut off anywhere before leaves no claim behind.
         write_receipt(module, plan, current)
@@ -496,7 +506,7 @@ def main() -> None:
         argument_spec={
             "product": {"type": "str", "required": True},
             "version": {"type": "str", "required": True},
-            "state": {"type": "str", "choices": ["present"], "default": "present"},
+            "state": {"type": "str", "choices": ["present", "verified"], "default": "present"},
             "base_url": {"type": "str", "default": "https://releases.hashicorp.com"},
             "verify_signature": {"type": "bool", "default": True},
             "key_url": {"type": "str", "default": "https://www.hashicorp.com/.well-known/pgp-key.txt", "no_log": False},

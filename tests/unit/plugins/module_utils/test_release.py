@@ -139,7 +139,7 @@ def test_pinned_fingerprints_are_whole_ones() -> None:
         release.pinned_fingerprints("pins", [])
     assert str(caught.value) == (
         "the option 'pins' is empty. Expected: at least one full fingerprint. "
-        "Next step: pin the fingerprint that the signer publishes."
+        "Next step: pin the one that the signer publishes; the roles' variables for it end in key_fingerprints."
     )
 
 

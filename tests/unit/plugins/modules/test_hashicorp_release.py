@@ -149,6 +149,23 @@ def test_check_mode_tells_and_touches_nothing(node: Node, releases: helper.Relea
     assert not node.run(check=True)["changed"]
 
 
+def test_verified_is_what_was_installed_and_nothing_else(node: Node, releases: helper.Releases) -> None:
+    releases.publish("nomad", "1.2.3", b"program ")
+    assert_error(node.run(state="verified"), f"{node.binary} is not as it was installed: the program is not there")
+    assert node.files() == {} and releases.server.requests == []
+    node.run()
+    asked = len(releases.server.requests)
+    result = node.run(state="verified")
+    assert not result["changed"] and result["version"] == "1.2.3"
+    assert_error(node.run(state="verified", version="1.2.4"), "version is 1.2.3, not 1.2.4")
+    node.binary.chmod(0o777)
+    assert_error(node.run(state="verified"), "its owner or mode differs")
+    assert node.binary.stat().st_mode & 0o7777 == 0o777
+    node.binary.write_bytes(b"another")
+    assert_error(node.run(state="verified"), "the program is not the one that was installed")
+    assert node.binary.read_bytes() == b"another" and len(releases.server.requests) == asked
+
+
 def test_upgrade_and_downgrade(node: Node, releases: helper.Releases) -> None:
     releases.publish("nomad", "1.2.3", b"old ")
     releases.publish("nomad", "1.3.0", b"new ")
