@@ -12,6 +12,7 @@ Ansible is needed, so that the health gate on the nodes uses it too.
 from __future__ import annotations
 
 import codecs
+import copy
 import dataclasses
 import functools
 import http.client
@@ -24,7 +25,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from ansible_collections.gpufarm.core.plugins.module_utils import retry
@@ -57,7 +58,14 @@ class NomadError(Exception):
     """Nomad could not be asked; the text says what was found, what was expected and what to do."""
 
     def __init__(
-        self, found: str, expected: str, next_step: str, transient: bool = False, status: int | None = None
+        self,
+        found: str,
+        expected: str,
+        next_step: str,
+        transient: bool = False,
+        status: int | None = None,
+        *,
+        said: str = "",
     ) -> None:
         found = clean(found)
         super().__init__(f"{found}. Expected: {expected}. Next step: {next_step}.")
@@ -65,6 +73,8 @@ class NomadError(Exception):
         self.transient = transient
         self.status = status
         """Nomad's HTTP status where that was the answer."""
+        self.said = said
+        """What came with that status."""
 
 
 # --- the client ------------------------------------------------------------------------------
@@ -102,6 +112,16 @@ def is_loopback(host: str | None) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def _parts(address: str) -> urllib.parse.SplitResult | None:
+    """The parts of an address of HTTP; None where it is none."""
+    try:
+        parts = urllib.parse.urlsplit(address)
+        # Only a look at the port tells whether it is one.
+        return parts if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 else None
+    except ValueError:
+        return None
 
 
 class _NamedConnection(http.client.HTTPSConnection):
@@ -142,11 +162,15 @@ class Nodes:
 
 
 class Client:
-    """Asks one Nomad agent."""
+    """Asks one Nomad agent; what ends with one of the HTTP statuses C(repeat) is asked again.
 
-    def __init__(self, connection: Connection) -> None:
-        parts = urllib.parse.urlsplit(connection.address)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+    Nomad's own CLI never sends requests to this machine through a proxy either; C(direct) is for its other addresses.
+    """
+
+    def __init__(self, connection: Connection, repeat: Collection[int] = retry.STATUS, *, direct: bool = False) -> None:
+        self._repeat = repeat
+        parts = _parts(connection.address)
+        if parts is None:
             raise NomadError(
                 found=f"the address of Nomad is '{connection.address}'",
                 expected="an address such as https://nomad.example.com:4646",
@@ -166,8 +190,7 @@ class Client:
             tls = self._tls()
             name = connection.tls_server_name
             handlers.append(_NamedHandler(tls, name) if name else urllib.request.HTTPSHandler(context=tls))
-        # Nomad's own CLI never sends requests to this machine through a proxy either.
-        handlers.append(urllib.request.ProxyHandler({} if is_loopback(parts.hostname) else None))
+        handlers.append(urllib.request.ProxyHandler({} if direct or is_loopback(parts.hostname) else None))
         self._opener = urllib.request.build_opener(*handlers)
 
     def _tls(self) -> ssl.SSLContext:
@@ -187,6 +210,13 @@ class Client:
             tls.check_hostname = False
             tls.verify_mode = ssl.CERT_NONE
         return tls
+
+    def within(self, seconds: float) -> Client:
+        """The same client, no request of which takes longer than C(seconds)."""
+        hurried = copy.copy(self)
+        timeout = min(seconds, self.connection.request_timeout)
+        hurried.connection = dataclasses.replace(self.connection, request_timeout=timeout)
+        return hurried
 
     def url(self, path: str, query: Mapping[str, str]) -> str:
         fields = {"region": self.connection.region, "namespace": self.connection.namespace, **query}
@@ -277,7 +307,7 @@ class Client:
             try:
                 return self._opener.open(request, timeout=max(0.1, deadline - time.monotonic()))
             except (OSError, http.client.HTTPException, ValueError) as error:
-                pause = _pause_s(error, method, attempt)
+                pause = _pause_s(error, method, attempt, self._repeat)
                 # All attempts together take no longer than one may.
                 if pause is None or time.monotonic() + pause >= deadline:
                     self._failed(address, error)
@@ -318,7 +348,7 @@ class Client:
         return text.replace(self.connection.token, "********") if self.connection.token else text
 
 
-def _pause_s(error: Exception, method: str, attempt: int) -> float | None:
+def _pause_s(error: Exception, method: str, attempt: int, repeat: Collection[int]) -> float | None:
     """Seconds after which a request may be made again; None where it may not.
 
     Whether a write that was cut off, or that ended with 500, has arrived is not known. With 429 it has not.
@@ -326,7 +356,7 @@ def _pause_s(error: Exception, method: str, attempt: int) -> float | None:
     header = None
     if isinstance(error, urllib.error.HTTPError):
         header = error.headers.get("Retry-After")
-        passing = error.code == 429 or (method == "GET" and error.code in retry.STATUS)
+        passing = error.code in repeat and (method == "GET" or error.code == 429)
     else:
         reason = getattr(error, "reason", error)
         # Nobody listening is no hiccup, and what has hung already took all the time there is.
@@ -370,6 +400,7 @@ def _refused(address: str, status: int, body: str, location: str | None) -> NoRe
         # Without a leader Nomad answers 500, and a proxy in front of a starting agent 502 to 504.
         transient=status >= 500 or status == 429,
         status=status,
+        said=body,
     )
 
 

@@ -1,0 +1,346 @@
+#!/usr/bin/python
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: nomad_agent_info
+short_description: Ask a Nomad agent how it is
+version_added: 1.0.0
+author:
+  - gpufarm contributors (@gpufarm)
+description:
+  - Asks one agent, normally that of the host where the module runs, how it and its NVIDIA device plugin are, and waits
+    for a state where it is told to.
+  - A device plugin that ends and cannot be started again, or hangs, leaves its GPUs in Nomad for ever, so that Nomad's
+    list of devices does not tell. Its statistics get no newer, which does.
+extends_documentation_fragment:
+  - gpufarm.core.nomad
+  - gpufarm.core.nomad.actiongroup_nomad
+attributes:
+  check_mode:
+    support: full
+    description: Never changes anything, and asks and waits all the same.
+  diff_mode:
+    support: none
+    description: Never changes anything.
+  idempotent:
+    support: full
+    description: Never changes anything.
+  platform:
+    platforms: posix
+    support: full
+    description: Runs wherever Nomad's HTTP API can be reached, usually on the agent's own host, so no proxy is used.
+options:
+  wait_for:
+    description:
+      - What must come before O(timeout) is over. Only with V(nothing) the module never fails because of Nomad.
+      - V(answer), an agent that tells its health, well or not.
+      - V(leader), servers with a leader.
+      - V(client), a client that heartbeats to a server. This needs the rule C(agent:read).
+    type: str
+    choices: [nothing, answer, leader, client]
+    default: nothing
+  timeout:
+    description:
+      - Seconds to wait for O(wait_for), asking once a second. With V(0) it is asked once.
+      - No request takes longer than what is left of them, or one second, or O(request_timeout).
+    type: int
+    default: 60
+  plugin_age_max:
+    description:
+      - How many seconds older than the client's own statistics those of the GPUs may be.
+    type: float
+    default: 60
+notes:
+  - Without the rule C(node:read) a client does not tell its statistics, and RV(state) is never V(plugin_stopped).
+seealso:
+  - module: gpufarm.core.nomad_gpu_verify
+"""
+
+EXAMPLES = r"""
+- name: Read how this host's agent is
+  gpufarm.core.nomad_agent_info:
+    token: "{{ vault_nomad_token }}"
+  register: agent
+
+- name: Wait for a client that heartbeats to its servers
+  gpufarm.core.nomad_agent_info:
+    token: "{{ vault_nomad_token }}"
+    wait_for: client
+    timeout: 40
+"""
+
+RETURN = r"""
+state:
+  description: >-
+    V(ok); V(stopped), nothing answers; V(unhealthy), the agent answers that it is not well; V(plugin_stopped), the
+    device plugin gives no statistics any more. Where a client never had statistics of GPUs, as with MIG, it counts as
+    V(ok).
+  type: str
+  returned: success, and when what is waited for did not come
+  sample: ok
+message:
+  description: >-
+    What the agent's C(/v1/agent/health) said, why it could not be asked, or how old the statistics of GPUs are; null
+    where RV(state) is V(ok).
+  type: str
+  returned: success, and when what is waited for did not come
+  sample: "client: no known servers"
+leader:
+  description: Address and port of the leader, by C(/v1/status/leader); null when there is none, or it is not known.
+  type: str
+  returned: success, and when what is waited for did not come
+  sample: 192.0.2.1:4647
+uptime:
+  description: >-
+    Seconds since the host was started, by C(Uptime) in C(/v1/client/stats); null when not known, as of an agent that is
+    no client.
+  type: int
+  returned: success, and when what is waited for did not come
+  sample: 86400
+servers:
+  description: >-
+    Addresses of the servers that the client knows, by C(/v1/agent/self); null when it did not tell, or with O(wait_for)
+    other than V(client).
+  type: list
+  elements: str
+  returned: success, and when what is waited for did not come
+  sample: ["192.0.2.1:4647"]
+"""
+
+import contextlib
+import dataclasses
+import json
+import math
+import platform
+import re
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpufarm.core.plugins.module_utils import gate, nomad, nomad_options
+from ansible_collections.gpufarm.core.plugins.module_utils.text import clean_all
+
+PAUSE_S = 1.0
+SHORTEST_S = 1.0
+# HTTP 500 is an answer about a state here; an agent that takes no more connections at the moment has answered nothing.
+REPEAT = frozenset({429})
+
+
+@dataclasses.dataclass
+class Answers:
+    """What the agent has said so far."""
+
+    status: int | None = None
+    """HTTP status of its health."""
+    message: str | None = None
+    leader: str | None = None
+    stats: dict[str, Any] | None = None
+    servers: list[str] | None = None
+
+
+Ask = Callable[[nomad.Client, Answers], None]
+"""Notes an answer; NomadError where it is none, or not the one to wait for."""
+
+
+def health_message(error: nomad.NomadError) -> str:
+    """What the client and the server in an agent say of themselves, or else the whole answer."""
+    try:
+        told = clean_all(json.loads(error.said))
+    except ValueError:
+        return error.found
+    parts = told.items() if isinstance(told, dict) else ()
+    sick = [f"{name}: {part.get('message')}" for name, part in parts if isinstance(part, dict) and not part.get("ok")]
+    return "; ".join(sick) or error.found
+
+
+def ask_health(client: nomad.Client, answers: Answers) -> None:
+    try:
+        client.text("/v1/agent/health", {})
+    except nomad.NomadError as error:
+        answers.status, answers.message = error.status, health_message(error)
+        if error.status != 500:
+            raise
+    else:
+        answers.status, answers.message = 200, None
+
+
+def ask_leader(client: nomad.Client, answers: Answers) -> None:
+    path = "/v1/status/leader"
+    answers.leader = None
+    found = client.call("GET", path)
+    if not isinstance(found, str) or not re.search(r".:[0-9]+$", found):
+        raise nomad.NomadError(
+            found=f"{client.url(path, {})} answered '{str(found or '')[:200]}'",
+            expected="the address of a leader",
+            next_step="read `journalctl -u nomad` on the servers",
+            transient=True,
+        )
+    answers.leader = found
+
+
+def ask_stats(client: nomad.Client, answers: Answers) -> None:
+    found = client.call("GET", "/v1/client/stats")
+    answers.stats = found if isinstance(found, dict) else None
+
+
+def ask_servers(client: nomad.Client, answers: Answers) -> None:
+    answers.servers = None
+    try:
+        own = client.call("GET", "/v1/agent/self")
+    except nomad.NomadError as error:
+        if error.status != 403:
+            raise
+        raise nomad.NomadError(
+            found=error.found,
+            expected="a token that may ask an agent for its state",
+            next_step="set 'token' or NOMAD_TOKEN, or nomad_token of the roles, to one with agent:read",
+            status=error.status,
+        ) from error
+    told = inner(inner(own, "stats"), "client")
+    answers.servers = [text for part in str(told.get("known_servers") or "").split(",") if (text := part.strip())]
+    heartbeat = told.get("heartbeat_ttl") or "0s"
+    if not answers.servers or heartbeat == "0s":
+        known = ", ".join(answers.servers) or "no servers"
+        raise nomad.NomadError(
+            found=f"the client knows {known} and its heartbeat_ttl is {heartbeat}"
+            if told
+            else "an agent that is no client",
+            expected="a client with servers",
+            next_step="read `journalctl -u nomad` on this host",
+            transient=True,
+        )
+
+
+def inner(value: Any, name: str) -> Mapping[str, Any]:
+    found = value.get(name) if isinstance(value, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Goal:
+    """What is waited for, and the words where it does not come."""
+
+    ask: Ask
+    missing: str
+    expected: str
+    next_step: str
+
+
+GOALS = {
+    "answer": Goal(
+        ask=ask_health,
+        missing="no answer",
+        expected="an agent that tells its health",
+        next_step="read `journalctl -u nomad` on this host",
+    ),
+    "leader": Goal(
+        ask=ask_leader,
+        missing="no leader",
+        expected="an elected leader",
+        next_step="read `journalctl -u nomad` on every server and check that port 4648 is open between them",
+    ),
+    "client": Goal(
+        ask=ask_servers,
+        missing="no heartbeats",
+        expected="heartbeats to a server",
+        next_step="read `journalctl -u nomad` on this host and check that port 4647 of the servers is open to it",
+    ),
+}
+
+
+def hurried(client: nomad.Client, deadline: float) -> nomad.Client:
+    return client.within(max(SHORTEST_S, deadline - time.monotonic()))
+
+
+def wait(goal: Goal, client: nomad.Client, answers: Answers, deadline: float) -> None:
+    started = time.monotonic()
+    while True:
+        try:
+            goal.ask(hurried(client, deadline), answers)
+        except nomad.NomadError as error:
+            # A token or a certificate gets no better.
+            if error.status == 403 or (error.status is None and not error.transient):
+                raise
+            now = time.monotonic()
+            if now >= deadline:
+                raise nomad.NomadError(
+                    found=f"{goal.missing} in {now - started:.0f} s, at last {error.found}",
+                    expected=goal.expected,
+                    next_step=goal.next_step,
+                ) from error
+            time.sleep(min(PAUSE_S, deadline - now))
+        else:
+            return
+
+
+def ask_rest(client: nomad.Client, answers: Answers, deadline: float, asked: Ask | None) -> None:
+    """Ask once for all else; an agent that does not tell its health tells nothing."""
+    asks: list[Ask] = [ask_health, ask_leader, ask_stats]
+    for ask in asks:
+        if ask is not asked:
+            with contextlib.suppress(nomad.NomadError):
+                ask(hurried(client, deadline), answers)
+        if answers.status is None:
+            return
+
+
+def result_of(answers: Answers, plugin_age_max: float) -> dict[str, Any]:
+    state = gate.agent_state(answers.status, answers.stats, plugin_age_max)
+    stats = answers.stats or {}
+    message = answers.message
+    if state == gate.PLUGIN_STOPPED:
+        message = f"the statistics of GPUs are {gate.plugin_age_s(stats):.0f} s older than the client's own"
+    uptime = stats.get("Uptime")
+    return {
+        "changed": False,
+        "state": state,
+        "message": message,
+        "leader": answers.leader,
+        "uptime": uptime if isinstance(uptime, int) else None,
+        "servers": answers.servers,
+    }
+
+
+def argument_spec() -> dict[str, Any]:
+    return {
+        **nomad_options.argument_spec(),
+        "wait_for": {"type": "str", "choices": ["nothing", *GOALS], "default": "nothing"},
+        "timeout": {"type": "int", "default": 60},
+        "plugin_age_max": {"type": "float", "default": gate.PLUGIN_AGE_MAX_S},
+    }
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec=argument_spec(),
+        required_together=nomad_options.REQUIRED_TOGETHER,
+        supports_check_mode=True,
+    )
+    params = module.params
+    goal = GOALS.get(params["wait_for"])
+    deadline = time.monotonic() + params["timeout"] if goal else math.inf
+    answers = Answers()
+    failure = None
+    try:
+        client = nomad.Client(nomad_options.connection_of(params), REPEAT, direct=True)
+    except nomad.NomadError as error:
+        module.fail_json(msg=f"{platform.node()}: {error}")
+    if goal:
+        try:
+            wait(goal, client, answers, deadline)
+        except nomad.NomadError as error:
+            failure = str(error)
+    ask_rest(client, answers, deadline, goal.ask if goal else None)
+    result = result_of(answers, params["plugin_age_max"])
+    if failure:
+        module.fail_json(msg=f"{platform.node()}: {failure}", **result)
+    module.exit_json(**result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,553 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import ssl
+import threading
+import time
+import urllib.parse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ansible_collections.gpufarm.core.plugins.doc_fragments import nomad as fragment
+from ansible_collections.gpufarm.core.plugins.module_utils import gate, nomad
+from ansible_collections.gpufarm.core.plugins.modules import nomad_agent_info
+from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import nomad_helper as farm
+from ansible_collections.gpufarm.core.tests.unit.plugins.modules import release_helper as helper
+
+HEALTH, LEADER, STATS, SELF = "/v1/agent/health", "/v1/status/leader", "/v1/client/stats", "/v1/agent/self"
+TOKEN = "11111111-2222-3333-4444-555555555555"
+CUT_OFF = (0, "")
+NO_LEADER = (500, "No cluster leader")
+WELL = (200, {"client": {"message": "ok", "ok": True}, "server": {"message": "ok", "ok": True}})
+SICK = (500, {"client": {"message": "no known servers", "ok": False}, "server": {"message": "ok", "ok": True}})
+VALUES = ("state", "message", "leader", "uptime", "servers")
+
+
+def stats(newest: str = "2026-11-21T15:11:01Z") -> dict[str, Any]:
+    """Statistics taken at 15:11:02 UTC."""
+    group = {"Type": "gpu", "InstanceStats": {"GPU-0": {"Timestamp": newest}}}
+    return {"Timestamp": 1795273862000000000, "Uptime": 86400, "DeviceStats": [group]}
+
+
+def own(known_servers: str = "192.0.2.1:4647, 192.0.2.2:4647", heartbeat_ttl: str = "14.3s") -> dict[str, Any]:
+    return {"stats": {"client": {"known_servers": known_servers, "heartbeat_ttl": heartbeat_ttl}}}
+
+
+class Server(farm.Agent):
+    """An agent with a list of answers to each question, the last of which it gives for ever."""
+
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+        super().__init__(tls)
+        self.answers: dict[str, list[tuple[int, Any]]] = {
+            HEALTH: [WELL], LEADER: [(200, "192.0.2.1:4647")], STATS: [(200, stats())], SELF: [(200, own())],
+        }  # fmt: skip
+        self.hangs: set[str] = set()
+        self.ended = threading.Event()
+        self.answer = self.tell
+
+    def tell(self, request: Any) -> bool:
+        path = urllib.parse.urlsplit(request.path).path
+        if path in self.hangs:
+            self.ended.wait(300)
+            return True
+        left = self.answers[path]
+        status, content = left.pop(0) if len(left) > 1 else left[0]
+        if status == CUT_OFF[0]:
+            return True
+        text = content if status != 200 and isinstance(content, str) else json.dumps(content)
+        request.reply(status, text.encode(), {})
+        return True
+
+    @property
+    def asked(self) -> list[str]:
+        return [path for path, _query, _headers in self.requests]
+
+    def close(self) -> None:
+        self.ended.set()
+        super().close()
+
+
+class Clock:
+    """Time that goes on only while the module sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds > 0
+        self.now += seconds
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(nomad_agent_info, "time", made)
+    for name in (
+        "ADDR",
+        "TOKEN",
+        "REGION",
+        "NAMESPACE",
+        "CACERT",
+        "CAPATH",
+        "CLIENT_CERT",
+        "CLIENT_KEY",
+        "SKIP_VERIFY",
+    ):
+        monkeypatch.delenv(f"NOMAD_{name}", raising=False)
+    return made
+
+
+@pytest.fixture
+def limits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds that each request may take."""
+    seen = []
+    real = nomad.Client.within
+
+    def within(client: nomad.Client, seconds: float) -> nomad.Client:
+        made = real(client, seconds)
+        seen.append(made.connection.request_timeout)
+        return made
+
+    monkeypatch.setattr(nomad.Client, "within", within)
+    return seen
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    running = Server()
+    yield running
+    running.close()
+
+
+def run(server: Server, capsys: pytest.CaptureFixture[str], **arguments: Any) -> helper.Outcome:
+    settings = {name: arguments.pop(name) for name in ("check_mode",) if name in arguments}
+    given = {"address": server.url, "token": TOKEN, **arguments}
+    result = helper.run_module(nomad_agent_info.main, capsys, given, **settings)
+    assert TOKEN not in json.dumps(result)
+    assert result.get("changed", False) is False
+    return result
+
+
+def values(result: helper.Outcome) -> tuple[Any, ...]:
+    return tuple(result[name] for name in VALUES)
+
+
+# --- how the agent is ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("check_mode", [False, True])
+def test_agent_that_is_well(server: Server, capsys: pytest.CaptureFixture[str], check_mode: bool) -> None:
+    result = run(server, capsys, check_mode=check_mode)
+    assert values(result) == ("ok", None, "192.0.2.1:4647", 86400, None)
+    assert "failed" not in result
+    assert server.asked == [HEALTH, LEADER, STATS]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (SICK[1], "client: no known servers"),
+        (
+            {"client": {"message": "a\u001b[1m", "ok": False}, "server": {"message": "b", "ok": False}},
+            "client: a [1m; server: b",
+        ),
+        ("down for work", "{url} answered HTTP 500: down for work"),
+        ("[1]", "{url} answered HTTP 500: [1]"),
+        ({"client": {"ok": True}, "more": None}, '{url} answered HTTP 500: {{"client": {{"ok": true}}, "more": null}}'),
+    ],
+)
+def test_agent_that_is_not_well_says_why(
+    server: Server, capsys: pytest.CaptureFixture[str], body: Any, message: str
+) -> None:
+    server.answers.update({HEALTH: [(500, body)], LEADER: [NO_LEADER]})
+    result = run(server, capsys)
+    assert values(result) == ("unhealthy", message.format(url=server.url + HEALTH), None, 86400, None)
+    # An answer that is no state is not asked for again.
+    assert server.asked == [HEALTH, LEADER, STATS]
+
+
+def test_other_answers_are_those_of_an_agent_that_is_not_well(
+    server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.answers[HEALTH] = [(400, "Client sent an HTTP request to an HTTPS server.")]
+    result = run(server, capsys)
+    assert result["state"] == "unhealthy"
+    assert result["message"].endswith("answered HTTP 400: Client sent an HTTP request to an HTTPS server.")
+
+
+def test_agent_that_is_busy_is_asked_again(
+    server: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nomad, "FIRST_PAUSE_S", 0.01)
+    server.answers[HEALTH] = [(429, "Your IP is issuing too many concurrent connections"), WELL]
+    assert run(server, capsys)["state"] == "ok"
+
+
+def test_agent_that_is_away(server: Server, capsys: pytest.CaptureFixture[str], limits: list[float]) -> None:
+    server.close()
+    result = run(server, capsys)
+    state, message, *others = values(result)
+    assert (state, others) == ("stopped", [None, None, None])
+    assert message.startswith(f"{server.url}{HEALTH} cannot be reached (")
+    assert "failed" not in result
+    assert limits == [30]
+
+
+def test_agent_that_hangs_is_asked_no_more(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    server.hangs = {HEALTH, LEADER, STATS}
+    result = run(server, capsys, request_timeout=1)
+    assert values(result) == ("stopped", f"{server.url}{HEALTH} cannot be reached (timed out)", None, None, None)
+    assert server.asked == [HEALTH]
+
+
+@pytest.mark.parametrize(
+    ("newest", "age", "state", "message"),
+    [
+        ("2026-11-21T15:10:02Z", None, "ok", None),
+        ("2026-11-21T15:10:01Z", None, "plugin_stopped", "the statistics of GPUs are 61 s older than the client's own"),
+        ("2026-11-21T15:10:01Z", 61, "ok", None),
+        ("2026-11-21T15:11:00Z", 1.5, "plugin_stopped", "the statistics of GPUs are 2 s older than the client's own"),
+    ],
+)
+def test_device_plugin_that_stopped(
+    server: Server,
+    capsys: pytest.CaptureFixture[str],
+    *,
+    newest: str,
+    age: float | None,
+    state: str,
+    message: str | None,
+) -> None:
+    server.answers[STATS] = [(200, stats(newest))]
+    result = run(server, capsys, **({} if age is None else {"plugin_age_max": age}))
+    assert values(result)[:2] == (state, message)
+    assert result["uptime"] == 86400
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (400, "No local Node and node_id not provided"), (403, "Permission denied"), (500, "x"), (200, []), (200, {}),
+        (200, {"Uptime": "long"}),
+    ],
+)  # fmt: skip
+def test_statistics_that_nobody_tells_are_unknown(
+    server: Server, capsys: pytest.CaptureFixture[str], answer: tuple[int, Any]
+) -> None:
+    server.answers[STATS] = [answer]
+    assert values(run(server, capsys)) == ("ok", None, "192.0.2.1:4647", None, None)
+    assert server.asked.count(STATS) == 1
+
+
+@pytest.mark.parametrize("answer", [(200, ""), (200, None), (200, {"a": 1}), (200, "192.0.2.1"), NO_LEADER])
+def test_no_leader(server: Server, capsys: pytest.CaptureFixture[str], answer: tuple[int, Any]) -> None:
+    server.answers[LEADER] = [answer]
+    assert values(run(server, capsys)) == ("ok", None, None, 86400, None)
+
+
+@pytest.mark.parametrize("echo", [HEALTH, LEADER, STATS, SELF])
+@pytest.mark.parametrize("status", [200, 500])
+def test_token_is_sent_and_never_shown(
+    server: Server, capsys: pytest.CaptureFixture[str], echo: str, status: int
+) -> None:
+    server.answers[echo] = [(status, own(TOKEN, "0s") if echo == SELF else f"no {TOKEN}")]
+    for goal in nomad_agent_info.argument_spec()["wait_for"]["choices"]:
+        run(server, capsys, wait_for=goal, timeout=0)
+    assert {headers["X-Nomad-Token"] for _path, _query, headers in server.requests} == {TOKEN}
+
+
+# --- waiting ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("goal", "path", "answers"),
+    [
+        ("answer", HEALTH, [(404, "a"), (502, "b"), WELL]),
+        ("leader", LEADER, [NO_LEADER, (200, ""), (200, "192.0.2.1:4647")]),
+        ("client", SELF, [(500, "a"), (200, own(heartbeat_ttl="0s")), (200, own())]),
+        ("client", SELF, [(200, {"stats": {"nomad": {}}}), (200, own(known_servers="")), (200, own())]),
+        ("client", SELF, [(200, None), (200, {"stats": {"client": {"known_servers": "a:1"}}}), (200, own())]),
+    ],
+)
+def test_what_is_waited_for_comes(
+    server: Server,
+    capsys: pytest.CaptureFixture[str],
+    *,
+    clock: Clock,
+    goal: str,
+    path: str,
+    answers: list[Any],
+) -> None:
+    server.answers[path] = answers
+    result = run(server, capsys, wait_for=goal)
+    servers = ["192.0.2.1:4647", "192.0.2.2:4647"] if goal == "client" else None
+    assert values(result) == ("ok", None, "192.0.2.1:4647", 86400, servers)
+    assert "failed" not in result
+    assert server.asked == [path] * 3 + [other for other in (HEALTH, LEADER, STATS) if other != path]
+    assert clock.now == 1002
+
+
+def test_an_agent_that_is_not_well_answers(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    server.answers[HEALTH] = [SICK]
+    result = run(server, capsys, wait_for="answer")
+    assert values(result)[:2] == ("unhealthy", "client: no known servers")
+    assert "failed" not in result
+    assert server.asked == [HEALTH, LEADER, STATS]
+
+
+def test_an_agent_that_starts_is_waited_for(
+    server: Server, capsys: pytest.CaptureFixture[str], clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nomad, "FIRST_PAUSE_S", 0.01)
+    server.answers[HEALTH] = [CUT_OFF] * nomad.ATTEMPTS + [WELL]
+    assert run(server, capsys, wait_for="answer")["state"] == "ok"
+    assert clock.now == 1001
+
+
+@pytest.mark.parametrize("goal", ["answer", "leader", "client"])
+@pytest.mark.parametrize(("timeout", "asked"), [(-1, 1), (0, 1), (1, 2), (60, 61)])
+def test_time_is_what_was_given(
+    server: Server,
+    capsys: pytest.CaptureFixture[str],
+    *,
+    clock: Clock,
+    limits: list[float],
+    goal: str,
+    timeout: int,
+    asked: int,
+) -> None:
+    path = {"answer": HEALTH, "leader": LEADER, "client": SELF}[goal]
+    server.answers[path] = [(502, "x")]
+    result = run(server, capsys, wait_for=goal, timeout=timeout)
+    assert result["failed"] is True
+    assert server.asked.count(path) == asked
+    assert clock.now == 1000 + max(0, timeout)
+    assert limits == [min(30, max(1, timeout - second)) for second in range(asked)] + [1] * (len(limits) - asked)
+
+
+def test_requests_after_the_wait_have_what_is_left(
+    server: Server, capsys: pytest.CaptureFixture[str], limits: list[float]
+) -> None:
+    server.answers[LEADER] = [NO_LEADER, (200, "192.0.2.1:4647")]
+    run(server, capsys, wait_for="leader", timeout=10)
+    assert limits == [10, 9, 9, 9]
+
+
+@pytest.mark.parametrize(("goal", "path"), [("answer", HEALTH), ("leader", LEADER), ("client", SELF)])
+def test_an_agent_that_hangs_does_not_hang_the_module(
+    server: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, goal: str, path: str
+) -> None:
+    monkeypatch.setattr(nomad_agent_info, "time", time)
+    server.hangs = {HEALTH, LEADER, STATS, SELF}
+    began = time.monotonic()
+    result = run(server, capsys, wait_for=goal, timeout=1, request_timeout=120)
+    assert time.monotonic() - began < 60
+    assert f"{server.url}{path} cannot be reached (timed out)" in result["msg"]
+    assert values(result)[0] == "stopped" and values(result)[2:] == (None, None, None)
+    assert set(server.asked) == {path, HEALTH}
+
+
+# --- failures --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("goal", "answers", "expected", "found"),
+    [
+        (
+            "answer",
+            {HEALTH: [(404, "what?")]},
+            "no answer in 3 s, at last {url}/v1/agent/health answered HTTP 404: what?. "
+            "Expected: an agent that tells its health. "
+            "Next step: read `journalctl -u nomad` on this host.",
+            ("unhealthy", "{url}/v1/agent/health answered HTTP 404: what?", "192.0.2.1:4647", 86400, None),
+        ),
+        (
+            "leader",
+            {LEADER: [NO_LEADER], HEALTH: [SICK]},
+            "no leader in 3 s, at last {url}/v1/status/leader answered HTTP 500: No cluster leader. "
+            "Expected: an elected leader. "
+            "Next step: read `journalctl -u nomad` on every server and check that port 4648 is open between them.",
+            ("unhealthy", "client: no known servers", None, 86400, None),
+        ),
+        (
+            "leader",
+            {LEADER: [(200, "")]},
+            "no leader in 3 s, at last {url}/v1/status/leader answered ''. "
+            "Expected: an elected leader. "
+            "Next step: read `journalctl -u nomad` on every server and check that port 4648 is open between them.",
+            ("ok", None, None, 86400, None),
+        ),
+        (
+            "client",
+            {SELF: [(200, own(heartbeat_ttl="0s"))]},
+            "no heartbeats in 3 s, at last the client knows 192.0.2.1:4647, 192.0.2.2:4647 "
+            "and its heartbeat_ttl is 0s. "
+            "Expected: heartbeats to a server. "
+            "Next step: read `journalctl -u nomad` on this host and check that port 4647 of the servers is open to it.",
+            ("ok", None, "192.0.2.1:4647", 86400, ["192.0.2.1:4647", "192.0.2.2:4647"]),
+        ),
+        (
+            "client",
+            {SELF: [(200, own("", "9s"))]},
+            "no heartbeats in 3 s, at last the client knows no servers and its heartbeat_ttl is 9s. "
+            "Expected: heartbeats to a server. "
+            "Next step: read `journalctl -u nomad` on this host and check that port 4647 of the servers is open to it.",
+            ("ok", None, "192.0.2.1:4647", 86400, []),
+        ),
+        (
+            "client",
+            {SELF: [(200, {"stats": {"nomad": {}}})], STATS: [(400, "No local Node")]},
+            "no heartbeats in 3 s, at last an agent that is no client. "
+            "Expected: heartbeats to a server. "
+            "Next step: read `journalctl -u nomad` on this host and check that port 4647 of the servers is open to it.",
+            ("ok", None, "192.0.2.1:4647", None, []),
+        ),
+    ],
+)
+def test_what_does_not_come_is_an_error_with_all_that_is_known(
+    server: Server,
+    capsys: pytest.CaptureFixture[str],
+    *,
+    goal: str,
+    answers: dict[str, Any],
+    expected: str,
+    found: tuple[Any, ...],
+) -> None:
+    server.answers.update(answers)
+    result = run(server, capsys, wait_for=goal, timeout=3)
+    assert result["failed"] is True
+    assert result["msg"] == f"{platform.node()}: {expected.format(url=server.url)}"
+    assert values(result) == tuple(text.format(url=server.url) if isinstance(text, str) else text for text in found)
+
+
+def test_answers_that_were_lost_again_are_unknown(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    server.answers[SELF] = [(200, own(heartbeat_ttl="0s")), (500, "no path")]
+    assert run(server, capsys, wait_for="client", timeout=1)["servers"] is None
+
+
+@pytest.mark.parametrize("goal", ["answer", "leader", "client"])
+def test_nobody_listens(server: Server, capsys: pytest.CaptureFixture[str], goal: str) -> None:
+    server.close()
+    result = run(server, capsys, wait_for=goal, timeout=2)
+    missing = {"answer": "no answer", "leader": "no leader", "client": "no heartbeats"}[goal]
+    assert result["msg"].startswith(f"{platform.node()}: {missing} in 2 s, at last {server.url}/v1/")
+    assert " cannot be reached (" in result["msg"]
+    assert values(result)[0] == "stopped" and values(result)[2:] == (None, None, None)
+
+
+def test_a_token_without_the_right_ends_the_wait(
+    server: Server, capsys: pytest.CaptureFixture[str], clock: Clock
+) -> None:
+    server.answers[SELF] = [(403, f"Permission denied for {TOKEN}")]
+    result = run(server, capsys, wait_for="client")
+    assert result["msg"] == (
+        f"{platform.node()}: {server.url}{SELF} was refused (HTTP 403: Permission denied for ********). "
+        "Expected: a token that may ask an agent for its state. "
+        "Next step: set 'token' or NOMAD_TOKEN, or nomad_token of the roles, to one with agent:read."
+    )
+    assert values(result) == ("ok", None, "192.0.2.1:4647", 86400, None)
+    assert server.asked.count(SELF) == 1 and clock.now == 1000
+
+
+@pytest.mark.parametrize("goal", ["nothing", "answer", "leader", "client"])
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"address": "127.0.0.1:4646"}, "the address of Nomad is '127.0.0.1:4646'"),
+        ({"address": "http://127.0.0.1:http"}, "the address of Nomad is 'http://127.0.0.1:http'"),
+        ({"address": "http://[::1"}, "the address of Nomad is 'http://[::1'"),
+        ({"address": "http://127.0.0.1:0"}, "the address of Nomad is 'http://127.0.0.1:0'"),
+        ({"address": "https://127.0.0.1:1", "ca_cert": "/missing.pem"}, "the TLS files /missing.pem cannot be used"),
+        ({"client_cert": "/missing.pem"}, "parameters are required together: client_cert, client_key"),
+        ({"token": "two\nlines"}, "the token of Nomad holds characters"),
+    ],
+)
+def test_options_that_are_wrong_fail_always(
+    server: Server, capsys: pytest.CaptureFixture[str], goal: str, wrong: dict[str, Any], told: str
+) -> None:
+    result = run(server, capsys, wait_for=goal, **wrong)
+    assert result["failed"] is True and told in result["msg"]
+    assert "state" not in result and server.requests == []
+
+
+@pytest.fixture
+def tls_server(tmp_path: Path) -> Iterator[tuple[Server, str]]:
+    if not shutil.which("openssl"):
+        pytest.skip("openssl is needed to make certificates")
+    certificate = helper.new_certificate(tmp_path)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate.path, certificate.key)
+    running = Server(tls)
+    yield running, str(certificate.path)
+    running.close()
+
+
+def test_tls(tls_server: tuple[Server, str], capsys: pytest.CaptureFixture[str], clock: Clock) -> None:
+    server, certificate = tls_server
+    assert run(server, capsys, ca_cert=certificate)["state"] == "ok"
+    assert run(server, capsys, validate_certs=False, wait_for="client")["state"] == "ok"
+
+    result = run(server, capsys)
+    assert "failed" not in result and result["state"] == "stopped"
+    assert result["message"].startswith(f"the certificate of {server.url}{HEALTH} is not accepted (")
+    for goal, path in (("answer", HEALTH), ("leader", LEADER), ("client", SELF)):
+        result = run(server, capsys, wait_for=goal)
+        start = f"{platform.node()}: the certificate of {server.url}{path} is not accepted ("
+        assert result["failed"] is True and result["msg"].startswith(start)
+        assert "Next step: set ca_cert to the farm's CA" in result["msg"]
+        assert result["state"] == "stopped"
+    assert clock.now == 1000
+
+
+# --- what is documented ----------------------------------------------------------------------
+
+
+def test_documented_options_are_the_real_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    documentation = yaml.safe_load(nomad_agent_info.DOCUMENTATION)
+    assert documentation["module"] == "nomad_agent_info"
+    documentation["options"].update(yaml.safe_load(fragment.ModuleDocFragment.DOCUMENTATION)["options"])
+    monkeypatch.setattr(nomad_agent_info, "DOCUMENTATION", json.dumps(documentation))
+    assert helper.assert_documented(nomad_agent_info, monkeypatch) == {
+        "required_together": [("client_cert", "client_key")],
+        "supports_check_mode": True,
+        "shown": ["client_key"],
+    }
+    assert documentation["options"]["plugin_age_max"]["default"] == gate.PLUGIN_AGE_MAX_S
+    assert nomad_agent_info.PAUSE_S == 1
+
+
+def test_returned_values_are_the_documented_ones(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    documented = yaml.safe_load(nomad_agent_info.RETURN)
+    result = run(server, capsys, wait_for="client")
+    assert set(result) - {"changed", "invocation"} == set(documented) == set(VALUES)
+    assert yaml.safe_load(nomad_agent_info.EXAMPLES)
+
+
+def test_module_is_of_the_action_group() -> None:
+    runtime = yaml.safe_load((Path(__file__).parents[4] / "meta" / "runtime.yml").read_text(encoding="utf-8"))
+    group = runtime["action_groups"]["nomad"]
+    assert "nomad_agent_info" in group and group == sorted(group)
+
+
+def test_no_proxy_stands_before_the_own_agent(
+    server: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even where it listens on another address than the loopback's."""
+    monkeypatch.setattr(nomad, "is_loopback", lambda _host: False)
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    assert run(server, capsys)["state"] == "ok"
