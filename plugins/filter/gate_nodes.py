@@ -22,7 +22,7 @@ options:
     description:
       - One entry for each node, with its name in Nomad (C(node)), the name of the host (C(host)), the result of
         M(gpufarm.core.nvidia_gpu_health) (C(probe)), which may be that of a failed or unreachable host, and the state
-        of the host's Nomad agent (C(agent)), as P(gpufarm.core.nomad_agent_state#filter) says it.
+        of the host's Nomad agent (C(agent)), as RV(gpufarm.core.nomad_agent_info#module:state) says it.
       - Its own C(close_on) goes before O(close_on); its own C(drain) and C(drain_deadline) are handed on.
     type: list
     elements: dict

@@ -78,7 +78,7 @@ def test_playbooks_run_by_their_names(installed: tuple[Path, Tool]) -> None:
     assert "gaming-pc" in listing
     assert "Nomad's view of the GPUs" in listing
     listing = tool("ansible-playbook", "-i", inventory, "gpufarm.core.verify", "--list-tasks")
-    assert "Require the verified plugin" in listing
+    assert "Require the verified device plugin" in listing
 
 
 def test_examples_of_the_roles_are_playbooks(installed: tuple[Path, Tool]) -> None:

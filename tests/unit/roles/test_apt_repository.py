@@ -64,10 +64,57 @@ def rendered(task: str, repository: dict[str, Any]) -> str:
     variables = {
         name: trust_as_template(text)
         for name, text in yaml.safe_load(VARIABLES.read_text()).items()
-        if name.startswith("_common_repository_")
+        if name.startswith("_common_repository_") and isinstance(text, str)
     }
     templar = Templar(loader=DataLoader(), variables={**variables, "common_repository": repository})
     return str(templar.template(trust_as_template(tasks[task]["ansible.builtin.copy"]["content"])))
+
+
+@pytest.mark.parametrize(
+    ("lines", "missing"),
+    [
+        ([], ["driver=570.*", "module=570.*", "tool"]),
+        (["installed driver=570.172.08-1", "installed module=570.195.03-1", "installed tool=1"], []),
+        (["installed driver=570.172.08-1", "config-files module=570.172.08-1", "config-files tool=1"],
+         ["module=570.*", "tool"]),
+        (["installed driver=580.95.05-1", "not-installed module=", "installed tool-more=1"],
+         ["driver=570.*", "module=570.*", "tool"]),
+        (["installed driver=1570.95.05-1", "installed module=570.1", "installed tool=2"], ["driver=570.*"]),
+    ],
+)  # fmt: skip
+def test_what_is_missing(lines: list[str], missing: list[str]) -> None:
+    variables = DataLoader().load_from_file(str(VARIABLES), trusted_as_template=True)
+    given = {
+        "common_repository": {"packages": ["driver=570.*", "module=570.*", "tool"]},
+        "_common_repository_installed": {"stdout_lines": lines},
+    }
+    templar = Templar(loader=DataLoader(), variables={**variables, **given})
+    assert templar.template(variables["_common_repository_missing"]) == missing
+
+
+@pytest.mark.parametrize(
+    ("entry", "packages", "installed", "complete"),
+    [
+        (False, {}, ["installed tool=1"], True),
+        (False, {"skipped": True}, ["installed tool=1"], True),
+        (True, {}, ["installed tool=1"], False),
+        (False, {"stdout": "1 to install"}, [], False),
+        (False, {"msg": "No package matching"}, [], False),
+        # Another package satisfies it.
+        (False, {"changed": False}, [], True),
+    ],
+)
+def test_what_needs_no_list(entry: bool, packages: dict[str, Any], installed: list[str], complete: bool) -> None:
+    variables = DataLoader().load_from_file(str(VARIABLES), trusted_as_template=True)
+    given = {
+        "ansible_facts": {"os_family": "Debian"},
+        "common_repository": {"packages": ["tool"]},
+        "_common_repository_entry": {"changed": entry},
+        "_common_repository_packages": packages,
+        "_common_repository_installed": {"stdout_lines": installed},
+    }
+    templar = Templar(loader=DataLoader(), variables={**variables, **given})
+    assert templar.template(variables["_common_repository_complete"]) is complete
 
 
 class Apt:

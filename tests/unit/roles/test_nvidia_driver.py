@@ -37,28 +37,22 @@ def test_packages_are_asked_for_by_branch() -> None:
     assert value("__nvidia_driver_wanted", nvidia_driver_packages=["mine"]) == ["mine"]
 
 
-@pytest.mark.parametrize(
-    ("lines", "missing"),
-    [
-        ([], ["nvidia-driver-cuda=570.*", "nvidia-kernel-open-dkms=570.*"]),
-        (["installed nvidia-driver-cuda=570.172.08-1", "installed nvidia-kernel-open-dkms=570.195.03-1"], []),
-        (["installed nvidia-driver-cuda=570.172.08-1", "config-files nvidia-kernel-open-dkms=570.172.08-1"],
-         ["nvidia-kernel-open-dkms=570.*"]),
-        (["installed nvidia-driver-cuda=580.95.05-1", "not-installed nvidia-kernel-open-dkms="],
-         ["nvidia-driver-cuda=570.*", "nvidia-kernel-open-dkms=570.*"]),
-    ],
-)  # fmt: skip
-def test_what_is_installed_of_the_branch_is_not_asked_for(lines: list[str], missing: list[str]) -> None:
-    given = {"nvidia_driver_branch": "570", "__nvidia_driver_present": {"stdout_lines": lines}}
-    assert value("__nvidia_driver_missing", **given) == missing
+def test_only_what_is_missing_is_asked_for() -> None:
+    """apt would bring what matches a wildcard up to date, and take the GPUs from what runs on them."""
+    missing = ["linux-headers-1", "nvidia-driver-cuda=570.*"]
+    found = value("__nvidia_driver_missing", nvidia_driver_branch="570", _common_repository_missing=missing)
+    assert found == ["nvidia-driver-cuda=570.*"]
 
 
-def test_packages_without_a_version_are_always_asked_for() -> None:
-    given = {
-        "nvidia_driver_packages": ["mine"],
-        "__nvidia_driver_present": {"stdout_lines": ["installed mine=570.1-1"]},
-    }
-    assert value("__nvidia_driver_missing", **given) == ["mine"]
+def test_what_pins_other_branches() -> None:
+    lines = [
+        "installed nvidia-driver-pinning-580=580-1",
+        "config-files nvidia-driver-pinning-570=570-1",
+        "not-installed nvidia-driver-pinning-590=",
+        "installed nvidia-driver-cuda=580.95.05-1",
+    ]
+    given = {"nvidia_driver_branch": "580", "_common_repository_installed": {"stdout_lines": lines}}
+    assert value("__nvidia_driver_pinnings_of_others", **given) == ["nvidia-driver-pinning-570"]
 
 
 @pytest.mark.parametrize(
@@ -115,7 +109,7 @@ def test_reboot_helps_where_modprobe_was_not_needed() -> None:
 )
 def test_next_step_where_the_system_keeps_the_gpu_away(kernel: str, step: str) -> None:
     """On Linux /dev/nvidiactl is missing; only Windows has a mode in which WSL cannot use a card."""
-    tasks = DataLoader().load_from_file(str(ROLE / "tasks/verify.yml"), trusted_as_template=True)
+    tasks = DataLoader().load_from_file(str(ROLE / "tasks/check.yml"), trusted_as_template=True)
     (steps,) = [task["vars"]["__nvidia_driver_next_step"] for task in tasks if "vars" in task]
     assert step in value("step", facts={"kernel": kernel}, step=steps["access_blocked"])
 
