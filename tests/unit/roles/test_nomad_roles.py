@@ -97,19 +97,25 @@ def test_systemd_is_reloaded_for_a_changed_unit_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "unread"),
+    ("changed", "lines", "unread"),
     [
-        (["NeedDaemonReload=no", "LoadState=loaded"], False),
-        (["NeedDaemonReload=yes", "LoadState=loaded"], True),
+        (False, ["NeedDaemonReload=no", "LoadState=loaded"], False),
+        (False, ["NeedDaemonReload=yes", "LoadState=loaded"], True),
         # Before version 246 systemd did not look again for a unit that it had missed.
-        (["NeedDaemonReload=no", "LoadState=not-found"], True),
-        (["NeedDaemonReload=no", "LoadState=loaded", "/etc/nomad.d/nomad.hcl"], False),
+        (False, ["NeedDaemonReload=no", "LoadState=not-found"], True),
+        (False, ["NeedDaemonReload=no", "LoadState=loaded", "/etc/nomad.d/nomad.hcl"], False),
+        # It replaces the unit of a package, which is what systemd has loaded.
+        (True, ["NeedDaemonReload=no", "LoadState=loaded"], True),
+        # The plugin's role alone does not ask systemd.
+        (True, [], True),
     ],
 )
-def test_what_systemd_has_not_read(lines: list[str], unread: bool) -> None:
+def test_what_systemd_has_not_read(changed: bool, lines: list[str], unread: bool) -> None:
     loader = DataLoader()
     variables = loader.load_from_file(str(ROOT / "roles/nomad/vars/main.yml"), trusted_as_template=True)
-    templar = Templar(loader, variables={"__nomad_unread": {"stdout_lines": lines}})
+    templar = Templar(
+        loader, variables={"__nomad_unread": {"stdout_lines": lines}, "__nomad_unit": {"changed": changed}}
+    )
     assert templar.template(variables["__nomad_unit_unread"]) is unread
 
 

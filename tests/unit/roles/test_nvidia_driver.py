@@ -44,6 +44,24 @@ def test_only_what_is_missing_is_asked_for() -> None:
     assert found == ["nvidia-driver-cuda=570.*"]
 
 
+@pytest.mark.parametrize(
+    ("lines", "wanted", "missing"),
+    [
+        ([], True, ["linux-headers-6.9.0-mine"]),
+        (["installed linux-headers-6.9.0-mine=6.9-1"], True, []),
+        (["config-files linux-headers-6.9.0-mine=6.9-1"], True, ["linux-headers-6.9.0-mine"]),
+        ([], "no", []),
+    ],
+)
+def test_headers_that_are_missing(lines: list[str], wanted: object, missing: list[str]) -> None:
+    installed = {"stdout_lines": lines}
+    found = value(
+        "__nvidia_driver_headers_missing", facts={"kernel": "6.9.0-mine"}, nvidia_driver_kernel_headers=wanted,
+        _common_repository_installed=installed,
+    )  # fmt: skip
+    assert found == missing
+
+
 def test_what_pins_other_branches() -> None:
     lines = [
         "installed nvidia-driver-pinning-580=580-1",
