@@ -166,6 +166,16 @@ def test_gpu_that_the_health_check_does_not_know_is_judged_by_its_status() -> No
     assert [gpu["verdict"] for gpu in gpus] == ["ok", "critical", "ok"]
 
 
+def test_a_gpu_that_does_not_answer_is_not_missed_in_nomad() -> None:
+    smi = helper.facts(helper.H100, 1, 2)
+    result = helper.health(smi)
+    node = helper.nomad_node("gpu01", helper.devices(smi)[:1])
+    for status, uuid in (("error", smi["gpus"][1]["uuid"]), ("ok", None)):
+        result["nvidia_smi"]["gpus"][1].update(status=status, uuid=uuid)
+        found = helper.document(of(helper.answer("gpu01", result), nomad=[node]))["nodes"][0]["problems"]
+        assert [problem["code"] for problem in found if problem["source"] == "nomad"] == []
+
+
 def test_sick_nodes_come_first_and_names_sort_by_number() -> None:
     smi = helper.facts(helper.H100, 3, 1)
     sick = helper.answer("gpu30", helper.health(smi, [helper.problem(smi["gpus"][0])]))
