@@ -341,6 +341,12 @@ def test_the_end_of_a_task_hides_nothing() -> None:
     assert nomad_jobs.telling_event(events) == "Downloading image"
 
 
+def test_a_failure_tells_more_than_the_end_that_it_led_to() -> None:
+    failed = {"Type": "Setup Failure", "DisplayMessage": "no such volume"}
+    ended = {"Type": "Terminated", "DisplayMessage": "Exit Code: 1"}
+    assert nomad_jobs.telling_event([failed, ended]) == "no such volume"
+
+
 def test_running_out_of_memory_is_telling() -> None:
     killed = {"Type": "Terminated", "DisplayMessage": "OOM Killed", "Details": {"oom_killed": "true"}}
     last = {"Type": "Terminated", "DisplayMessage": "Exit Code: 137", "Details": {"oom_killed": "false"}}
