@@ -318,6 +318,7 @@ def test_the_table_shows_failed_nodes_first() -> None:
         "node00000  ready   2         2      ok       -",
     ]
     assert nomad.table(verdicts, 1).splitlines()[-1] == "... and 2 more nodes"
+    assert nomad.table(verdicts, 3) == nomad.table(verdicts)
 
 
 # --- the client ------------------------------------------------------------------------------

@@ -802,4 +802,5 @@ def test_the_table_has_failed_nodes_first() -> None:
         ["node00000", "2", "1", "0", "1", "0", "gpu_busy"],
     ]
     assert nomad_jobs.table(results, problems, 1).splitlines()[-1] == "... and 2 more nodes"
+    assert nomad_jobs.table(results, problems, 3) == nomad_jobs.table(results, problems)
     assert nomad_jobs.counts(results) == {"ok": 2, "failed": 2, "busy": 1, "skipped": 0}
