@@ -30,6 +30,11 @@ def reporter_of(config: pytest.Config) -> pytest.TerminalReporter | None:
     return None if hasattr(config, "workerinput") else config.pluginmanager.get_plugin("terminalreporter")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # What takes longest begins first, and everything else runs beside it.
+    items.sort(key=lambda item: "test_scenarios.py" not in item.nodeid)
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     reporter = reporter_of(session.config)
     if reporter and os.environ.get("CI", "false") != "false" and left_out(reporter)[1] and not session.exitstatus:
