@@ -9,6 +9,7 @@ import copy
 import dataclasses
 import datetime
 import json
+import re
 import math
 from typing import Any
 
@@ -190,6 +191,14 @@ def test_every_recording_makes_a_page(recording: str) -> None:
     data = helper.document(of(one(recording=recording)))
     assert json.loads(json.dumps(data)) == data
     assert recording == helper.MIG or data["nodes"][0]["gpus"][0]["model"] in helper.render(data)
+
+
+def test_a_gpu_that_tells_nothing_of_itself_is_on_the_page() -> None:
+    answer = one(gpus=1)
+    (gpu,) = answer["health"]["nvidia_smi"]["gpus"]
+    gpu.update(name=None, uuid=None, index=None, pci_bus_id=None)
+    page = helper.render(helper.document(of(answer)))
+    assert "no UUID told" in page and re.search(r"<span>. &nbsp;unknown model<br>", page), page
 
 
 def test_unknown_values_stay_null() -> None:
