@@ -143,10 +143,6 @@ class Answers:
     servers: list[str] | None = None
 
 
-Ask = Callable[[nomad.Client, Answers], None]
-"""Notes an answer; NomadError where it is none, or not the one to wait for."""
-
-
 def health_message(error: nomad.NomadError) -> str:
     """What the client and the server in an agent say of themselves, or else the whole answer."""
     try:
@@ -225,7 +221,8 @@ def inner(value: Any, name: str) -> Mapping[str, Any]:
 class Goal:
     """What is waited for, and the words where it does not come."""
 
-    ask: Ask
+    ask: Callable[[nomad.Client, Answers], None]
+    """Notes an answer; NomadError where it is none, or not the one to wait for."""
     missing: str
     expected: str
     next_step: str
@@ -278,10 +275,11 @@ def wait(goal: Goal, client: nomad.Client, answers: Answers, deadline: float) ->
             return
 
 
-def ask_rest(client: nomad.Client, answers: Answers, deadline: float, asked: Ask | None) -> None:
+def ask_rest(
+    client: nomad.Client, answers: Answers, deadline: float, asked: Callable[[nomad.Client, Answers], None] | None
+) -> None:
     """Ask once for all else; an agent that does not tell its health tells nothing."""
-    asks: list[Ask] = [ask_health, ask_leader, ask_stats]
-    for ask in asks:
+    for ask in (ask_health, ask_leader, ask_stats):
         if ask is not asked:
             with contextlib.suppress(nomad.NomadError):
                 ask(hurried(client, deadline), answers)

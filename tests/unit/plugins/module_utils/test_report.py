@@ -9,8 +9,8 @@ import copy
 import dataclasses
 import datetime
 import json
-import re
 import math
+import re
 from typing import Any
 
 import pytest
