@@ -7,6 +7,9 @@ ENVIRONMENT := $(VENV)/.installed
 # The demo needs Ansible alone, which is there much sooner than everything that tests need.
 ANSIBLE := $(VENV)/.installed-ansible
 
+# Bytecode is kept: what the tests start, they start a thousand times.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help setup demo demo-down test lint readmes mutants bench
 
 help:

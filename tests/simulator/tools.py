@@ -9,12 +9,14 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+# By which Debian signs what it publishes; Ubuntu has it in a package.
+KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 # The Debian package that holds each tool; a file that is no program goes by its path.
 PACKAGES = {
     "/usr/include/stdio.h": "libc6-dev",
     "/usr/include/yaml.h": "libyaml-dev",
+    KEYRING: "debian-archive-keyring",
     "apt-ftparchive": "apt-utils",
-    "debootstrap": "debootstrap",
     "dockerd": "docker.io",
     "dpkg-deb": "dpkg",
     "gcc": "gcc",
@@ -22,6 +24,7 @@ PACKAGES = {
     "gpgconf": "gnupg",
     "gpgv": "gpgv",
     "make": "make",
+    "mmdebstrap": "mmdebstrap",
     "openssl": "openssl",
     "unshare": "util-linux",
 }

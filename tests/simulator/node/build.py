@@ -1,29 +1,29 @@
-"""Images of minimal Debian machines with systemd, made by debootstrap, without an image registry."""
+"""Images of minimal Debian machines with systemd, made by mmdebstrap, without an image registry."""
 
 from __future__ import annotations
 
 import fcntl
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 from tests.simulator.cache import cache_dir, key_of
-from tests.simulator.docker import DockerError, docker_binary, exists
-from tests.simulator.tools import need
+from tests.simulator.docker import DockerError, docker, docker_binary, exists
+from tests.simulator.tools import KEYRING, need
 
 SUITES = ("trixie", "bookworm")
 PACKAGES = (
-    "systemd,systemd-sysv,dbus,udev,kmod,procps,sudo,iproute2,pciutils,"
+    "usr-is-merged,systemd,systemd-sysv,dbus,udev,kmod,procps,adduser,sudo,iproute2,pciutils,"
     "python3,python3-apt,python3-venv,ca-certificates,gpgv"
 )
+# As debian-installer does it; otherwise a package with all of Perl behind it does.
+MERGED_USR = "/usr/share/mmdebstrap/hooks/merged-usr"
 
 
 def debian_mirror() -> str | None:
-    """Return the Debian mirror of this machine's own apt sources, or None for debootstrap's default."""
+    """Return the Debian mirror of this machine's own apt sources, or None for mmdebstrap's default."""
     if "ID=debian" not in Path("/etc/os-release").read_text(encoding="utf-8").split("\n"):
         return None
     sources = [Path("/etc/apt/sources.list"), *sorted(Path("/etc/apt/sources.list.d").glob("*"))]
@@ -41,31 +41,29 @@ def base(suite: str) -> str:
     mirror = debian_mirror()
     image = f"gpufarm-base:{suite}-{key_of([PACKAGES, str(mirror)])}"
     cache_dir().mkdir(parents=True, exist_ok=True)
-    with (cache_dir() / f".debootstrap-{suite}.lock").open("w", encoding="ascii") as lock:
+    with (cache_dir() / f".mmdebstrap-{suite}.lock").open("w", encoding="ascii") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not exists("image", image):
             begun = time.monotonic()
-            sys.stdout.write(f"node: Debian {suite} by debootstrap ...\n")
+            sys.stdout.write(f"node: Debian {suite} by mmdebstrap ...\n")
             sys.stdout.flush()
-            _debootstrap(suite, mirror, image)
-            sys.stdout.write(f"node: Debian {suite} by debootstrap: {time.monotonic() - begun:.0f} s\n")
+            _mmdebstrap(suite, mirror, image)
+            sys.stdout.write(f"node: Debian {suite} by mmdebstrap: {time.monotonic() - begun:.0f} s\n")
     return image
 
 
-def _debootstrap(suite: str, mirror: str | None, image: str) -> None:
-    need("debootstrap")
-    log = cache_dir() / f"debootstrap-{suite}.log"
-    with tempfile.TemporaryDirectory(dir=cache_dir(), prefix=f"{suite}-") as folder:
-        command = ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", suite, folder]
-        with log.open("wb") as output:
-            result = subprocess.run(
-                [*command, *([mirror] if mirror else [])], stdout=output, stderr=output, check=False
-            )
-        if result.returncode:
-            last = log.read_text(errors="replace").strip().splitlines()[-1:]
-            raise DockerError(f"debootstrap {suite} failed: {last}. Next step: read {log}")
-        shutil.rmtree(Path(folder, "var/cache/apt/archives"), ignore_errors=True)
-        archive = subprocess.Popen(["tar", "-C", folder, "-c", "."], stdout=subprocess.PIPE)
-        subprocess.run([docker_binary(), "import", "-", image], stdin=archive.stdout, check=True, capture_output=True)
-        if archive.wait():
-            raise DockerError(f"tar of {folder} failed. Next step: check free space under {cache_dir()}")
+def _mmdebstrap(suite: str, mirror: str | None, image: str) -> None:
+    need("mmdebstrap", KEYRING)
+    log = cache_dir() / f"mmdebstrap-{suite}.log"
+    # A machine that was installed has read its package lists.
+    command = ["mmdebstrap", "--variant=minbase", f"--include={PACKAGES}", f"--keyring={KEYRING}",
+               f"--hook-dir={MERGED_USR}", "--skip=cleanup/apt/lists", suite, "-", *([mirror] if mirror else [])]  # fmt: skip
+    with log.open("wb") as output, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=output) as made:
+        # What is not whole gets no name.
+        imported = subprocess.run([docker_binary(), "import", "-"], stdin=made.stdout, capture_output=True, check=False)
+    if made.returncode:
+        last = log.read_text(errors="replace").strip().splitlines()[-3:]
+        raise DockerError(f"mmdebstrap {suite} failed: {last}. Next step: read {log}")
+    if imported.returncode:
+        raise DockerError(f"docker import of {suite} failed: {imported.stderr.decode(errors='replace').strip()}")
+    docker("tag", imported.stdout.decode().strip(), image)
