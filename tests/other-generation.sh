@@ -15,5 +15,5 @@ if [ ! -e "$venv/.installed" ] || [ pyproject.toml -nt "$venv/.installed" ]; the
     touch "$venv/.installed"
 fi
 echo "test: unit tests with $("$venv/bin/python" --version) and $("$venv/bin/ansible" --version | sed -n 1p)"
-# The simulator is no part of the collection and promises nothing of the kind.
-"$venv/bin/python" -m pytest --quiet -n 2 tests/unit --ignore=tests/unit/simulator
+# What the tests themselves are made of is no part of the collection and promises nothing of the kind.
+"$venv/bin/python" -m pytest --quiet -n 2 tests/unit --ignore=tests/unit/simulator --ignore=tests/unit/test_left_out.py

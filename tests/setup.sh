@@ -19,8 +19,9 @@ groups=""
 for group; do groups="$groups --group $group"; done
 echo "setup: $("$venv/bin/python" --version), installing$groups into $venv"
 "$venv/bin/python" -m pip install --quiet --upgrade "pip>=25.1"
+# Of Ansible's collections few are used; Python compiles what is.
 # shellcheck disable=SC2086 # a list of options
-"$venv/bin/python" -m pip install --quiet $groups
+"$venv/bin/python" -m pip install --quiet --no-compile $groups
 
 # Molecule looks for Ansible's commands on PATH; here it finds them although nobody has activated this environment.
 if [ -e "$venv/bin/molecule" ]; then

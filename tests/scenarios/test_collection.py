@@ -65,10 +65,13 @@ def test_every_module_and_role_is_documented(installed: tuple[Path, Tool]) -> No
     folder, tool = installed
     modules = sorted(path.stem for path in (folder / "plugins/modules").glob("*.py"))
     assert "nomad_gpu_verify" in modules
-    for module in modules:
-        assert f"gpufarm.core.{module}" in tool("ansible-doc", f"gpufarm.core.{module}")
-    for role in (path.name for path in (folder / "roles").iterdir() if not path.name.startswith("_")):
-        assert f"{role}_" in tool("ansible-doc", "-t", "role", f"gpufarm.core.{role}")
+    roles = sorted(path.name for path in (folder / "roles").iterdir() if not path.name.startswith("_"))
+    for kind, names in (("module", modules), ("role", roles)):
+        told = tool("ansible-doc", "-t", kind, *(f"gpufarm.core.{name}" for name in names))
+        headings = re.findall(r"^> (?:MODULE|ROLE:) \S*?gpufarm\.core\.(\w+)", told, re.MULTILINE)
+        assert sorted(headings) == names
+        if kind == "role":
+            assert [role for role in roles if not re.search(rf"^ +{role}_\w+ ", told, re.MULTILINE)] == []
 
 
 def test_playbooks_run_by_their_names(installed: tuple[Path, Tool]) -> None:

@@ -107,15 +107,25 @@ def pip_configuration(path: Path) -> None:
 
 
 def interpreters(folder: Path) -> Path:
-    """Return a folder with the interpreters of this machine that work; pyenv's stand-ins for others do not."""
-    folder.mkdir(exist_ok=True)
+    """Return a folder with interpreters of this machine: those with which modules break first, and the newest.
+
+    ansible-test makes environments for each that it finds; what runs on all of these runs on those in between.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    found = {}
     for minor in range(8, 15):
         name = f"python3.{minor}"
+        # pyenv's stand-ins for others are on PATH and do not work.
         for candidate in [Path("/usr/bin") / name, Path("/usr/local/bin") / name,
                           *sorted(Path.home().glob(f".pyenv/versions/3.{minor}.*/bin/{name}"))]:  # fmt: skip
-            link = folder / name
-            if candidate.exists() and not link.exists():
-                link.symlink_to(candidate)
+            if candidate.exists():
+                found.setdefault(minor, candidate)
+    used = [*sorted(found)[:2], max(found), sys.version_info.minor]
+    for path in folder.iterdir():
+        path.unlink()
+    for minor in used:
+        if minor in found and not (folder / f"python3.{minor}").is_symlink():
+            (folder / f"python3.{minor}").symlink_to(found[minor])
     return folder
 
 

@@ -33,8 +33,13 @@ def run(folder: Path, name: str, ci: str | None, *options: str) -> tuple[int, st
     return result.returncode, result.stdout + result.stderr
 
 
-@pytest.mark.parametrize("options", [(), ("-n", "2")], ids=["alone", "shared"])
-@pytest.mark.parametrize(("ci", "code"), [(None, 0), ("false", 0), ("true", 1), ("1", 1)])
+SHARED = ("-n", "2")
+
+
+@pytest.mark.parametrize(
+    ("ci", "code", "options"),
+    [(None, 0, ()), (None, 0, SHARED), ("false", 0, ()), ("true", 1, SHARED), ("1", 1, ())],
+)
 def test_a_skip_that_nobody_expects_is_red_in_ci_only(
     tmp_path: Path, ci: str | None, code: int, options: tuple[str, ...]
 ) -> None:
