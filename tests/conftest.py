@@ -1,8 +1,12 @@
-"""A test that is left out is told in the last lines, and fails the run where CI is set, unless it is expected here."""
+"""What of the suite is run when, and what is told of tests that are left out.
+
+Such a test is told in the last lines, and fails the run where CI is set, unless it is expected here.
+"""
 
 from __future__ import annotations
 
 import os
+from itertools import islice
 
 import pytest
 
@@ -11,6 +15,32 @@ EXPECTED = {
     "test_managed_python.py": "no Python 3.9 or 3.10 is to be had from a current distribution",
     "test_devices_are_made_from_the_profile": "a container without CAP_SYS_ADMIN mounts nothing",
 }
+
+# Parts of the ids of tests that take minutes, the longest first.
+LONG = (
+    "test_scenario[farm]",
+    "test_scenario[gpu_health]",
+    "test_scenario[secure]",
+    "test_scenario[container_toolkit]",
+    "test_scenario[",
+    "test_sanity[",
+    "tests/scenarios/",
+)
+
+
+def in_order(tests: list[str]) -> list[str]:
+    """Return ids in the order in which several processes are busy with them to the end: long tests first.
+
+    pytest-xdist gives a process one test more than the one that runs, and nobody takes that over. So a short one stands
+    behind each long one.
+    """
+    long = [test for part in LONG for test in tests if part in test]
+    long = list(dict.fromkeys(long))
+    short = iter(test for test in tests if test not in set(long))
+    ordered = []
+    for test in long:
+        ordered += [test, *islice(short, 1)]
+    return [*ordered, *short]
 
 
 def left_out(reporter: pytest.TerminalReporter) -> tuple[dict[str, list[str]], list[str]]:
@@ -31,8 +61,8 @@ def reporter_of(config: pytest.Config) -> pytest.TerminalReporter | None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # What takes longest begins first, and everything else runs beside it.
-    items.sort(key=lambda item: "test_scenarios.py" not in item.nodeid)
+    place = {test: number for number, test in enumerate(in_order([item.nodeid for item in items]))}
+    items.sort(key=lambda item: place[item.nodeid])
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

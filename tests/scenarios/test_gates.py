@@ -112,7 +112,7 @@ def interpreters(folder: Path) -> Path:
     ansible-test makes environments for each that it finds; what runs on all of these runs on those in between.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    found = {}
+    found: dict[int, Path] = {}
     for minor in range(8, 15):
         name = f"python3.{minor}"
         # pyenv's stand-ins for others are on PATH and do not work.

@@ -1,4 +1,4 @@
-"""What is left out is told, and red in continuous integration: real runs of pytest with the suite's conftest."""
+"""The suite's conftest: what is left out is told, and red in continuous integration, and long tests begin first."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.conftest import in_order
 
 ROOT = Path(__file__).resolve().parents[2]
 SKIPPED = """
@@ -83,3 +85,15 @@ def test_a_second_python_that_is_missing_is_told_and_red_in_ci(tmp_path: Path, c
     )  # fmt: skip
     assert result.returncode == code, result.stdout + result.stderr
     assert result.stdout.startswith("left out: the unit tests on a second Python")
+
+
+def test_long_tests_begin_first_and_none_waits_behind_another() -> None:
+    scenarios = [f"tests/scenarios/test_scenarios.py::test_scenario[{name}]" for name in ("common", "farm", "secure")]
+    gate = "tests/scenarios/test_gates.py::test_galaxy_importer"
+    units = [f"tests/unit/test_it.py::test_{number}" for number in range(5)]
+    common, farm, secure = scenarios
+    assert in_order([gate, *units, *scenarios]) == [
+        farm, units[0], secure, units[1], common, units[2], gate, units[3], units[4]
+    ]  # fmt: skip
+    assert in_order([gate, *scenarios]) == [farm, secure, common, gate]
+    assert in_order(units) == units

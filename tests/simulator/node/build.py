@@ -56,8 +56,8 @@ def _mmdebstrap(suite: str, mirror: str | None, image: str) -> None:
     need("mmdebstrap", KEYRING)
     log = cache_dir() / f"mmdebstrap-{suite}.log"
     # A machine that was installed has read its package lists.
-    command = ["mmdebstrap", "--variant=minbase", f"--include={PACKAGES}", f"--keyring={KEYRING}",
-               f"--hook-dir={MERGED_USR}", "--skip=cleanup/apt/lists", suite, "-", *([mirror] if mirror else [])]  # fmt: skip
+    options = [f"--include={PACKAGES}", f"--keyring={KEYRING}", f"--hook-dir={MERGED_USR}", "--skip=cleanup/apt/lists"]
+    command = ["mmdebstrap", "--variant=minbase", *options, suite, "-", *([mirror] if mirror else [])]
     with log.open("wb") as output, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=output) as made:
         # What is not whole gets no name.
         imported = subprocess.run([docker_binary(), "import", "-"], stdin=made.stdout, capture_output=True, check=False)
