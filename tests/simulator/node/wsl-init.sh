@@ -1,8 +1,8 @@
 #!/bin/sh
-# What WSL's init does before it hands over to systemd, besides Windows' driver: a kernel that says what it is.
-# Run by gpufarm-node-init.
+# What WSL's init does before it hands over to systemd, besides Windows' driver: a kernel that says what it is, unless
+# $GPUFARM_WSL_KERNEL is the name of one that the user has built. Run by gpufarm-node-init.
 set -eu
-release=6.6.87.2-microsoft-standard-WSL2
+release=${GPUFARM_WSL_KERNEL:-6.6.87.2-microsoft-standard-WSL2}
 
 echo "$release" >/etc/gpufarm-simulator/kernel-release
 printf 'Linux version %s (root@builder) (gcc) #1 SMP PREEMPT_DYNAMIC\n' "$release" \

@@ -1,4 +1,4 @@
-"""Which versions of CUDA a repository has, as the package managers list its packages."""
+"""Which versions of CUDA a repository has, as the package managers list its packages, and what the role refuses."""
 
 from __future__ import annotations
 
@@ -30,3 +30,19 @@ def test_versions_of_the_repository(said: str | None, found: list[str]) -> None:
     variables: dict[str, Any] = DataLoader().load_from_file(str(VARS), trusted_as_template=True)
     variables["__cuda_packages"] = {"stdout": said}
     assert Templar(DataLoader(), variables=variables).template(variables["__cuda_versions"]) == found
+
+
+@pytest.mark.parametrize(
+    ("version", "refusal", "told"),
+    [
+        ("13.0", "", ""),
+        ("13", "", 'cuda_version is "13". Expected: major and minor version'),
+        ("13.0.1", "", 'cuda_version is "13.0.1". Expected: major and minor version'),
+        ("13.0", "the distribution is Linux Mint.", "the distribution is Linux Mint. Next step: install CUDA yourself"),
+    ],
+)
+def test_what_is_refused(version: str, refusal: str, told: str) -> None:
+    variables: dict[str, Any] = DataLoader().load_from_file(str(VARS), trusted_as_template=True)
+    variables.update(cuda_version=version, _common_nvidia_refusal=refusal)
+    found = Templar(DataLoader(), variables=variables).template(variables["__cuda_refusal"])
+    assert found.startswith(told) and bool(found) is bool(told)

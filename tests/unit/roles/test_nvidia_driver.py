@@ -25,8 +25,29 @@ def value(name: str, **given: Any) -> Any:
     ]
     facts = {"distribution": "Debian", "distribution_major_version": "13", "kernel": "6.12.57+deb13-amd64"}
     facts.update(given.pop("facts", {}))
-    variables = {**files[0], **files[1], "ansible_facts": facts, **given}
+    variables = {**files[0], **files[1], "ansible_facts": facts, "_common_is_wsl": False, **given}
     return Templar(loader, variables=variables).template(variables[name])
+
+
+@pytest.mark.parametrize(
+    ("managed", "wsl", "version", "refusal", "told"),
+    [
+        (True, False, "13", "", ""),
+        (True, False, "13", "the distribution is Linux Mint.", "the distribution is Linux Mint. Next step: install"),
+        (False, False, "13", "the distribution is Linux Mint.", ""),
+        (True, True, "13", "the distribution is Linux Mint.", ""),
+        (True, False, "8", "", "the distribution is Rocky 8. Expected: 9 or newer"),
+    ],
+)
+def test_what_is_refused(managed: bool, wsl: bool, version: str, refusal: str, told: str) -> None:
+    facts = {"os_family": "Debian"}
+    if version == "8":
+        facts = {"os_family": "RedHat", "distribution": "Rocky", "distribution_major_version": version}
+    found = value(
+        "__nvidia_driver_refusal", nvidia_driver_managed=managed, _common_is_wsl=wsl, _common_nvidia_refusal=refusal,
+        facts=facts, ansible_version={"full": "2.19.9"},
+    )  # fmt: skip
+    assert found.startswith(told) and bool(found) is bool(told)
 
 
 def test_packages_are_asked_for_by_branch() -> None:
@@ -94,9 +115,7 @@ def test_other_distributions_get_the_headers_of_the_running_kernel() -> None:
 @pytest.mark.parametrize("answer", [True, "true", "yes"])
 def test_managed_may_be_a_string(answer: object) -> None:
     assert value("__nvidia_driver_install", nvidia_driver_managed=answer) is True
-    assert (
-        value("__nvidia_driver_install", nvidia_driver_managed=answer, facts={"kernel": "6.6-microsoft-WSL2"}) is False
-    )
+    assert value("__nvidia_driver_install", nvidia_driver_managed=answer, _common_is_wsl=True) is False
 
 
 @pytest.mark.parametrize("answer", [False, "false", "no"])
@@ -122,14 +141,12 @@ def test_reboot_helps_where_modprobe_was_not_needed() -> None:
     assert value("__nvidia_driver_reboot_helps", __nvidia_driver_modprobe={"skipped": True}) is True
 
 
-@pytest.mark.parametrize(
-    ("kernel", "step"), [("6.12.57+deb13-amd64", "nvidia-modprobe"), ("6.6.87.2-microsoft-standard-WSL2", "TCC mode")]
-)
-def test_next_step_where_the_system_keeps_the_gpu_away(kernel: str, step: str) -> None:
+@pytest.mark.parametrize(("platform", "step"), [("linux", "nvidia-modprobe"), ("wsl", "TCC mode")])
+def test_next_step_where_the_system_keeps_the_gpu_away(platform: str, step: str) -> None:
     """On Linux /dev/nvidiactl is missing; only Windows has a mode in which WSL cannot use a card."""
     tasks = DataLoader().load_from_file(str(ROLE / "tasks/check.yml"), trusted_as_template=True)
     (steps,) = [task["vars"]["__nvidia_driver_next_step"] for task in tasks if "vars" in task]
-    assert step in value("step", facts={"kernel": kernel}, step=steps["access_blocked"])
+    assert step in value("step", facts={"nvidia_smi": {"platform": platform}}, step=steps["access_blocked"])
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,7 @@
-"""Each distribution gets the key file that NVIDIA signs its repository with, and the one fingerprint of that file."""
+"""Each distribution gets the key file that NVIDIA signs its repository with, and the one fingerprint of that file.
+
+And what is WSL, or has no repository of NVIDIA's, is known.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,17 @@ from typing import Any
 import pytest
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar
+from ansible_collections.gpufarm.core.plugins.module_utils import nvidia_smi
 
 VARIABLES = Path(__file__).resolve().parents[3] / "roles/_common/vars/main.yml"
 
 
-def key_of(distribution: str, version: str, kernel: str = "6.12.0") -> Any:
+def value(
+    name: str, distribution: str, *, version: str = "13", kernel: str = "6.12.0", has: tuple[str, ...] = (),
+    family: str | None = None,
+) -> Any:  # fmt: skip
     loader = DataLoader()
-    family = "Debian" if distribution in ("Debian", "Ubuntu") else "RedHat"
+    family = family or ("Debian" if distribution in ("Debian", "Ubuntu") else "RedHat")
     facts = {
         "architecture": "x86_64",
         "distribution": distribution,
@@ -24,8 +31,46 @@ def key_of(distribution: str, version: str, kernel: str = "6.12.0") -> Any:
         "os_family": family,
     }
     variables = loader.load_from_file(str(VARIABLES), trusted_as_template=True)
-    templar = Templar(loader, variables={**variables, "ansible_facts": facts})
-    return templar.template(variables["_common_nvidia_key"])
+    variables.update(ansible_facts=facts, _common_host={"stdout_lines": ["0", "/usr/bin/gpgv", *has]})
+    return Templar(loader, variables=variables).template(variables[name])
+
+
+def key_of(distribution: str, version: str, kernel: str = "6.12.0") -> Any:
+    return value("_common_nvidia_key", distribution, version=version, kernel=kernel)
+
+
+SIGNS = ("/dev/dxg", nvidia_smi.WSL_DIRECTORY)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "has", "wsl"),
+    [
+        ("6.6.87.2-microsoft-standard-WSL2", (), True),
+        ("6.6.87.2-Microsoft", (), True),
+        ("6.6.87.2-WSL2-xanmod1", SIGNS, True),
+        ("6.6.87.2-WSL2-xanmod1", SIGNS[:1], False),
+        ("6.12.0", SIGNS[1:], False),
+        ("6.12.0", (), False),
+    ],
+)
+def test_wsl_is_what_the_facts_call_so(tmp_path: Path, kernel: str, has: tuple[str, ...], wsl: bool) -> None:
+    assert value("_common_is_wsl", "Debian", kernel=kernel, has=has) is wsl
+    (tmp_path / "proc/sys/kernel").mkdir(parents=True)
+    (tmp_path / "proc/sys/kernel/osrelease").write_text(kernel, encoding="utf-8")
+    for path in has:
+        (tmp_path / path[1:]).mkdir(parents=True)
+    assert nvidia_smi.detect_platform(tmp_path) == ("wsl" if wsl else "linux")
+
+
+def test_a_derivative_is_told_that_it_has_no_repository() -> None:
+    refusal = value("_common_nvidia_refusal", "Linux Mint", version="22", family="Debian")
+    assert refusal == (
+        "the distribution is Linux Mint, for which NVIDIA has no repository. Expected: Debian, Ubuntu, or RHEL and its "
+        "rebuilds."
+    )
+    for known in ("Debian", "Ubuntu", "Rocky"):
+        assert value("_common_nvidia_refusal", known) == ""
+    assert value("_common_nvidia_refusal", "Archlinux", family="Archlinux") != ""
 
 
 @pytest.mark.parametrize(
