@@ -14,7 +14,7 @@ description:
   - Makes one document of the results of M(gpufarm.core.nvidia_gpu_health) on each host and of
     M(gpufarm.core.nomad_gpu_info), the texts of a page about it, and one more line of a history.
   - It never fails because of a host or of Nomad. Who gave no answer is in the document with the reason.
-  - The playbook C(gpufarm.core.report) uses it. The head of C(plugins/module_utils/report.py) describes every key of
+  - The playbook C(gpufarm.core.report) uses it. The head of C(plugins/plugin_utils/report.py) describes every key of
     the document with its unit.
 options:
   _input:
@@ -109,8 +109,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.gpufarm.core.plugins.module_utils import report, report_page
 from ansible_collections.gpufarm.core.plugins.module_utils.text import clean
+from ansible_collections.gpufarm.core.plugins.plugin_utils import report, report_page
 
 INDENTED_GPUS = 500
 

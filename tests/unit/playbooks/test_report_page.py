@@ -16,11 +16,11 @@ from typing import Any
 
 import jinja2
 import pytest
-from ansible_collections.gpufarm.core.plugins.module_utils import report_page
+from ansible_collections.gpufarm.core.plugins.plugin_utils import report_page
 from ansible_collections.gpufarm.core.tests.unit.playbooks import playbook_helper
 from ansible_collections.gpufarm.core.tests.unit.playbooks.playbook_helper import LOCAL
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import nomad_helper
-from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import report_helper as helper
+from ansible_collections.gpufarm.core.tests.unit.plugins.plugin_utils import report_helper as helper
 from jinja2 import nodes as jinja_nodes
 
 VOID = {"meta", "br", "link", "img", "input", "hr"}

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from ansible.errors import AnsibleFilterError
 from ansible_collections.gpufarm.core.plugins.filter import farm_report
-from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import report_helper as helper
+from ansible_collections.gpufarm.core.tests.unit.plugins.plugin_utils import report_helper as helper
 
 apply = farm_report.FilterModule().filters()["farm_report"]
 

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """What people and programs are told, word for word, in files that are read when they change.
 
-    GPUFARM_RECORD=1 python -m pytest tests/unit/plugins/module_utils -k recorded
+    GPUFARM_RECORD=1 python -m pytest tests/unit/plugins -k recorded
 
 writes them anew; what then differs is the change to be judged.
 """

@@ -16,7 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ansible_collections.gpufarm.core.plugins.module_utils.report import (
+from ansible_collections.gpufarm.core.plugins.plugin_utils.report import (
     VERDICTS,
     mean,
     parse_time,

@@ -7,7 +7,7 @@
 Every GPU is a recorded one with a UUID of its own; what nvidia_gpu_health and nomad_gpu_info return about it is laid
 around it in their form. As a script it renders the page of such a farm without Ansible:
 
-    PYTHONPATH=.collections python tests/unit/plugins/module_utils/report_helper.py --nodes 5000 --write /tmp/page.html
+    PYTHONPATH=.collections python tests/unit/plugins/plugin_utils/report_helper.py --nodes 5000 --write /tmp/page.html
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from ansible_collections.gpufarm.core.plugins.module_utils import nvidia_smi, report, report_page
+from ansible_collections.gpufarm.core.plugins.module_utils import nvidia_smi
+from ansible_collections.gpufarm.core.plugins.plugin_utils import report, report_page
 
-CORPUS = Path(__file__).parent / "nvidia_smi_corpus"
+CORPUS = Path(__file__).parents[1] / "module_utils/nvidia_smi_corpus"
 TEMPLATES = Path(__file__).parents[4] / "playbooks" / "templates"
 H100 = "580.159.04-h100"
 T4 = "515.105.01-tesla-t4"

@@ -14,9 +14,9 @@ import re
 from typing import Any
 
 import pytest
-from ansible_collections.gpufarm.core.plugins.module_utils import report, report_page
-from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import report_helper as helper
+from ansible_collections.gpufarm.core.plugins.plugin_utils import report, report_page
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.recorded import assert_recorded
+from ansible_collections.gpufarm.core.tests.unit.plugins.plugin_utils import report_helper as helper
 
 # The report is made on the control node.
 pytestmark = pytest.mark.controller
