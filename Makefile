@@ -19,7 +19,7 @@ help:
 	@echo "make lint       the linters alone"
 	@echo "make readmes    the roles' READMEs, from their specifications"
 	@echo "make mutants    changes of the plugins that no unit test notices (SEED=1 SAMPLE=100)"
-	@echo "make bench      timings"
+	@echo "make bench      timings (AGAINST=another checkout, on the farm of make demo)"
 	@echo "make setup      the Python environment in .venv"
 
 setup: $(ENVIRONMENT) $(COLLECTION)
@@ -57,3 +57,4 @@ mutants: setup
 bench: setup
 	@$(BIN)/python tests/bench/nvidia_smi.py
 	@PYTHONPATH=.collections $(BIN)/python tests/unit/plugins/module_utils/nomad_helper.py --nodes 5000 --gpus 8 --cores 192
+	@$(BIN)/python tests/bench/second_run.py $(AGAINST)

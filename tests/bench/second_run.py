@@ -1,0 +1,95 @@
+"""Times playbooks/site.yml where nothing is to be done: what decides whether it is run every night.
+
+    make demo && python tests/bench/second_run.py [CHECKOUT ...]
+
+On the demo's farm, with `ansible -m setup` beside it, which asks each host once. With other checkouts of this
+repository the farm goes to the state of each, and what is timed is the run after that one; three turns, so that the
+machine's other work meets all of them. Prints the medians, the ratios to this checkout, and the lines `ok` of the log.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.simulator import farm
+from tests.simulator.cache import ROOT
+from tests.simulator.docker import exists
+from tests.simulator.farm import ansible
+
+FARM = "gpufarm-demo"
+NODE = "t4"
+TURNS = 3
+
+
+def environment(checkout: Path, folder: Path) -> dict[str, str]:
+    """Return the environment in which Ansible runs the collection of a checkout."""
+    collections = folder / "ansible_collections/gpufarm"
+    collections.mkdir(parents=True, exist_ok=True)
+    if not (collections / "core").exists():
+        (collections / "core").symlink_to(checkout)
+    found = {name: value for name, value in farm.environment(FARM).items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**found, "ANSIBLE_CONFIG": str(checkout / "ansible.cfg"), "ANSIBLE_COLLECTIONS_PATH": str(folder)}
+
+
+def timed(command: list[str], given: dict[str, str]) -> tuple[float, str]:
+    """Return the seconds of a command that succeeds, and what it said."""
+    begun = time.monotonic()
+    result = subprocess.run(command, cwd=ROOT, env=given, capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise SystemExit(f"{' '.join(command[:4])} ended with {result.returncode}:\n{result.stdout[-3000:]}")
+    return time.monotonic() - begun, result.stdout
+
+
+def site(checkout: Path, given: dict[str, str]) -> tuple[float, str]:
+    return timed(ansible.command(str(checkout / "playbooks/site.yml")), given)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkout", nargs="*", type=Path, help="another checkout, to be compared with this one")
+    arguments = parser.parse_args()
+    if not exists("container", f"{FARM}-{NODE}"):
+        sys.stdout.write("second run: left out, no farm of the demo is here. Next step: make demo.\n")
+        return 0
+    checkouts = [ROOT, *(path.resolve() for path in arguments.checkout)]
+    seconds: dict[Path, list[float]] = {checkout: [] for checkout in checkouts}
+    counts: dict[Path, tuple[int, int]] = {}
+    setup = [str(Path(sys.executable).with_name("ansible")), "-i", str(farm.INVENTORY), "all", "-m", "setup"]
+    asked = []
+    with tempfile.TemporaryDirectory() as folder:
+        given = {path: environment(path, Path(folder, str(number))) for number, path in enumerate(checkouts)}
+        for _turn in range(TURNS):
+            asked.append(timed(setup, given[ROOT])[0])
+            for checkout in checkouts:
+                site(checkout, given[checkout])
+                took, said = site(checkout, given[checkout])
+                changed = re.findall(r"^(\S+) +: ok=.* changed=([1-9]\d*) ", said, re.MULTILINE)
+                if changed:
+                    sys.stdout.write(f"{checkout}: the second run changed {dict(changed)}; expected: nothing\n")
+                seconds[checkout].append(took)
+                lines = re.findall(r"^ok: \[(\S+?)\]", said, re.MULTILINE)
+                counts[checkout] = (lines.count(NODE), len(lines))
+    ours = statistics.median(seconds[ROOT])
+    sys.stdout.write(f"ansible -m setup              {statistics.median(asked):7.1f} s\n")
+    for checkout in checkouts:
+        median = statistics.median(seconds[checkout])
+        name = "site.yml again" if checkout == ROOT else f"of {os.path.relpath(checkout)}"
+        sys.stdout.write(
+            f"{name:<29} {median:7.1f} s  {median / ours:4.2f}  "
+            f"{counts[checkout][0]} lines `ok: [{NODE}]`, {counts[checkout][1]} of all hosts\n"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
