@@ -3,7 +3,7 @@
     make demo && python tests/bench/second_run.py [CHECKOUT ...]
 
 On the demo's farm, with `ansible -m setup` beside it, which asks each host once. With other checkouts of this
-repository the farm goes to the state of each, and what is timed is the run after that one; three turns, so that the
+repository the farm goes to the state of each, and what is timed is the run after that one; by turns, so that the
 machine's other work meets all of them. Prints the medians, the ratios to this checkout, and the lines `ok` of the log.
 """
 
@@ -28,7 +28,6 @@ from tests.simulator.farm import ansible
 
 FARM = "gpufarm-demo"
 NODE = "t4"
-TURNS = 3
 
 
 def environment(checkout: Path, folder: Path) -> dict[str, str]:
@@ -57,6 +56,7 @@ def site(checkout: Path, given: dict[str, str]) -> tuple[float, str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkout", nargs="*", type=Path, help="another checkout, to be compared with this one")
+    parser.add_argument("--turns", type=int, default=3, help="how often each is timed (%(default)s)")
     arguments = parser.parse_args()
     if not exists("container", f"{FARM}-{NODE}"):
         sys.stdout.write("second run: left out, no farm of the demo is here. Next step: make demo.\n")
@@ -68,7 +68,7 @@ def main() -> int:
     asked = []
     with tempfile.TemporaryDirectory() as folder:
         given = {path: environment(path, Path(folder, str(number))) for number, path in enumerate(checkouts)}
-        for _turn in range(TURNS):
+        for _turn in range(arguments.turns):
             asked.append(timed(setup, given[ROOT])[0])
             for checkout in checkouts:
                 site(checkout, given[checkout])
