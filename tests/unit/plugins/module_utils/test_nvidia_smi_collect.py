@@ -741,3 +741,11 @@ def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  # a count, not paths
     nvidia_smi.run_commands([[program], [str(tmp_path / "none")]], 0.1)
     assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208  # a count, not paths
+
+
+def test_the_kernel_tells_of_gpus_in_folders_with_an_address_only(tmp_path: Path) -> None:
+    text = "Model: \t\t Tesla T4\n"
+    for name in ("0000:01:00.0", "by-uuid"):
+        write(tmp_path / f"proc/driver/nvidia/gpus/{name}/information", text)
+    (tmp_path / "proc/driver/nvidia/gpus/0000:02:00.0").mkdir()
+    assert list(nvidia_smi.kernel_gpus(tmp_path)) == ["0000:01:00.0"]
