@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -91,7 +92,7 @@ def environment(ansible_test: Path) -> dict[str, str]:
     for version in re.findall(r"pip='([0-9.]+)'", requirements.read_text(encoding="utf-8")):
         (bootstraps / f"get_pip_{version.replace('.', '_')}.py").write_text(GET_PIP, encoding="utf-8")
     pip_configuration(home / ".config/pip/pip.conf")
-    return {"HOME": str(home), "PATH": f"{ansible_test.parent}:{interpreters(home / 'bin')}:{SYSTEM_PATH}"}
+    return {"HOME": str(home), "PATH": f"{ansible_test.parent}:{interpreters(home / 'interpreters')}:{SYSTEM_PATH}"}
 
 
 def pip_configuration(path: Path) -> None:
@@ -120,11 +121,9 @@ def interpreters(folder: Path) -> Path:
                           *sorted(Path.home().glob(f".pyenv/versions/3.{minor}.*/bin/{name}"))]:  # fmt: skip
             if candidate.exists():
                 found.setdefault(minor, candidate)
-    used = [*sorted(found)[:2], max(found), sys.version_info.minor]
-    for path in folder.iterdir():
-        path.unlink()
-    for minor in used:
-        if minor in found and not (folder / f"python3.{minor}").is_symlink():
+    for minor in {*sorted(found)[:2], max(found), sys.version_info.minor} & set(found):
+        # The other generation may be looking for its own meanwhile.
+        with suppress(FileExistsError):
             (folder / f"python3.{minor}").symlink_to(found[minor])
     return folder
 
