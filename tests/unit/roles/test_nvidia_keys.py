@@ -70,6 +70,7 @@ def test_a_derivative_is_told_that_it_has_no_repository() -> None:
     )
     for known in ("Debian", "Ubuntu", "Rocky"):
         assert value("_common_nvidia_refusal", known) == ""
+    assert value("_common_nvidia_refusal", "Kali", family="Debian", has=SIGNS) == ""
     assert value("_common_nvidia_refusal", "Archlinux", family="Archlinux") != ""
 
 
