@@ -34,9 +34,8 @@ def in_order(tests: list[str]) -> list[str]:
     pytest-xdist gives a process one test more than the one that runs, and nobody takes that over. So a short one stands
     behind each long one.
     """
-    long = [test for part in LONG for test in tests if part in test]
-    long = list(dict.fromkeys(long))
-    short = iter(test for test in tests if test not in set(long))
+    long = dict.fromkeys(test for part in LONG for test in tests if part in test)
+    short = iter([test for test in tests if test not in long])
     ordered = []
     for test in long:
         ordered += [test, *islice(short, 1)]
