@@ -41,6 +41,8 @@ NODE = "node"
 """Closed by the node's own timer, which may open again only what it closed."""
 
 KEYS = (STATE_KEY, REASON_KEY, SINCE_KEY, CLOSED_BY_KEY, MEMORY_KEY)
+MAINTENANCE_KEY = "gpufarm_maintenance"
+"""For what the node is taken out of work, as C(maintenance) writes it; no gate opens it before that is over."""
 MAX_REASON = 500
 _NANOSECONDS = 1_000_000_000
 
@@ -167,6 +169,9 @@ def clean_reason(text: str | None) -> str:
 
 def decide(node: GateNode, wish: Wish, now: str) -> Decision:
     """What has to be done so that the node is as its health says; C(now) is the time for the node's meta."""
+    maintained = node.meta.get(MAINTENANCE_KEY)
+    if maintained and not node.eligible:
+        return Decision("none", f"in maintenance ({maintained}); playbooks/site.yml puts it back when that is done")
     return _decide_open(node, wish, now) if wish.healthy else _decide_close(node, wish, now)
 
 

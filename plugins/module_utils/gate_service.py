@@ -117,14 +117,9 @@ def run(config: Mapping[str, Any], probe: Callable[[Any], dict[str, Any]] = heal
 
 def gated(client: nomad.Client, config: Mapping[str, Any], found: Mapping[str, Any], before: int) -> dict[str, Any]:
     """The status, after the gate has done with its own node what this probe asks for."""
-    problems, node = compare(client, found["nvidia_smi"], config["ignored"])
-    stats = statistics(client)
-    judged = gate.judge_farm(
-        [{"node": node.name, "probe": found, "agent": gate.agent_state(200, stats, config["plugin_age_max"])}],
-        [{"name": node.name, "problems": [{"code": problem.code} for problem in problems]}],
-        config["close_on"],
+    entry, problems, node, stats = judge(
+        client, found, config["ignored"], close_on=config["close_on"], plugin_age_max=config["plugin_age_max"]
     )
-    (entry,) = judged["nodes"]
     uptime = stats.get("Uptime")
     wish = gate.Wish(
         entry["healthy"], entry["reason"], config["drain"], config["drain_deadline"], gate.NODE,
@@ -148,6 +143,27 @@ def gated(client: nomad.Client, config: Mapping[str, Any], found: Mapping[str, A
     )
 
 
+def judge(
+    client: nomad.Client,
+    found: Mapping[str, Any],
+    ignored: Sequence[str],
+    *,
+    close_on: str,
+    plugin_age_max: float,
+    wait_s: float | None = None,
+) -> tuple[dict[str, Any], list[nomad.Problem], gate.GateNode, dict[str, Any]]:
+    """What the probe and Nomad say of this node together, as C(gate.judge_farm) does; and what that was made of."""
+    problems, node = compare(client, found["nvidia_smi"], ignored, NOMAD_WAIT_S if wait_s is None else wait_s)
+    stats = statistics(client)
+    judged = gate.judge_farm(
+        [{"node": node.name, "probe": found, "agent": gate.agent_state(200, stats, plugin_age_max)}],
+        [{"name": node.name, "problems": [{"code": problem.code} for problem in problems]}],
+        close_on,
+    )
+    (entry,) = judged["nodes"]
+    return entry, problems, node, stats
+
+
 def status_of(**known: Any) -> dict[str, Any]:
     """What is known, and null for the rest."""
     unknown: dict[str, Any] = {
@@ -156,10 +172,15 @@ def status_of(**known: Any) -> dict[str, Any]:
     return {**unknown, **known, "checked_at": gate.timestamp()}
 
 
+def own_node_id(client: nomad.Client) -> str:
+    """The ID of this agent's node; empty where it is no client."""
+    known = client.call("GET", "/v1/agent/self") or {}
+    return ((known.get("stats") or {}).get("client") or {}).get("node_id") or ""
+
+
 def own_node(client: nomad.Client, index: int = 0, wait: float = 0) -> dict[str, Any]:
     """The node of this agent, by its ID: several can have its name."""
-    known = client.call("GET", "/v1/agent/self") or {}
-    node_id = ((known.get("stats") or {}).get("client") or {}).get("node_id")
+    node_id = own_node_id(client)
     if not node_id:
         raise nomad.NomadError(
             found=f"the agent at {client.connection.address} is no client",
@@ -190,7 +211,7 @@ def statistics(client: nomad.Client) -> dict[str, Any]:
 
 
 def compare(
-    client: nomad.Client, facts: Mapping[str, Any], ignored: Sequence[str]
+    client: nomad.Client, facts: Mapping[str, Any], ignored: Sequence[str], wait_s: float
 ) -> tuple[list[nomad.Problem], gate.GateNode]:
     """What is wrong with Nomad's view of this node, after an agent that just started had its time; and the node."""
 
@@ -207,9 +228,7 @@ def compare(
         (verdict,) = nomad.compare([wanted], [actual])
         return node["Index"], (verdict.problems, gate.gate_node(node))
 
-    answer: tuple[list[nomad.Problem], gate.GateNode] = nomad.wait_until(
-        fetch, lambda found: not found[0], NOMAD_WAIT_S
-    )
+    answer: tuple[list[nomad.Problem], gate.GateNode] = nomad.wait_until(fetch, lambda found: not found[0], wait_s)
     return answer
 
 

@@ -39,9 +39,11 @@ options:
       - What must come before O(timeout) is over. Only with V(nothing) the module never fails because of Nomad.
       - V(answer), an agent that tells its health, well or not.
       - V(leader), servers with a leader.
+      - V(servers), a leader, and every server of the region alive, as before one of them may be restarted. Without the
+        rules C(agent:read) and C(node:read) the leader is all that is waited for.
       - V(client), a client that heartbeats to a server. This needs the rule C(agent:read).
     type: str
-    choices: [nothing, answer, leader, client]
+    choices: [nothing, answer, leader, servers, client]
     default: nothing
   timeout:
     description:
@@ -94,6 +96,18 @@ leader:
   type: str
   returned: success, and when what is waited for did not come
   sample: 192.0.2.1:4647
+leads:
+  description: >-
+    Whether this agent is the leader, by C(/v1/agent/self); null when it did not tell, or with O(wait_for) other than
+    V(servers).
+  type: bool
+  returned: success, and when what is waited for did not come
+  sample: true
+encrypted:
+  description: Whether the server's gossip is encrypted, by C(/v1/agent/self); null as with RV(leads).
+  type: bool
+  returned: success, and when what is waited for did not come
+  sample: false
 uptime:
   description: >-
     Seconds since the host was started, by C(Uptime) in C(/v1/client/stats); null when not known, as of an agent that is
@@ -109,6 +123,21 @@ servers:
   elements: str
   returned: success, and when what is waited for did not come
   sample: ["192.0.2.1:4647"]
+driver_versions:
+  description: >-
+    Versions of the NVIDIA driver that Nomad has of the node's GPUs, by C(/v1/node/:id), which are those of the agent's
+    start; empty when it has no GPU; null when it did not tell, or with O(wait_for) other than V(client).
+  type: list
+  elements: str
+  returned: success, and when what is waited for did not come
+  sample: [580.159.04]
+maintenance:
+  description: >-
+    What M(gpufarm.core.nomad_node_maintenance) took the node out of work for; null where it did not, and where
+    RV(driver_versions) is.
+  type: str
+  returned: success, and when what is waited for did not come
+  sample: driver branch 580
 """
 
 import contextlib
@@ -139,8 +168,12 @@ class Answers:
     """HTTP status of its health."""
     message: str | None = None
     leader: str | None = None
+    leads: bool | None = None
+    encrypted: bool | None = None
     stats: dict[str, Any] | None = None
     servers: list[str] | None = None
+    node_id: str | None = None
+    node: Mapping[str, Any] | None = None
 
 
 def health_message(error: nomad.NomadError) -> str:
@@ -179,6 +212,36 @@ def ask_leader(client: nomad.Client, answers: Answers) -> None:
     answers.leader = found
 
 
+def ask_members(client: nomad.Client, answers: Answers) -> None:
+    ask_leader(client, answers)
+    try:
+        own = inner(client.call("GET", "/v1/agent/self"), "stats")
+        told = client.call("GET", "/v1/agent/members")
+    except nomad.NomadError as error:
+        if error.status != 403:
+            raise
+        # Where ACLs begin with this very restart there is no token yet.
+        return
+    answers.leads = inner(own, "nomad").get("leader") == "true"
+    answers.encrypted = inner(own, "serf").get("encrypted") == "true"
+    away = away_members(told, client.call("GET", "/v1/status/peers"))
+    if away:
+        raise nomad.NomadError(
+            found=", ".join(away), expected="every server alive", next_step="start them", transient=True
+        )
+
+
+def away_members(told: Any, peers: Any) -> list[str]:
+    """Servers of the agent's region that are neither alive nor have left, and how they are."""
+    members = (told.get("Members") if isinstance(told, Mapping) else None) or []
+    own = [each for each in members if inner(each, "Tags").get("region") == told.get("ServerRegion")]
+    states = {each.get("Name"): each.get("Status") for each in own if each.get("Status") != "left"}
+    away = [f"{name} is {state}" for name, state in states.items() if state != "alive"]
+    # One that has just started may not have met the others yet, whom it knows as peers.
+    missing = len(peers or []) - len(states)
+    return away or [f"{missing} of {len(peers)} servers not met yet"] * (missing > 0)
+
+
 def ask_stats(client: nomad.Client, answers: Answers) -> None:
     found = client.call("GET", "/v1/client/stats")
     answers.stats = found if isinstance(found, dict) else None
@@ -198,6 +261,7 @@ def ask_servers(client: nomad.Client, answers: Answers) -> None:
             status=error.status,
         ) from error
     told = inner(inner(own, "stats"), "client")
+    answers.node_id = told.get("node_id")
     answers.servers = [text for part in str(told.get("known_servers") or "").split(",") if (text := part.strip())]
     heartbeat = told.get("heartbeat_ttl") or "0s"
     if not answers.servers or heartbeat == "0s":
@@ -210,6 +274,11 @@ def ask_servers(client: nomad.Client, answers: Answers) -> None:
             next_step="read `journalctl -u nomad` on this host",
             transient=True,
         )
+
+
+def ask_node(client: nomad.Client, answers: Answers) -> None:
+    found = client.call("GET", gate.node_path(answers.node_id or ""))
+    answers.node = found if isinstance(found, dict) else None
 
 
 def inner(value: Any, name: str) -> Mapping[str, Any]:
@@ -240,6 +309,12 @@ GOALS = {
         missing="no leader",
         expected="an elected leader",
         next_step="read `journalctl -u nomad` on every server and check that port 4648 is open between them",
+    ),
+    "servers": Goal(
+        ask=ask_members,
+        missing="not all servers",
+        expected="a leader and every server alive",
+        next_step="read `journalctl -u nomad` on those that are not, or `nomad server force-leave` one that is gone",
     ),
     "client": Goal(
         ask=ask_servers,
@@ -279,12 +354,18 @@ def ask_rest(
     client: nomad.Client, answers: Answers, deadline: float, asked: Callable[[nomad.Client, Answers], None] | None
 ) -> None:
     """Ask once for all else; an agent that does not tell its health tells nothing."""
-    for ask in (ask_health, ask_leader, ask_stats):
+    for ask in (ask_health, ask_leader, ask_stats, *([ask_node] * bool(answers.node_id))):
         if ask is not asked:
             with contextlib.suppress(nomad.NomadError):
                 ask(hurried(client, deadline), answers)
         if answers.status is None:
             return
+
+
+def driver_versions(node: Mapping[str, Any]) -> list[str] | None:
+    gpus = nomad.gpus_of_node(node)
+    found = sorted({gpu["driver_version"] for gpu in gpus if gpu["driver_version"]})
+    return found if found or not gpus else None
 
 
 def result_of(answers: Answers, plugin_age_max: float) -> dict[str, Any]:
@@ -299,8 +380,12 @@ def result_of(answers: Answers, plugin_age_max: float) -> dict[str, Any]:
         "state": state,
         "message": message,
         "leader": answers.leader,
+        "leads": answers.leads,
+        "encrypted": answers.encrypted,
         "uptime": uptime if isinstance(uptime, int) else None,
         "servers": answers.servers,
+        "driver_versions": driver_versions(answers.node) if answers.node else None,
+        "maintenance": inner(answers.node, "Meta").get(gate.MAINTENANCE_KEY),
     }
 
 

@@ -91,6 +91,7 @@ def test_systemd_is_reloaded_for_a_changed_unit_alone() -> None:
     }
     assert reloads == {
         "Restart Nomad": "{{ __nomad_unit_unread }}",
+        "Restart this server": "{{ __nomad_unit_unread }}",
         # That was one already.
         "Have Nomad enabled and running": "{{ __nomad_unit_unread and __nomad_restarted is not changed }}",
     }
@@ -162,3 +163,76 @@ def test_unit_starts_as_upstreams_does() -> None:
 def test_gossip_key_is_in_no_file_that_is_shown() -> None:
     key = "c2VjcmV0LWZvci10aGlzLXNjZW5hcmlvLW9ubHktMTI="
     assert key not in rendered("nomad_server", "server.hcl.j2", nomad_server_gossip_key=key)
+
+
+def valued(name: str, **given: Any) -> Any:
+    loader = DataLoader()
+    variables: dict[str, Any] = {}
+    for kind in ("defaults", "vars"):
+        variables.update(loader.load_from_file(str(ROOT / f"roles/nomad/{kind}/main.yml"), trusted_as_template=True))
+    return Templar(loader, variables={**variables, **given}).template(trust_as_template("{{ " + name + " }}"))
+
+
+GPUS = [{"uuid": "GPU-1"}, {"uuid": "GPU-2"}]
+FACTS = {"nvidia_smi": {"available": True, "driver_version": "580.1", "gpus": GPUS}}
+KNOWN = {"__nomad_device_nvidia_release": {}, "nomad_device_nvidia_ignored_gpu_ids": [], "ansible_facts": FACTS}
+
+
+@pytest.mark.parametrize(
+    ("known", "given", "new"),
+    [
+        (["580.1"], {}, False),
+        (["570.1"], {}, True),
+        (["570.1", "580.1"], {}, True),
+        # The plugin found no driver when the agent started, and looks for none again.
+        ([], {}, True),
+        ([], {"nomad_device_nvidia_ignored_gpu_ids": ["GPU-1", "GPU-2"]}, False),
+        ([], {"ansible_facts": {}}, False),
+        (["570.1"], {"ansible_facts": {"nvidia_smi": {"available": False}}}, False),
+        (None, {}, False),
+        # This run has started it, and its plugin may not have told yet.
+        (["570.1"], {"__nomad_restarted": {"changed": True}}, False),
+        ([], {"__nomad_running": {"changed": True}}, False),
+    ],
+)
+def test_agent_that_knows_another_driver(known: list[str] | None, given: dict[str, Any], new: bool) -> None:
+    ready = {"driver_versions": known}
+    assert valued("__nomad_driver_is_new", **{**KNOWN, "__nomad_ready": ready, **given}) is new
+
+
+def test_agent_without_the_plugins_role_needs_no_driver() -> None:
+    given = {"ansible_facts": FACTS, "__nomad_ready": {"driver_versions": []}}
+    assert valued("__nomad_driver_is_new", **given) is False
+    assert valued("__nomad_driver_is_new", **KNOWN) is False
+
+
+@pytest.mark.parametrize(
+    ("host", "before", "key", "waits"),
+    [
+        ("s1", {"leader": "192.0.2.1:4647", "encrypted": False}, "", True),
+        ("s1", {"leader": "192.0.2.1:4647", "encrypted": True}, "secret", True),
+        # Those that encrypt and those that do not have no common leader.
+        ("s1", {"leader": "192.0.2.1:4647", "encrypted": False}, "secret", False),
+        ("s1", {"leader": "192.0.2.1:4647", "encrypted": True}, "", False),
+        # A token that may not ask.
+        ("s1", {"leader": "192.0.2.1:4647", "encrypted": None}, "", True),
+        ("s1", {"leader": None, "encrypted": None}, "", False),
+        ("s1", {}, "", False),
+        ("gpu1", {"leader": "192.0.2.1:4647", "encrypted": False}, "", False),
+    ],
+)
+def test_server_waits_for_its_turn(host: str, before: dict[str, Any], key: str, waits: bool) -> None:
+    groups = {"nomad_servers": ["s1", "s2"]}
+    given = {"inventory_hostname": host, "__nomad_before": before, "nomad_server_gossip_key": key}
+    assert valued("__nomad_waits", groups=groups, **given) is waits
+    assert valued("__nomad_waits", groups={"nomad_servers": ["s1"]}, **given) is False
+
+
+def test_leader_has_the_last_turn() -> None:
+    hosts = {
+        name: {"inventory_hostname": name, "__nomad_due": due, "__nomad_before": {"leads": leads}}
+        for name, due, leads in (("s1", True, True), ("s2", True, False), ("s3", False, False), ("s4", True, None))
+    }
+    hosts["new"] = {"inventory_hostname": "new"}
+    assert valued("__nomad_turns", ansible_play_hosts=list(hosts), hostvars=hosts) == ["s2", "s4", "s1"]
+    assert valued("__nomad_turns", ansible_play_hosts=["new"], hostvars=hosts) == []

@@ -49,6 +49,8 @@ class Farm:
         """Servers learn of new meta seconds after the client has it, here with C(register)."""
         self.refuse: str | None = None
         self.drains = 0
+        self.allocations: dict[str, list[dict[str, Any]]] = {}
+        """Of each node. What a drain stops has ended when they are read the second time after that."""
         self.stats: dict[str, Any] = {"Timestamp": 1795273862748802872, "Uptime": 1000, "DeviceStats": None}
 
     @property
@@ -106,11 +108,30 @@ class Farm:
         nodes = self.behind if stale and self.behind is not None else self.nodes
         if path == "/v1/nodes":
             return [self.stub(node) for node in nodes.values() if self.matches(node, query.get("filter"))]
+        if path.endswith("/allocations"):
+            return self.read_allocations(path.split("/")[3])
         node = nodes.get(path.removeprefix("/v1/node/"))
         if node is None:
             raise RefusedError(404, "node not found")
         headers["X-Nomad-Index"] = str(node["ModifyIndex"])
         return node
+
+    def run_job(self, node_id: str, name: str) -> dict[str, Any]:
+        """An allocation that runs on the node."""
+        allocation = {
+            "ID": f"{name}-0000-1111", "Name": f"{name}.group[0]", "JobID": name, "DesiredStatus": "run",
+            "ClientStatus": "running", "NodeID": node_id,
+        }  # fmt: skip
+        self.allocations.setdefault(node_id, []).append(allocation)
+        return allocation
+
+    def read_allocations(self, node_id: str) -> list[dict[str, Any]]:
+        found = self.allocations.get(node_id, [])
+        told = copy.deepcopy(found)
+        for each in found:
+            if each["DesiredStatus"] == "stop":
+                each["ClientStatus"] = "complete"
+        return told
 
     @staticmethod
     def matches(node: dict[str, Any], expression: str | None) -> bool:
@@ -187,6 +208,11 @@ class Farm:
         node["DrainStrategy"] = copy.deepcopy(spec)
         if spec:
             node["SchedulingEligibility"] = "ineligible"
+            for each in self.allocations.get(node["ID"], []):
+                each["DesiredStatus"] = "stop"
+            if self.allocations.get(node["ID"]):
+                # Nomad ends a drain when all are to stop, whether or not they have.
+                node["DrainStrategy"] = None
             if node["Status"] == "down":
                 # Nothing runs there, so it is done at once.
                 node["DrainStrategy"] = None

@@ -30,6 +30,8 @@ NO_LEADER = (500, "No cluster leader")
 WELL = (200, {"client": {"message": "ok", "ok": True}, "server": {"message": "ok", "ok": True}})
 SICK = (500, {"client": {"message": "no known servers", "ok": False}, "server": {"message": "ok", "ok": True}})
 VALUES = ("state", "message", "leader", "uptime", "servers")
+OF_THE_NODE = ("driver_versions", "maintenance")
+OF_A_SERVER = ("leads", "encrypted")
 
 
 def stats(newest: str = "2026-11-21T15:11:01Z") -> dict[str, Any]:
@@ -266,6 +268,111 @@ def test_token_is_sent_and_never_shown(
     for goal in nomad_agent_info.argument_spec()["wait_for"]["choices"]:
         run(server, capsys, wait_for=goal, timeout=0)
     assert {headers["X-Nomad-Token"] for _path, _query, headers in server.requests} == {TOKEN}
+
+
+# --- servers ---------------------------------------------------------------------------------
+
+MEMBERS, PEERS = "/v1/agent/members", "/v1/status/peers"
+
+
+def members(**states: str) -> dict[str, Any]:
+    regions = {"elsewhere": "other"}
+    return {
+        "ServerRegion": "global",
+        "Members": [
+            {"Name": name, "Status": state, "Tags": {"region": regions.get(name, "global")}}
+            for name, state in states.items()
+        ],
+    }
+
+
+@pytest.fixture
+def servers(server: Server) -> Server:
+    """Three servers, of which the first, which is asked, leads."""
+    server.answers.update({
+        SELF: [(200, {"stats": {"nomad": {"leader": "true"}, "serf": {"encrypted": "false"}}})],
+        MEMBERS: [(200, members(s1="alive", s2="alive", s3="alive", s0="left", elsewhere="failed"))],
+        PEERS: [(200, ["192.0.2.1:4647", "192.0.2.2:4647", "192.0.2.3:4647"])],
+    })  # fmt: skip
+    return server
+
+
+def test_all_servers_are_there(servers: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    result = run(servers, capsys, wait_for="servers")
+    assert "failed" not in result and result["leader"] == "192.0.2.1:4647"
+    assert [result[name] for name in OF_A_SERVER] == [True, False]
+    servers.answers[SELF] = [(200, {"stats": {"nomad": {"leader": "false"}, "serf": {"encrypted": "true"}}})]
+    result = run(servers, capsys, wait_for="servers")
+    assert [result[name] for name in OF_A_SERVER] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("answers", "found"),
+    [
+        ({MEMBERS: [(200, members(s1="alive", s2="failed", s3="leaving"))]}, "s2 is failed, s3 is leaving"),
+        ({MEMBERS: [(200, members(s1="alive"))]}, "2 of 3 servers not met yet"),
+        ({MEMBERS: [(200, None)]}, "3 of 3 servers not met yet"),
+        ({LEADER: [NO_LEADER]}, "No cluster leader"),
+        ({MEMBERS: [(500, "no")]}, "answered HTTP 500: no"),
+    ],
+)
+def test_server_that_is_away_is_waited_for(
+    servers: Server, capsys: pytest.CaptureFixture[str], clock: Clock, *, answers: dict[str, Any], found: str
+) -> None:
+    well = {path: servers.answers[path] for path in answers}
+    servers.answers.update(answers)
+    result = run(servers, capsys, wait_for="servers", timeout=3)
+    assert result["failed"] and found in result["msg"] and clock.now == 1003
+    assert "Expected: a leader and every server alive. Next step: " in result["msg"]
+    servers.answers.update({path: [*answers[path], *well[path]] for path in answers})
+    assert "failed" not in run(servers, capsys, wait_for="servers", timeout=3)
+
+
+@pytest.mark.parametrize("path", [SELF, MEMBERS])
+def test_without_leave_to_ask_the_leader_is_enough(
+    servers: Server, capsys: pytest.CaptureFixture[str], path: str
+) -> None:
+    servers.answers[path] = [(403, "Permission denied")]
+    result = run(servers, capsys, wait_for="servers")
+    assert "failed" not in result and [result[name] for name in OF_A_SERVER] == [None, None]
+
+
+# --- its node --------------------------------------------------------------------------------
+
+
+def device(*versions: str | None) -> list[dict[str, Any]]:
+    return [
+        {
+            "Type": "gpu", "Vendor": "nvidia", "Name": f"T{number}", "Instances": [{"ID": f"GPU-{number}"}],
+            "Attributes": {"driver_version": {"String": version}} if version else {},
+        }
+        for number, version in enumerate(versions)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("node", "told"),
+    [
+        ({"NodeResources": {"Devices": device("580.1", "580.1")}, "Meta": {}}, (["580.1"], None)),
+        ({"NodeResources": {"Devices": device("580.1", "570.1")}, "Meta": None}, (["570.1", "580.1"], None)),
+        ({"NodeResources": {"Devices": device("580.1", None)}}, (["580.1"], None)),
+        ({"NodeResources": {"Devices": device(None)}}, (None, None)),
+        ({"NodeResources": {"Devices": None}, "Meta": {"gpufarm_maintenance": "a"}}, ([], "a")),
+        ("what", (None, None)),
+    ],
+)
+def test_client_tells_of_its_node(
+    server: Server, capsys: pytest.CaptureFixture[str], node: Any, told: tuple[Any, Any]
+) -> None:
+    known = own()
+    known["stats"]["client"]["node_id"] = "id-0"
+    server.answers.update({SELF: [(200, known)], "/v1/node/id-0": [(200, node)]})
+    result = run(server, capsys, wait_for="client")
+    assert tuple(result[name] for name in OF_THE_NODE) == told
+    server.answers["/v1/node/id-0"] = [(403, "Permission denied")]
+    result = run(server, capsys, wait_for="client")
+    assert "failed" not in result and [result[name] for name in OF_THE_NODE] == [None, None]
+    assert run(server, capsys)["driver_versions"] is None
 
 
 # --- waiting ---------------------------------------------------------------------------------
@@ -531,7 +638,7 @@ def test_documented_options_are_the_real_ones(monkeypatch: pytest.MonkeyPatch) -
 def test_returned_values_are_the_documented_ones(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     documented = yaml.safe_load(nomad_agent_info.RETURN)
     result = run(server, capsys, wait_for="client")
-    assert set(result) - {"changed", "invocation"} == set(documented) == set(VALUES)
+    assert set(result) - {"changed", "invocation"} == set(documented) == {*VALUES, *OF_THE_NODE, *OF_A_SERVER}
     assert yaml.safe_load(nomad_agent_info.EXAMPLES)
 
 

@@ -1,0 +1,264 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.gpufarm.core.plugins.module_utils import gate, maintenance, nomad
+from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.gate_helper import Farm
+
+DRIVER = maintenance.Plan("driver branch 580")
+DRAINED = maintenance.Plan("driver branch 580", maintenance.DRAIN, 600)
+NOW = "2026-11-22T12:00:00Z"
+
+
+class Site:
+    """A farm, the programs on its first node, and a clock that goes on while the maintenance waits."""
+
+    def __init__(self) -> None:
+        self.farm = Farm(2)
+        self.node = self.farm.nodes["id-0"]
+        self.programs: dict[str, str] = {}
+        self.now = 0.0
+        self.address = self.farm.agent.url
+
+    @property
+    def maintenance(self) -> maintenance.Maintenance:
+        client = nomad.Client(nomad.Connection(address=self.address))
+        return maintenance.Maintenance(client, running=lambda: self.programs, clock=lambda: self.now, pause=self.wait)
+
+    def wait(self, seconds: float) -> None:
+        assert seconds > 0
+        self.now += seconds
+
+    @property
+    def meta(self) -> dict[str, str]:
+        return self.farm.clients["id-0"]
+
+    @property
+    def writes(self) -> list[str]:
+        return [path for path, _body in self.farm.agent.writes]
+
+    def back(self) -> maintenance.Result:
+        node = self.maintenance.marked_node(1)
+        assert node is not None
+        return self.maintenance.open(node)
+
+    def gate(self, healthy: bool, closed_by: str = gate.FARM) -> gate.Decision:
+        client = nomad.Client(nomad.Connection(address=self.address))
+        node = gate.read_node(client, "id-0")
+        wish = gate.Wish(healthy, None if healthy else "gpu_lost", closed_by=closed_by)
+        decision = gate.decide(node, wish, NOW)
+        gate.carry_out(client, node, decision, wish)
+        return decision
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    made = Site()
+    yield made
+    made.farm.agent.close()
+
+
+def test_an_empty_node_is_closed_and_opened(site: Site) -> None:
+    out = site.maintenance.take_out(DRIVER)
+    assert (out.action, out.maintenance, out.work) == ("out", "driver branch 580", ())
+    assert site.node["SchedulingEligibility"] == "ineligible" and site.node["LastDrain"] is None
+    assert site.meta["gpufarm_maintenance"] == "driver branch 580" and site.meta["gpufarm_maintenance_since"]
+    # A node is marked before it is closed.
+    assert site.writes == ["/v1/client/metadata", "/v1/node/id-0/eligibility"]
+
+    again = site.maintenance.take_out(maintenance.Plan("a reboot"))
+    assert (again.action, again.maintenance) == ("none", "driver branch 580")
+    assert len(site.writes) == 2
+
+    back = site.back()
+    assert back.action == "in" and "open again, after driver branch 580" in back.message
+    assert site.node["SchedulingEligibility"] == "eligible" and site.meta == {}
+    # It is opened before its mark goes.
+    assert site.writes[2:] == ["/v1/node/id-0/eligibility", "/v1/client/metadata"]
+    assert site.maintenance.marked_node(1) is None
+
+
+def test_running_allocations_are_named_and_nothing_is_changed(site: Site) -> None:
+    for number in range(7):
+        site.farm.run_job("id-0", f"train{number}")
+    site.farm.run_job("id-0", "over")["ClientStatus"] = "complete"
+    site.farm.run_job("id-1", "elsewhere")
+    with pytest.raises(nomad.NomadError) as raised:
+        site.maintenance.take_out(DRIVER)
+    for words in (
+        "7 running allocations, which driver branch 580 would end: train0.group[0] (train0-0), ",
+        "train4.group[0] (train4-0) and 2 more. Expected: a node on which none runs; nothing was changed",
+        "Next step: wait for their end, or set node_maintenance_policy to drain",
+    ):
+        assert words in str(raised.value)
+    assert site.writes == []
+
+
+@pytest.mark.parametrize("status", ["running", "pending", "unknown"])
+def test_what_has_not_ended_counts(site: Site, status: str) -> None:
+    site.farm.run_job("id-0", "train")["ClientStatus"] = status
+    with pytest.raises(nomad.NomadError, match="1 running allocation, which"):
+        site.maintenance.take_out(DRIVER)
+
+
+def test_with_consent_they_are_moved_away_and_the_last_program_has_ended(site: Site) -> None:
+    site.farm.run_job("id-0", "train")
+    out = site.maintenance.take_out(DRAINED)
+    assert [work.name for work in out.work] == ["train.group[0]"]
+    assert "after it was drained of train.group[0]" in out.message
+    (drain,) = [body for path, body in site.farm.agent.writes if path.endswith("/drain")]
+    assert drain["DrainSpec"] == {"Deadline": 600 * 10**9, "IgnoreSystemJobs": False}
+    assert site.node["SchedulingEligibility"] == "ineligible"
+    # Nomad's drain ends when all are told to stop; the task had not ended then.
+    assert site.now > 0
+    site.back()
+    assert site.node["SchedulingEligibility"] == "eligible"
+
+
+def test_drain_waits_no_longer_than_it_may(site: Site) -> None:
+    site.farm.run_job("id-0", "train")
+    site.programs["train-0000-1111"] = "python"
+    with pytest.raises(nomad.NomadError, match=r"900 s after the drain .* it stays closed\. Next step: end them"):
+        site.maintenance.take_out(DRAINED)
+    assert site.node["SchedulingEligibility"] == "ineligible" and "gpufarm_maintenance" in site.meta
+
+
+def test_programs_that_nomad_does_not_list_count(site: Site) -> None:
+    """As of a namespace that the token may not read."""
+    site.programs["5ec2e700-0"] = "python3"
+    with pytest.raises(nomad.NomadError, match=r"1 running allocation, .* python3 \(5ec2e700\)"):
+        site.maintenance.take_out(DRIVER)
+    assert site.writes == []
+
+
+def test_allocation_placed_while_the_node_was_closed(site: Site) -> None:
+    close = site.farm.set_eligibility
+
+    def late(node: dict[str, Any], wanted: str) -> None:
+        if wanted == "ineligible":
+            site.farm.run_job("id-0", "late")
+        close(node, wanted)
+
+    site.farm.set_eligibility = late  # type: ignore[method-assign]
+    with pytest.raises(nomad.NomadError, match="1 running allocation, which driver branch 580 would end: late"):
+        site.maintenance.take_out(DRIVER)
+    assert site.node["SchedulingEligibility"] == "eligible" and site.meta == {}
+
+    site.farm.allocations.clear()
+    out = site.maintenance.take_out(DRAINED)
+    assert out.action == "out"
+    assert {each["ClientStatus"] for each in site.farm.allocations["id-0"]} == {"complete"}
+
+
+def test_node_that_somebody_opened_meanwhile_is_closed_again(site: Site) -> None:
+    site.maintenance.take_out(DRIVER)
+    site.node["SchedulingEligibility"] = "eligible"
+    since = site.meta["gpufarm_maintenance_since"]
+    assert site.maintenance.take_out(DRIVER).action == "out"
+    assert site.node["SchedulingEligibility"] == "ineligible"
+    assert site.meta["gpufarm_maintenance_since"] == since
+    site.back()
+    assert site.node["SchedulingEligibility"] == "eligible"
+
+
+def test_what_somebody_else_has_closed_is_emptied_and_stays_closed(site: Site) -> None:
+    site.node["SchedulingEligibility"] = "ineligible"
+    site.farm.run_job("id-0", "train")
+    assert site.maintenance.take_out(DRAINED).action == "out"
+    assert "still closed, as it was before" in site.back().message
+    assert site.node["SchedulingEligibility"] == "ineligible" and site.meta == {}
+
+
+@pytest.mark.parametrize("closed_by", [gate.FARM, gate.NODE])
+def test_no_gate_opens_a_node_in_maintenance(site: Site, closed_by: str) -> None:
+    site.maintenance.take_out(DRIVER)
+    for healthy in (True, False):
+        decision = site.gate(healthy, closed_by)
+        assert decision.action == "none" and "in maintenance (driver branch 580)" in decision.message
+    site.back()
+    assert site.gate(False, closed_by).action == "close"
+
+
+@pytest.mark.parametrize("drained", [False, True])
+def test_gate_goes_on_where_the_maintenance_has_ended(site: Site, drained: bool) -> None:
+    """Also after a drain, which is nobody else's to it."""
+    assert site.gate(False).action == "close"
+    if drained:
+        site.farm.run_job("id-0", "train")
+    site.maintenance.take_out(DRAINED)
+    assert site.gate(True).action == "none"
+    site.back()
+    assert site.node["SchedulingEligibility"] == "ineligible"
+    assert site.meta["gpufarm_gate_reason"] == "gpu_lost"
+    assert site.gate(True).action == "open"
+
+
+def test_running_drain_is_ended_by_putting_back(site: Site) -> None:
+    site.maintenance.take_out(DRIVER)
+    site.node["DrainStrategy"] = {"Deadline": 1}
+    site.back()
+    assert site.node["DrainStrategy"] is None and site.node["SchedulingEligibility"] == "eligible"
+
+
+def test_check_mode_says_the_same_and_changes_nothing(site: Site) -> None:
+    looked = maintenance.Plan("driver branch 580", maintenance.DRAIN, check_mode=True)
+    site.farm.run_job("id-0", "train")
+    assert site.maintenance.take_out(looked).action == "out"
+    with pytest.raises(nomad.NomadError):
+        site.maintenance.take_out(maintenance.Plan("driver branch 580", check_mode=True))
+    assert site.writes == []
+
+
+def test_without_an_agent_the_programs_tell(site: Site) -> None:
+    site.address = "http://127.0.0.1:1"
+    out = site.maintenance.take_out(DRIVER)
+    assert (out.action, out.node, out.maintenance) == ("none", None, None)
+    site.programs["5ec2e700-0"] = "python3"
+    with pytest.raises(nomad.NomadError, match=r"python3 \(5ec2e700\) of Nomad's.*no agent that answers"):
+        site.maintenance.take_out(DRAINED)
+
+
+def test_agent_that_is_no_client_has_nothing_to_end(site: Site) -> None:
+    site.farm.own = None
+    assert site.maintenance.take_out(DRIVER).action == "none"
+
+
+def test_servers_that_cannot_tell_stop_the_change(site: Site) -> None:
+    site.farm.leader = False
+    with pytest.raises(nomad.NomadError, match="No cluster leader"):
+        site.maintenance.take_out(DRIVER)
+    assert site.writes == []
+
+
+def test_agent_that_has_just_started_is_waited_for(site: Site) -> None:
+    site.maintenance.take_out(DRIVER)
+    site.farm.set_status("id-0", "down")
+    waits = []
+    wait = site.wait
+
+    def until_ready(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            site.farm.set_status("id-0", "ready")
+        wait(seconds)
+
+    site.wait = until_ready  # type: ignore[method-assign]
+    node = site.maintenance.marked_node(60)
+    assert node is not None and node.status == "ready" and len(waits) == 3
+
+
+def test_programs_are_found_by_their_environment(tmp_path: Path) -> None:
+    for number, environment in ((1, b"PATH=/bin\0"), (2, b"A=1\0NOMAD_ALLOC_ID=5ec2e700-0\0B=2\0"), (3, b"")):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "environ").write_bytes(environment)
+        (tmp_path / str(number) / "comm").write_text("python3\n")
+    (tmp_path / "4").mkdir()
+    (tmp_path / "self").mkdir()
+    assert maintenance.programs(tmp_path) == {"5ec2e700-0": "python3"}

@@ -1,0 +1,158 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+from ansible_collections.gpufarm.core.plugins.module_utils import health, maintenance
+from ansible_collections.gpufarm.core.plugins.modules import nomad_node_maintenance
+from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.gate_helper import Farm
+from ansible_collections.gpufarm.core.tests.unit.plugins.modules import release_helper as helper
+
+UUID = "GPU-3672890b-e127-9850-0c65-415ee8cf8a17"
+GPU = {"uuid": UUID, "name": "Tesla T4", "mig_mode": None, "mig_devices": []}
+WELL = {
+    "verdict": "ok", "reason": None, "problems": [],
+    "nvidia_smi": {"available": True, "driver_version": "580.1", "gpus": [GPU]},
+}  # fmt: skip
+SICK = {
+    "verdict": "critical", "reason": "library_mismatch", "problems": [{"message": "Node gpu0: found a mismatch."}],
+    "nvidia_smi": {"available": False, "driver_version": None, "gpus": []},
+}  # fmt: skip
+
+
+@pytest.fixture
+def nomad() -> Iterator[Farm]:
+    running = Farm(2)
+    running.nodes["id-0"]["NodeResources"]["Devices"] = [
+        {
+            "Vendor": "nvidia", "Type": "gpu", "Name": "Tesla T4",
+            "Instances": [{"ID": UUID, "Healthy": True}],
+            "Attributes": {"driver_version": {"String": "580.1"}},
+        }
+    ]  # fmt: skip
+    yield running
+    running.agent.close()
+
+
+class Node:
+    def __init__(self, capsys: pytest.CaptureFixture[str], nomad: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.capsys, self.nomad = capsys, nomad
+        self.found: Any = WELL
+        self.asked: list[health.HealthOptions] = []
+        monkeypatch.setattr(nomad_node_maintenance.health, "probe", self.probe)
+        monkeypatch.setattr(maintenance, "PAUSE_S", 0.01)
+
+    def probe(self, options: health.HealthOptions) -> Any:
+        self.asked.append(options)
+        return self.found
+
+    def run(self, **arguments: Any) -> helper.Outcome:
+        given = {"address": self.nomad.agent.url, "timeout": 1, **arguments}
+        return helper.run_module(nomad_node_maintenance.main, self.capsys, given)
+
+    @property
+    def eligibility(self) -> str:
+        told: str = self.nomad.nodes["id-0"]["SchedulingEligibility"]
+        return told
+
+
+@pytest.fixture
+def node(capsys: pytest.CaptureFixture[str], nomad: Farm, monkeypatch: pytest.MonkeyPatch) -> Node:
+    return Node(capsys, nomad, monkeypatch)
+
+
+def test_out_and_in(node: Node) -> None:
+    out = node.run(state="out", change="driver branch 580")
+    assert out["changed"] and (out["action"], out["node"], out["maintenance"]) == ("out", "gpu0", "driver branch 580")
+    assert node.eligibility == "ineligible" and node.asked == []
+    assert not node.run(state="out", change="a reboot")["changed"]
+    back = node.run(state="in", health={"gpus": 1})
+    assert back["changed"] and back["maintenance"] is None
+    assert node.eligibility == "eligible"
+    assert [options.gpus for options in node.asked] == [1]
+    again = node.run(state="in")
+    assert not again["changed"] and "not in maintenance" in again["message"]
+    assert len(node.asked) == 1
+
+
+def test_refused_with_its_allocations(node: Node) -> None:
+    node.nomad.run_job("id-0", "train")
+    result = node.run(state="out", change="driver branch 580")
+    assert result["failed"]
+    told = f"{platform.node()}: 1 running allocation, which driver branch 580 would end: train."
+    assert result["msg"].startswith(told)
+    assert node.nomad.agent.writes == []
+
+
+def test_drained_with_consent(node: Node) -> None:
+    node.nomad.run_job("id-0", "train")
+    result = node.run(state="out", change="driver branch 580", policy="drain", deadline=60)
+    assert result["allocations"] == [{"id": "train-0000-1111", "name": "train.group[0]", "job": "train"}]
+    (drain,) = [body for path, body in node.nomad.agent.writes if path.endswith("/drain")]
+    assert drain["DrainSpec"]["Deadline"] == 60 * 10**9
+
+
+def test_sick_node_stays_out(node: Node) -> None:
+    node.run(state="out", change="driver branch 580")
+    node.found = SICK
+    result = node.run(state="in")
+    assert result["failed"] and node.eligibility == "ineligible"
+    for words in (
+        "library_mismatch", "after driver branch 580. Node gpu0: found a mismatch. Expected: healthy GPUs that ",
+        "Nomad has; the node stays out of work. Next step: mend what is named and run this again",
+    ):  # fmt: skip
+        assert words in result["msg"]
+    assert node.nomad.clients["id-0"]["gpufarm_maintenance"] == "driver branch 580"
+
+
+def test_node_whose_gpus_nomad_lacks_stays_out(node: Node) -> None:
+    node.run(state="out", change="driver branch 580")
+    node.nomad.nodes["id-0"]["NodeResources"]["Devices"] = []
+    result = node.run(state="in")
+    assert result["failed"] and node.eligibility == "ineligible"
+    assert "nomad no_devices after driver branch 580. Node gpu0: found no GPU device at all" in result["msg"]
+
+
+def test_warning_stays_out_where_it_closes(node: Node) -> None:
+    node.run(state="out", change="driver branch 580")
+    node.found = {**WELL, "verdict": "warning", "reason": "pcie_width"}
+    assert node.run(state="in", close_on="warning")["failed"] and node.eligibility == "ineligible"
+    assert node.run(state="in")["changed"] and node.eligibility == "eligible"
+
+
+def test_check_mode_changes_nothing(node: Node) -> None:
+    out = node.run(state="out", change="driver branch 580", _ansible_check_mode=True)
+    assert out["changed"] and node.nomad.agent.writes == []
+    node.run(state="out", change="driver branch 580")
+    before = len(node.nomad.agent.writes)
+    assert node.run(state="in", _ansible_check_mode=True)["action"] == "in"
+    assert len(node.nomad.agent.writes) == before and node.asked == []
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"deadline": 0}, "deadline is 0. Expected: seconds, 1 or more"),
+        ({"timeout": 0}, "timeout is 0. Expected: seconds, 1 or more"),
+        ({"health": {"gpus": "many"}}, "gpus"),
+    ],
+)
+def test_bad_options_change_nothing(node: Node, options: dict[str, Any], words: str) -> None:
+    result = node.run(state="out", change="driver branch 580", **options)
+    assert result["failed"] and words in result["msg"] and "Next step: " in result["msg"]
+    assert node.nomad.agent.writes == []
+
+
+def test_returned_keys_are_the_documented_ones(node: Node) -> None:
+    documented = yaml.safe_load(nomad_node_maintenance.RETURN)
+    node.nomad.run_job("id-0", "train")
+    result = node.run(state="out", change="driver branch 580", policy="drain")
+    assert set(documented) == set(result) - {"changed", "invocation"}
+    assert set(documented["allocations"]["contains"]) == set(result["allocations"][0])
