@@ -59,10 +59,8 @@ def role_variables(keys: Pki, base: str = BASE_URL) -> dict[str, object]:
         "nomad_release_key_fingerprints": [keys.releases_fingerprint],
         "container_toolkit_repository_url": where["container_toolkit_repository"],
         "container_toolkit_repository_key_fingerprints": [keys.packages_fingerprint],
-        "nvidia_driver_repository_url": where["cuda_repositories"],
-        "nvidia_driver_repository_key_fingerprints": [keys.packages_fingerprint],
-        "cuda_repository_url": where["cuda_repositories"],
-        "cuda_repository_key_fingerprints": [keys.packages_fingerprint],
+        "nvidia_repository_url": where["cuda_repositories"],
+        "nvidia_repository_key_fingerprints": [keys.packages_fingerprint],
     }
 
 

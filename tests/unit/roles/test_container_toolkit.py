@@ -10,16 +10,18 @@ import pytest
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar
 
-ROLE = Path(__file__).resolve().parents[3] / "roles/container_toolkit"
+ROLES = Path(__file__).resolve().parents[3] / "roles"
 NVIDIA = {"nvidia": {"path": "nvidia-container-runtime", "args": []}}
 
 
 def value(name: str, **given: Any) -> Any:
     loader = DataLoader()
-    files = [
-        loader.load_from_file(str(ROLE / part / "main.yml"), trusted_as_template=True) for part in ("defaults", "vars")
-    ]
-    variables = {**files[0], **files[1], **given}
+    variables: dict[str, Any] = {}
+    for role in ("docker", "container_toolkit"):
+        for part in ("defaults", "vars"):
+            path = str(ROLES / role / part / "main.yml")
+            variables.update(loader.load_from_file(path, trusted_as_template=True))
+    variables.update(given)
     return Templar(loader, variables=variables).template(variables[name])
 
 
@@ -89,11 +91,11 @@ THERE = {"__container_toolkit_asked": {"rc": 0}}
         ({"__container_toolkit_asked": {"rc": 2}}, True),
         *[
             ({f"__container_toolkit_{name}": {"changed": True}}, True)
-            for name in ("docker_debian", "docker_redhat", "docker_service", "pin", "installed", "written", "docker",
-                         "refreshed")
+            for name in ("pin", "installed", "written", "docker", "refreshed")
         ],
-        ({"__container_toolkit_docker_debian": {"changed": False, "msg": "No package matching 'docker.io'"}}, True),
-        ({"__container_toolkit_docker_redhat": {"changed": False, "msg": "Nothing to do"}}, False),
+        *[({f"__docker_{name}": {"changed": True}}, True) for name in ("debian", "redhat", "service")],
+        ({"__docker_debian": {"changed": False, "msg": "No package matching 'docker.io'"}}, True),
+        ({"__docker_redhat": {"changed": False, "msg": "Nothing to do"}}, False),
     ],
 )  # fmt: skip
 def test_what_is_only_announced_is_not_verified(given: dict[str, Any], to_come: bool) -> None:
@@ -101,8 +103,28 @@ def test_what_is_only_announced_is_not_verified(given: dict[str, Any], to_come: 
     assert value("__container_toolkit_to_come", **{**THERE, **given}, ansible_check_mode=False) is False
 
 
-@pytest.mark.parametrize(("register", "to_come"), [("docker_debian", True), ("docker_redhat", True), ("pin", False)])
+@pytest.mark.parametrize(("register", "to_come"), [("debian", True), ("redhat", True), ("service", False)])
 def test_docker_that_is_to_come_is_not_started(register: str, to_come: bool) -> None:
-    given = {f"__container_toolkit_{register}": {"changed": True}}
-    assert value("__container_toolkit_docker_to_come", **given, ansible_check_mode=True) is to_come
-    assert value("__container_toolkit_docker_to_come", **given, ansible_check_mode=False) is False
+    given = {f"__docker_{register}": {"changed": True}}
+    assert value("__docker_to_come", **given, ansible_check_mode=True) is to_come
+    assert value("__docker_to_come", **given, ansible_check_mode=False) is False
+
+
+@pytest.mark.parametrize(
+    ("owner", "packages", "foreign", "exchanged"),
+    [
+        ("", [], False, False),
+        ("docker.io: /usr/sbin/dockerd", [], False, False),
+        ("docker-ce: /usr/bin/dockerd", [], True, False),
+        ("/usr/local/bin/dockerd", [], True, False),
+        ("docker-ce: /usr/bin/dockerd", ["docker-ce"], False, False),
+        ("", ["docker-ce"], False, False),
+        # apt would remove docker.io with all of its containers.
+        ("docker.io: /usr/sbin/dockerd", ["docker-ce"], False, True),
+    ],
+)
+def test_docker_from_elsewhere(owner: str, packages: list[str], foreign: bool, exchanged: bool) -> None:
+    facts = {"os_family": "Debian", "distribution": "Debian", "distribution_major_version": "12"}
+    asked = {"stdout": f"{owner}\n", "stdout_lines": [owner]}
+    given = {"__docker_asked": asked, "docker_packages": packages, "ansible_facts": facts}
+    assert (value("__docker_foreign", **given), value("__docker_exchanged", **given)) == (foreign, exchanged)

@@ -43,6 +43,6 @@ def test_versions_of_the_repository(said: str | None, found: list[str]) -> None:
 )
 def test_what_is_refused(version: str, refusal: str, told: str) -> None:
     variables: dict[str, Any] = DataLoader().load_from_file(str(VARS), trusted_as_template=True)
-    variables.update(cuda_version=version, _common_nvidia_refusal=refusal)
+    variables.update(cuda_version=version, __nvidia_repository_refusal=refusal)
     found = Templar(DataLoader(), variables=variables).template(variables["__cuda_refusal"])
     assert found.startswith(told) and bool(found) is bool(told)

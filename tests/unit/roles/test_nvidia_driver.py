@@ -44,8 +44,8 @@ def test_what_is_refused(managed: bool, wsl: bool, version: str, refusal: str, t
     if version == "8":
         facts = {"os_family": "RedHat", "distribution": "Rocky", "distribution_major_version": version}
     found = value(
-        "__nvidia_driver_refusal", nvidia_driver_managed=managed, _common_is_wsl=wsl, _common_nvidia_refusal=refusal,
-        facts=facts, ansible_version={"full": "2.19.9"},
+        "__nvidia_driver_refusal", nvidia_driver_managed=managed, _common_is_wsl=wsl,
+        __nvidia_repository_refusal=refusal, facts=facts, ansible_version={"full": "2.19.9"},
     )  # fmt: skip
     assert found.startswith(told) and bool(found) is bool(told)
 
@@ -179,7 +179,7 @@ def test_locks_that_rhel_10_has() -> None:
     ("branch", "step"),
     [
         ("580", "run `apt-get install nvidia-driver-pinning-580` on this host and mend what it names"),
-        ("1000", "bring that repository up to date, or set nvidia_driver_repository_url to one that has the branch"),
+        ("1000", "bring that repository up to date, or set nvidia_repository_url to one that has the branch"),
         ("575", "set nvidia_driver_branch to one of them"),
     ],
 )

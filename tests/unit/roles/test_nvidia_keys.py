@@ -13,7 +13,8 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar
 from ansible_collections.gpufarm.core.plugins.module_utils import nvidia_smi
 
-VARIABLES = Path(__file__).resolve().parents[3] / "roles/_common/vars/main.yml"
+ROLES = Path(__file__).resolve().parents[3] / "roles"
+VARIABLES = ("_common/vars", "nvidia_repository/defaults", "nvidia_repository/vars")
 
 
 def value(
@@ -30,13 +31,15 @@ def value(
         "kernel": kernel,
         "os_family": family,
     }
-    variables = loader.load_from_file(str(VARIABLES), trusted_as_template=True)
+    variables: dict[str, Any] = {}
+    for folder in VARIABLES:
+        variables.update(loader.load_from_file(str(ROLES / folder / "main.yml"), trusted_as_template=True))
     variables.update(ansible_facts=facts, _common_host={"stdout_lines": ["0", "/usr/bin/gpgv", *has]})
     return Templar(loader, variables=variables).template(variables[name])
 
 
 def key_of(distribution: str, version: str, kernel: str = "6.12.0") -> Any:
-    return value("_common_nvidia_key", distribution, version=version, kernel=kernel)
+    return value("__nvidia_repository_key", distribution, version=version, kernel=kernel)
 
 
 SIGNS = ("/dev/dxg", nvidia_smi.WSL_DIRECTORY)
@@ -63,15 +66,15 @@ def test_wsl_is_what_the_facts_call_so(tmp_path: Path, kernel: str, has: tuple[s
 
 
 def test_a_derivative_is_told_that_it_has_no_repository() -> None:
-    refusal = value("_common_nvidia_refusal", "Linux Mint", version="22", family="Debian")
+    refusal = value("__nvidia_repository_refusal", "Linux Mint", version="22", family="Debian")
     assert refusal == (
         "the distribution is Linux Mint, for which NVIDIA has no repository. Expected: Debian, Ubuntu, or RHEL and its "
         "rebuilds."
     )
     for known in ("Debian", "Ubuntu", "Rocky"):
-        assert value("_common_nvidia_refusal", known) == ""
-    assert value("_common_nvidia_refusal", "Kali", family="Debian", has=SIGNS) == ""
-    assert value("_common_nvidia_refusal", "Archlinux", family="Archlinux") != ""
+        assert value("__nvidia_repository_refusal", known) == ""
+    assert value("__nvidia_repository_refusal", "Kali", family="Debian", has=SIGNS) == ""
+    assert value("__nvidia_repository_refusal", "Archlinux", family="Archlinux") != ""
 
 
 @pytest.mark.parametrize(

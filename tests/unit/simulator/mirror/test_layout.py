@@ -297,4 +297,4 @@ def test_role_variables_point_below_the_base(keys: Pki) -> None:
     variables = layout.role_variables(keys, "https://mirror.example/")
     assert variables["nomad_release_url"] == "https://mirror.example/releases"
     assert variables["nomad_release_key_fingerprints"] == [keys.releases_fingerprint]
-    assert variables["cuda_repository_key_fingerprints"] == [keys.packages_fingerprint]
+    assert variables["nvidia_repository_key_fingerprints"] == [keys.packages_fingerprint]
