@@ -171,7 +171,7 @@ def decide(node: GateNode, wish: Wish, now: str) -> Decision:
     """What has to be done so that the node is as its health says; C(now) is the time for the node's meta."""
     maintained = node.meta.get(MAINTENANCE_KEY)
     if maintained and not node.eligible:
-        return Decision("none", f"in maintenance ({maintained}); playbooks/site.yml puts it back when that is done")
+        return Decision("none", f"in maintenance ({maintained}); who took it out puts it back when that is done")
     return _decide_open(node, wish, now) if wish.healthy else _decide_close(node, wish, now)
 
 

@@ -4,16 +4,19 @@
 
 """A node out of work: closed and empty for a change that would end what runs there, and back after it.
 
-The mark is in the node's meta beside the gate's, which opens no node that has it. It says whether the node was open
-before: one that somebody else or the gate has closed is emptied all the same, and stays closed when it is put back.
+The mark is in the node's meta beside the gate's, which opens no node that has it. It says who took the node out, as
+they alone know when it may come back; whether it was open before, as one that somebody else or the gate has closed is
+emptied all the same and stays closed; and which drain was the last then, as who drains it later wants it closed.
 
-What runs on a node is told twice. Nomad lists the allocations that its token may see; and whatever Nomad has started
-has C(NOMAD_ALLOC_ID) in its environment, which holds as well while the agent is stopped.
+What runs on a node is told twice. Nomad lists the allocations that its token may see; and what Nomad has started has
+C(NOMAD_ALLOC_ID) in its environment, unless it takes that away, which holds as well while the agent is stopped.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -23,16 +26,23 @@ from ansible_collections.gpufarm.core.plugins.module_utils import gate, gate_ser
 from ansible_collections.gpufarm.core.plugins.module_utils.text import clean
 
 CHANGE_KEY = gate.MAINTENANCE_KEY
+OWNER_KEY = "gpufarm_maintenance_by"
 SINCE_KEY = "gpufarm_maintenance_since"
 OPENS_KEY = "gpufarm_maintenance_opens"
 """Whether the node was open before, V(yes) or V(no)."""
-KEYS = (CHANGE_KEY, SINCE_KEY, OPENS_KEY)
+DRAIN_KEY = "gpufarm_maintenance_drain"
+"""When the last drain began that is no reason to stay closed, that of the maintenance included."""
+KEYS = (CHANGE_KEY, OWNER_KEY, SINCE_KEY, OPENS_KEY, DRAIN_KEY)
 
 REFUSE = "refuse"
 DRAIN = "drain"
 ENDED = ("complete", "failed", "lost")
 GRACE_S = 300
 """What tasks get to end after the deadline of a drain, before the maintenance gives up."""
+START_S = 60
+"""What an agent that is there gets until it answers."""
+LOOKS = 2
+"""So often a node is found closed and empty: Nomad may have placed something just before it was closed."""
 PAUSE_S = 1.0
 TOLD = 5
 _NANOSECONDS = 1_000_000_000
@@ -45,10 +55,8 @@ class Work:
     id: str
     """ID of the allocation."""
     name: str
-    """Name of the allocation, or of the program where Nomad did not list it."""
+    """Name of the allocation, or of a program where Nomad did not list it."""
     job: str | None = None
-    wanted: bool = False
-    """Whether Nomad means it to run; what a drain has reached, it does not."""
 
     def __str__(self) -> str:
         return f"{self.name} ({self.id[:8]})"
@@ -59,6 +67,7 @@ class Plan:
     """How a node is to be taken out."""
 
     change: str
+    owner: str = "gpufarm.core"
     policy: str = REFUSE
     deadline_s: int = 3600
     check_mode: bool = False
@@ -79,7 +88,7 @@ class Result:
 
 
 def programs(proc: Path = Path("/proc")) -> dict[str, str]:
-    """IDs of allocations to the name of a program that has been started for each and still runs."""
+    """IDs of allocations to a program that has been started for each and still runs, by name and PID."""
     found: dict[str, str] = {}
     for folder in proc.iterdir():
         if not folder.name.isdigit():
@@ -87,21 +96,35 @@ def programs(proc: Path = Path("/proc")) -> dict[str, str]:
         try:
             environment = (folder / "environ").read_bytes().split(b"\0")
             name = (folder / "comm").read_text(encoding="utf-8", errors="replace").strip()
-        except OSError:
+        except (FileNotFoundError, ProcessLookupError):
             # It has ended meanwhile.
+            continue
+        except PermissionError:
+            if os.geteuid() != 0:
+                raise
+            # What the kernel keeps from root is none of Nomad's.
             continue
         for entry in environment:
             if entry.startswith(b"NOMAD_ALLOC_ID="):
-                found[clean(entry.partition(b"=")[2].decode("utf-8", "replace"))] = clean(name)
+                allocation = clean(entry.partition(b"=")[2].decode("utf-8", "replace"))
+                found[allocation] = clean(f"{name} (process {folder.name})")
     return found
+
+
+def has_agent(proc: Path = Path("/proc")) -> bool:
+    """Whether an agent of Nomad runs on this host, even one that does not answer yet."""
+    for path in proc.glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = path.read_bytes().split(b"\0")
+            if words[0].rpartition(b"/")[2] == b"nomad" and b"agent" in words[1:2]:
+                return True
+    return False
 
 
 def work_of(allocations: Iterable[Mapping[str, Any]], running: Mapping[str, str]) -> tuple[Work, ...]:
     """What runs, by the allocations of a node and the programs on it."""
     alive = {
-        each["ID"]: Work(
-            each["ID"], each.get("Name") or each["ID"], each.get("JobID"), each.get("DesiredStatus") == "run"
-        )
+        each["ID"]: Work(each["ID"], each.get("Name") or each["ID"], each.get("JobID"))
         for each in allocations
         if each.get("ClientStatus") not in ENDED
     }
@@ -116,11 +139,6 @@ def told(work: Iterable[Work]) -> str:
     return ", ".join(names[:TOLD]) + more
 
 
-def away(error: nomad.NomadError) -> bool:
-    """Whether nobody answered at all, which is how an agent that is stopped or not there yet looks."""
-    return error.transient and error.status is None
-
-
 class Maintenance:
     """Takes the node of one agent out, and puts it back."""
 
@@ -129,130 +147,178 @@ class Maintenance:
         client: nomad.Client,
         *,
         running: Callable[[], Mapping[str, str]] = programs,
+        agent: Callable[[], bool] = has_agent,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self.client = client
         self._running = running
+        self._agent = agent
         self._clock = clock
         self._pause = pause
 
-    def work(self, node: gate.GateNode) -> tuple[Work, ...]:
-        return work_of(self.client.items(f"{gate.node_path(node.id)}/allocations", {}).items, self._running())
+    def _node_id(self, timeout_s: float) -> str | None:
+        """The ID of this agent's node, empty where it is no client; None where no agent runs."""
+        deadline = self._clock() + timeout_s
+        while True:
+            try:
+                return gate_service.own_node_id(self.client)
+            except nomad.NomadError as error:
+                if error.nobody and not self._agent():
+                    return None
+                if not error.transient or self._clock() > deadline:
+                    raise
+            self._pause(PAUSE_S)
+
+    def _node(self, node_id: str) -> gate.GateNode:
+        """The node, with the meta that its own agent has; servers learn of that seconds later."""
+        node = gate.gate_node(self.client.call("GET", gate.node_path(node_id)) or {})
+        meta = self.client.call("GET", "/v1/client/metadata") or {}
+        return dataclasses.replace(node, meta=meta.get("Meta") or {})
+
+    def _work(self, node_id: str) -> tuple[Work, ...]:
+        return work_of(self.client.items(f"{gate.node_path(node_id)}/allocations", {}).items, self._running())
 
     # --- out ---
 
     def take_out(self, plan: Plan) -> Result:
         """Close the node and see it empty; NomadError where that may not be or does not come."""
-        try:
-            node_id = gate_service.own_node_id(self.client)
-        except nomad.NomadError as error:
-            if not away(error):
-                raise
-            return self._without_agent(plan)
+        node_id = self._node_id(START_S)
         if not node_id:
-            return Result("none", "the agent of this host is no client, so no allocation can be here")
-        node = gate.read_node(self.client, node_id)
-        work = self.work(node)
+            return self._without_client(plan, node_id)
+        node, work = self._node(node_id), self._work(node_id)
+        change, owner = node.meta.get(CHANGE_KEY), node.meta.get(OWNER_KEY)
+        if change and owner != plan.owner:
+            raise nomad.NomadError(
+                found=f"a node that {owner} took out of work for {change}",
+                expected="one that nobody else works on",
+                next_step="let that end, or put the node back with owner set to theirs",
+            )
         if work and plan.policy == REFUSE:
-            raise self._refused(plan, work)
-        marked = bool(node.meta.get(CHANGE_KEY))
-        if marked and not work and not node.eligible:
-            before = node.meta[CHANGE_KEY]
-            return Result("none", f"already out for {before}", node, maintenance=before)
+            raise _refused(plan, work)
+        if change and not work and not node.eligible:
+            return Result("none", f"already out for {change}", node, maintenance=change)
         message = f"out for {plan.change}" + (f", after it was drained of {told(work)}" if work else "")
         if not plan.check_mode:
-            self._close(node, plan, marked, drain=bool(work))
-            self._wait_until_empty(node, plan, marked)
-        return Result("out", message, node, work, node.meta.get(CHANGE_KEY) or plan.change)
+            self._empty(node, plan, drain=bool(work))
+        return Result("out", message, node, work, change or plan.change)
 
-    def _without_agent(self, plan: Plan) -> Result:
+    def _without_client(self, plan: Plan, node_id: str | None) -> Result:
+        why = "no Nomad agent runs here" if node_id is None else "the agent of this host is no client"
         work = work_of((), self._running())
         if work:
             raise nomad.NomadError(
-                found=f"{told(work)} of Nomad's, which {plan.change} would end, and no agent that answers",
+                found=f"{told(work)} of Nomad's, which {plan.change} would end, while {why}",
                 expected="an agent that can move them away, or nothing that runs",
                 next_step="start Nomad on this host (`systemctl start nomad`), or end them",
             )
-        return Result("none", "no Nomad agent answers here, and nothing of Nomad's runs")
+        return Result("none", f"{why}, and nothing of Nomad's runs")
 
-    def _refused(self, plan: Plan, work: tuple[Work, ...]) -> nomad.NomadError:
-        number = f"{len(work)} running allocation{'s' * (len(work) > 1)}"
-        return nomad.NomadError(
-            found=f"{number}, which {plan.change} would end: {told(work)}",
-            expected="a node on which none runs; nothing was changed",
-            next_step="wait for their end, or set node_maintenance_policy to drain, which moves them away before it",
-        )
+    def _empty(self, node: gate.GateNode, plan: Plan, drain: bool) -> None:
+        """Mark and close the node, and look until it is empty."""
+        before = node.meta.get(CHANGE_KEY)
+        mark = {
+            CHANGE_KEY: before or gate.clean_reason(plan.change),
+            OWNER_KEY: plan.owner,
+            SINCE_KEY: node.meta.get(SINCE_KEY) or gate.timestamp(),
+            OPENS_KEY: "yes" if node.eligible else node.meta.get(OPENS_KEY, "no"),
+            DRAIN_KEY: node.meta.get(DRAIN_KEY, node.drained_at),
+        }
+        # Marked before it is closed, so that whatever stops in between is put right by the next run. The gate's marks
+        # may be in the last drain alone, which a new one replaces.
+        marks = {key: node.marks[key] for key in gate.KEYS if key in node.marks}
+        self._write(node, {**marks, **mark})
+        self._close(node, plan, {**marks, **mark}, drain)
+        deadline = self._clock() + plan.deadline_s + GRACE_S
+        closed, looks = node.id, 0
+        while looks < LOOKS:
+            try:
+                now, work = self._node(closed), self._work(closed)
+                if work and plan.policy == REFUSE:
+                    # It was placed before the node was closed.
+                    if not before:
+                        self.open(dataclasses.replace(now, meta={**now.meta, **mark}))
+                    raise _refused(plan, work)
+                if now.eligible or (work and not drain):
+                    drain = drain or bool(work)
+                    self._close(now, plan, {**marks, **mark}, drain)
+                looks = 0 if work or now.eligible else looks + 1
+            except nomad.NomadError as error:
+                if not error.transient or self._clock() > deadline:
+                    raise
+                looks = 0
+            else:
+                if work and self._clock() > deadline:
+                    raise nomad.NomadError(
+                        found=f"{told(work)}, {plan.deadline_s + GRACE_S} s after the drain for {plan.change} began",
+                        expected="a node that is empty by then; it stays closed",
+                        next_step="end them (`nomad alloc stop`, or the processes that Nomad no longer knows) and run "
+                        "this again, or give them more time",
+                    )
+            if looks < LOOKS:
+                self._pause(PAUSE_S)
 
-    def _close(self, node: gate.GateNode, plan: Plan, marked: bool, drain: bool) -> None:
-        """Mark the node before it is closed, so that whatever stops in between is put right by the next run."""
+    def _close(self, node: gate.GateNode, plan: Plan, mark: Mapping[str, str], drain: bool) -> None:
         path = gate.node_path(node.id)
-        mark: dict[str, str] = {}
-        if not marked:
-            mark = {
-                CHANGE_KEY: gate.clean_reason(plan.change),
-                SINCE_KEY: gate.timestamp(),
-                OPENS_KEY: "yes" if node.eligible else "no",
-            }
-            self._write(node, mark)
         if drain and not node.draining:
             spec = {"Deadline": plan.deadline_s * _NANOSECONDS, "IgnoreSystemJobs": False}
             # With the gate's marks it is no drain of somebody else's to the gate.
-            meta = {key: value for key, value in {**node.meta, **mark}.items() if key in (*gate.KEYS, *KEYS)}
-            self.client.call("POST", f"{path}/drain", {"NodeID": node.id, "DrainSpec": spec, "Meta": meta})
+            self.client.call("POST", f"{path}/drain", {"NodeID": node.id, "DrainSpec": spec, "Meta": dict(mark)})
+            began = gate.gate_node(self.client.call("GET", path) or {}).drained_at
+            self._write(node, {DRAIN_KEY: began})
         elif node.eligible:
             self.client.call("POST", f"{path}/eligibility", {"NodeID": node.id, "Eligibility": "ineligible"})
 
-    def _wait_until_empty(self, node: gate.GateNode, plan: Plan, marked: bool) -> None:
-        deadline = self._clock() + plan.deadline_s + GRACE_S
-        while True:
-            work = self.work(node)
-            if not work:
-                return
-            if plan.policy == REFUSE:
-                # It was placed before the node was closed.
-                if not marked:
-                    self.open(gate.read_node(self.client, node.id))
-                raise self._refused(plan, work)
-            if self._clock() > deadline:
-                raise nomad.NomadError(
-                    found=f"{told(work)}, {plan.deadline_s + GRACE_S} s after the drain for {plan.change} began",
-                    expected="a node that is empty by then; it stays closed",
-                    next_step="end them (`nomad alloc stop`) and run this again, or give them more time",
-                )
-            current = gate.read_node(self.client, node.id)
-            if current.eligible or (not current.draining and any(each.wanted for each in work)):
-                # Somebody has opened it, or something was placed just before it was closed.
-                self._close(current, plan, marked=True, drain=True)
-            self._pause(PAUSE_S)
-
     # --- in ---
 
-    def marked_node(self, timeout_s: float) -> gate.GateNode | None:
-        """The node of this agent if it is in maintenance, waiting for an agent that has just started; or else None."""
+    def marked_node(self, owner: str, timeout_s: float) -> gate.GateNode | None:
+        """The node of this agent where this owner took it out, waiting for an agent that has just started; or None."""
         deadline = self._clock() + timeout_s
+        node_id = self._node_id(timeout_s)
+        if not node_id:
+            return None
         while True:
             try:
-                node = gate.read_node(self.client, gate.gate_node(gate_service.own_node(self.client)).id)
+                node = self._node(node_id)
             except nomad.NomadError as error:
                 if not error.transient or self._clock() > deadline:
                     raise
             else:
                 if node.status == "ready" or self._clock() > deadline:
-                    return node if node.meta.get(CHANGE_KEY) else None
+                    return node if node.meta.get(CHANGE_KEY) and node.meta.get(OWNER_KEY) == owner else None
             self._pause(PAUSE_S)
 
+    def put_back(self, node_id: str) -> Result:
+        """Give the node back what it was before, as it is now and not as it was when a probe began."""
+        return self.open(self._node(node_id))
+
     def open(self, node: gate.GateNode) -> Result:
-        """Give the node back what it was before, and take the mark away last."""
         path = gate.node_path(node.id)
         opens = node.meta.get(OPENS_KEY) == "yes"
-        if node.draining:
-            self.client.call("POST", f"{path}/drain", {"NodeID": node.id, "DrainSpec": None, "MarkEligible": opens})
+        change = node.meta.get(CHANGE_KEY)
+        if node.drained_at != node.meta.get(DRAIN_KEY, ""):
+            state = "still closed, because somebody else drains it" if not node.eligible else "open"
+        elif opens and node.draining:
+            self.client.call("POST", f"{path}/drain", {"NodeID": node.id, "DrainSpec": None, "MarkEligible": True})
+            state = "open again"
         elif opens and not node.eligible:
             self.client.call("POST", f"{path}/eligibility", {"NodeID": node.id, "Eligibility": "eligible"})
+            state = "open again"
+        else:
+            state = "open" if node.eligible else "still closed, as it was before"
+        # Opened before the mark goes.
         self._write(node, dict.fromkeys(KEYS))
-        state = "open again" if opens or node.eligible else "still closed, as it was before"
-        return Result("in", f"{state}, after {node.meta.get(CHANGE_KEY)}", node)
+        return Result("in", f"{state}, after {change}", node)
 
     def _write(self, node: gate.GateNode, meta: Mapping[str, str | None]) -> None:
         self.client.call("POST", "/v1/client/metadata", {"NodeID": node.id, "Meta": dict(meta)})
+
+
+def _refused(plan: Plan, work: tuple[Work, ...]) -> nomad.NomadError:
+    number = f"{len(work)} running allocation{'s' * (len(work) > 1)}"
+    return nomad.NomadError(
+        found=f"{number}, which {plan.change} would end: {told(work)}",
+        expected="a node on which none runs; they go on",
+        next_step="wait for their end, or set policy (node_maintenance_policy of the roles) to drain, which moves "
+        "services away and gives batch jobs time to end",
+    )

@@ -66,6 +66,7 @@ class NomadError(Exception):
         status: int | None = None,
         *,
         said: str = "",
+        nobody: bool = False,
     ) -> None:
         found = clean(found)
         super().__init__(f"{found}. Expected: {expected}. Next step: {next_step}.")
@@ -75,6 +76,8 @@ class NomadError(Exception):
         """Nomad's HTTP status where that was the answer."""
         self.said = said
         """What came with that status."""
+        self.nobody = nobody
+        """Whether nobody listens at the address."""
 
 
 # --- the client ------------------------------------------------------------------------------
@@ -184,7 +187,7 @@ class Client:
                 expected="the Secret ID of an ACL token",
                 next_step="correct the option 'token' or the variable NOMAD_TOKEN",
             )
-        self.connection = dataclasses.replace(connection, token=token or None)
+        self.connection = dataclasses.replace(connection, token=token)
         handlers: list[urllib.request.BaseHandler] = [_NoRedirect()]
         if parts.scheme == "https":
             tls = self._tls()
@@ -425,6 +428,7 @@ def _unreachable(address: str, error: Exception) -> NoReturn:
         expected="a Nomad agent that answers there",
         next_step="check the address, that the agent runs, and the firewall in between",
         transient=True,
+        nobody=isinstance(reason, ConnectionRefusedError),
     ) from error
 
 

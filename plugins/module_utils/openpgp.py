@@ -5,8 +5,9 @@
 """OpenPGP public keys as files: armor, packets and fingerprints.
 
 Just enough of RFC 4880 and RFC 9580 to say which primary keys a file holds, so that a node
-needs no gpg to turn a downloaded key into an apt keyring. No signature is verified here: the
-pinned fingerprint is what makes a key trusted.
+needs no gpg to turn a downloaded key into an apt keyring. No signature is verified here and none is
+read: the pinned fingerprint is what makes a key trusted, and whether a key has expired or is revoked,
+apt and gpgv judge themselves by signatures that they verify.
 """
 
 from __future__ import annotations
@@ -23,21 +24,12 @@ _BEGIN = b"-----BEGIN PGP PUBLIC KEY BLOCK-----"
 _END = b"-----END PGP PUBLIC KEY BLOCK-----"
 _ANY_BEGIN = re.compile(rb"^-----BEGIN PGP ([A-Z0-9 ,/]+)-----[ \t\r]*$", re.MULTILINE)
 
-TAG_SIGNATURE = 2
 TAG_SECRET_KEY = 5
 TAG_PUBLIC_KEY = 6
 TAG_SECRET_SUBKEY = 7
 TAG_MARKER = 10
 TAG_USER_ID = 13
 TAG_PADDING = 21
-
-_SELF_CERTIFICATIONS = (0x10, 0x11, 0x12, 0x13)
-_DIRECT_KEY = 0x1F
-_KEY_REVOCATION = 0x20
-_SUBPACKET_CREATED = 2
-_SUBPACKET_KEY_EXPIRES = 9
-_SUBPACKET_ISSUER = 16
-_SUBPACKET_ISSUER_FINGERPRINT = 33
 
 
 class OpenPGPError(ValueError):
@@ -58,8 +50,6 @@ class PublicKey:
     """A primary key with everything that belongs to it (user IDs, signatures, subkeys)."""
 
     fingerprint: str
-    expires: int | None
-    revoked: bool
     user_ids: tuple[str, ...]
     raw: bytes
 
@@ -72,29 +62,6 @@ def normalize_fingerprint(text: str) -> str:
     if not re.match(r"^(?:[0-9A-F]{40}|[0-9A-F]{64})$", plain):
         raise OpenPGPError(f"'{text}' is not a full OpenPGP fingerprint (40 or 64 hexadecimal digits)")
     return plain
-
-
-def crc24(data: bytes) -> int:
-    """The checksum of RFC 4880, section 6.1."""
-    crc = 0xB704CE
-    for octet in data:
-        crc = ((crc << 8) & 0xFFFFFF) ^ _CRC24_TABLE[(crc >> 16) ^ octet]
-    return crc
-
-
-def _crc24_table() -> tuple[int, ...]:
-    table = []
-    for octet in range(256):
-        crc = octet << 16
-        for _bit in range(8):
-            crc <<= 1
-            if crc & 0x1000000:
-                crc ^= 0x1864CFB
-        table.append(crc & 0xFFFFFF)
-    return tuple(table)
-
-
-_CRC24_TABLE = _crc24_table()
 
 
 def is_armored(data: bytes) -> bool:
@@ -146,29 +113,23 @@ def _dearmor_block(lines: list[bytes]) -> bytes:
         if all(b": " in line or line.endswith(b":") for line in lines[:blank]):
             body = lines[blank + 1 :]
     body = [line for line in body if line]
-    checksum: int | None = None
     if body and re.match(rb"^=[A-Za-z0-9+/]{4}$", body[-1]):
-        checksum = int.from_bytes(base64.b64decode(body[-1][1:]), "big")
-        body = body[:-1]
+        # The checksum says nothing that a fingerprint does not, and RFC 9580 asks nobody to look at it.
+        body.pop()
     try:
         packets = base64.b64decode(b"".join(body), validate=True)
     except binascii.Error as error:
         raise OpenPGPError(f"the OpenPGP key block is not valid base64 ({error})") from error
     if not packets:
         raise OpenPGPError("the OpenPGP key block is empty")
-    if checksum is not None and checksum != crc24(packets):
-        raise OpenPGPError(
-            f"the OpenPGP key block is damaged, its CRC-24 is {crc24(packets):06X} and it states {checksum:06X}"
-        )
     return packets
 
 
 def armor(data: bytes) -> bytes:
-    """Binary packets as one ASCII-armored public key block, with its checksum."""
+    """Binary packets as one ASCII-armored public key block."""
     text = base64.b64encode(data)
     lines = [text[start : start + 64] for start in range(0, len(text), 64)]
-    checksum = base64.b64encode(crc24(data).to_bytes(3, "big"))
-    return b"\n".join([_BEGIN, b"", *lines, b"=" + checksum, _END, b""])
+    return b"\n".join([_BEGIN, b"", *lines, _END, b""])
 
 
 def packets(data: bytes) -> Iterator[Packet]:
@@ -246,7 +207,14 @@ def split_keys(data: bytes) -> list[PublicKey]:
             raise OpenPGPError(f"the OpenPGP data starts with packet {packet.tag}, not with a public key")
     if not groups:
         raise OpenPGPError("the file holds no public key")
-    return [_public_key(group) for group in groups]
+    return [
+        PublicKey(
+            fingerprint=fingerprint(group[0].body),
+            user_ids=tuple(packet.body.decode("utf-8", "replace") for packet in group if packet.tag == TAG_USER_ID),
+            raw=b"".join(packet.raw for packet in group),
+        )
+        for group in groups
+    ]
 
 
 def read_keys(data: bytes) -> list[PublicKey]:
@@ -257,97 +225,6 @@ def read_keys(data: bytes) -> list[PublicKey]:
 def join_keys(keys: Iterable[PublicKey]) -> bytes:
     """The keys as one binary keyring."""
     return b"".join(key.raw for key in keys)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Signature:
-    kind: int
-    created: int
-    key_expires_after: int
-    issuers: frozenset[str]
-
-
-def _public_key(group: list[Packet]) -> PublicKey:
-    primary = group[0].body
-    identity = fingerprint(primary)
-    if len(primary) < 6:
-        raise OpenPGPError("a public key packet is shorter than its own header")
-    created = int.from_bytes(primary[1:5], "big")
-    key_id = identity[-16:] if primary[0] == 4 else identity[:16]
-    newest: dict[bool, _Signature] = {}
-    revoked = False
-    for packet in group[1:]:
-        signature = _signature(packet.body) if packet.tag == TAG_SIGNATURE else None
-        # Other people's signatures on the key say nothing about its expiry.
-        if signature is None or not signature.issuers & {identity, key_id}:
-            continue
-        if signature.kind == _KEY_REVOCATION:
-            revoked = True
-        elif signature.kind == _DIRECT_KEY or signature.kind in _SELF_CERTIFICATIONS:
-            direct = signature.kind == _DIRECT_KEY
-            if direct not in newest or signature.created >= newest[direct].created:
-                newest[direct] = signature
-    # Like gpg: the user ID's newest self-signature decides, and the direct one where that is silent.
-    stated = [newest[direct].key_expires_after for direct in (False, True) if direct in newest]
-    lifetime = next((seconds for seconds in stated if seconds), 0)
-    return PublicKey(
-        fingerprint=identity,
-        expires=created + lifetime if lifetime else None,
-        revoked=revoked,
-        user_ids=tuple(packet.body.decode("utf-8", "replace") for packet in group if packet.tag == TAG_USER_ID),
-        raw=b"".join(packet.raw for packet in group),
-    )
-
-
-def _signature(body: bytes) -> _Signature | None:
-    """What a signature packet says about itself; None for one that cannot be read."""
-    if len(body) < 6 or body[0] not in (4, 5, 6):
-        return None
-    width = 4 if body[0] == 6 else 2
-    try:
-        hashed, position = _area(body, 4, width)
-        unhashed, position = _area(body, position, width)
-        created = lifetime = 0
-        for kind, value in _subpackets(hashed):
-            if kind == _SUBPACKET_CREATED:
-                created = int.from_bytes(value, "big")
-            elif kind == _SUBPACKET_KEY_EXPIRES:
-                lifetime = int.from_bytes(value, "big")
-        issuers = set()
-        for kind, value in [*_subpackets(hashed), *_subpackets(unhashed)]:
-            if kind == _SUBPACKET_ISSUER:
-                issuers.add(value.hex().upper())
-            elif kind == _SUBPACKET_ISSUER_FINGERPRINT:
-                issuers.add(value[1:].hex().upper())
-    except IndexError:
-        return None
-    return _Signature(kind=body[1], created=created, key_expires_after=lifetime, issuers=frozenset(issuers))
-
-
-def _area(body: bytes, position: int, width: int) -> tuple[bytes, int]:
-    size = int.from_bytes(body[position : position + width], "big")
-    start = position + width
-    if start + size > len(body):
-        raise IndexError
-    return body[start : start + size], start + size
-
-
-def _subpackets(area: bytes) -> list[tuple[int, bytes]]:
-    found = []
-    position = 0
-    while position < len(area):
-        first = area[position]
-        if first < 192:
-            size, position = first, position + 1
-        elif first < 255:
-            size, position = ((first - 192) << 8) + area[position + 1] + 192, position + 2
-        else:
-            size, position = int.from_bytes(area[position + 1 : position + 5], "big"), position + 5
-        if size < 1 or position + size > len(area):
-            raise IndexError
-        found.append((area[position] & 0x7F, area[position + 1 : position + size]))
-        position += size
-    return found
 
 
 def describe(keys: Iterable[PublicKey]) -> str:

@@ -428,10 +428,10 @@ def install(module: AnsibleModule, params: dict[str, Any], plan: Plan, before: s
     )
 
 
-def set_attributes(module: AnsibleModule, path: str, changed: bool = False) -> bool:
+def set_attributes(module: AnsibleModule, path: str) -> bool:
     wanted = {name: module.params[name] for name in ("owner", "group", "mode")}
     arguments = module.load_file_common_arguments(wanted, path=path)
-    return bool(module.set_fs_attributes_if_different(arguments, changed))
+    return bool(module.set_fs_attributes_if_different(arguments, False))
 
 
 def write_receipt(module: AnsibleModule, plan: Plan, receipt: release.Receipt) -> None:
@@ -462,7 +462,7 @@ def apply(module: AnsibleModule) -> dict[str, Any]:
         after = current.binary_sha256
     changed = bool(reasons)
     if before is not None or not module.check_mode:
-        changed = set_attributes(module, wanted.path, changed)
+        changed = set_attributes(module, wanted.path) or changed
     if changed and only_verify:
         raise release.ReleaseError(
             found=f"{wanted.path} is not as it was installed: {', '.join(reasons) or 'its owner or mode differs'}",

@@ -45,6 +45,11 @@ options:
     type: str
     choices: [out, in]
     required: true
+  owner:
+    description:
+      - Who takes the node out, and alone may put it back. The roles of this collection are C(gpufarm.core).
+    type: str
+    default: gpufarm.core
   change:
     description:
       - What is to be done there, in words, as for the sentence "which ... would end". Needed with O(state=out).
@@ -52,13 +57,15 @@ options:
   policy:
     description:
       - What becomes of allocations that run there. With V(refuse) the module fails and nothing is changed. With
-        V(drain) they are moved away as C(nomad node drain) does, those of system jobs last.
+        V(drain) the node is drained as C(nomad node drain) does it. Services move at once. Batch jobs have O(deadline)
+        to end and are stopped then, since Nomad 1.11 for good. System jobs are stopped last, and come back with the
+        node.
     type: str
     choices: [refuse, drain]
     default: refuse
   deadline:
     description:
-      - Seconds that allocations have to end by themselves before the drain stops them.
+      - Seconds that batch jobs have to end by themselves before the drain stops them.
     type: int
     default: 3600
   timeout:
@@ -90,7 +97,7 @@ options:
     default: 60
 notes:
   - The token needs the rules C(agent:read), C(node:write), and C(namespace:read-job) in every namespace. What runs in
-    one that it may not read is seen by its processes, and only its own end makes the node empty.
+    one that it may not read is only seen by its processes, where these keep E(NOMAD_ALLOC_ID).
   - Nomad drains at most for O(deadline), and this module waits five minutes longer for the last tasks to end.
 seealso:
   - module: gpufarm.core.nomad_gpu_gate
@@ -125,12 +132,12 @@ message:
   returned: success
   sample: out for new firmware, after it was drained of train.worker[0] (6b1f0c0a)
 node:
-  description: Name of the node in Nomad; null where no agent answers, or the node is not in maintenance.
+  description: Name of the node in Nomad; null where no client runs, or the owner has no node in maintenance here.
   type: str
   returned: success
   sample: gpu01
 maintenance:
-  description: What the node is out of work for, after this run; null where it is not, or no agent answers.
+  description: What the node is out of work for, after this run; null where it is not, or no client runs here.
   type: str
   returned: success
   sample: new firmware
@@ -166,14 +173,14 @@ from ansible_collections.gpufarm.core.plugins.module_utils import (
     nomad_options,
 )
 
-NONE = maintenance.Result("none", "this node is not in maintenance")
+NONE = maintenance.Result("none", "this owner has taken no node out here")
 
 
 def put_back(
     work: maintenance.Maintenance, client: nomad.Client, options: health.HealthOptions, params: dict[str, Any]
 ) -> maintenance.Result:
     """Open the node where its GPUs are well; NomadError where they are not."""
-    node = work.marked_node(params["timeout"])
+    node = work.marked_node(params["owner"], params["timeout"])
     if node is None:
         return NONE
     change = node.meta[maintenance.CHANGE_KEY]
@@ -193,7 +200,7 @@ def put_back(
             expected="healthy GPUs that Nomad has; the node stays out of work",
             next_step="mend what is named and run this again, which puts the node back",
         )
-    return work.open(node)
+    return work.put_back(node.id)
 
 
 def check_options(params: dict[str, Any]) -> health.HealthOptions:
@@ -210,6 +217,7 @@ def main() -> None:
         argument_spec={
             **nomad_options.argument_spec(),
             "state": {"type": "str", "choices": ["out", "in"], "required": True},
+            "owner": {"type": "str", "default": "gpufarm.core"},
             "change": {"type": "str"},
             "policy": {
                 "type": "str",
@@ -233,15 +241,22 @@ def main() -> None:
         client = nomad.Client(nomad_options.connection_of(params), direct=True)
         work = maintenance.Maintenance(client)
         if params["state"] == "out":
-            plan = maintenance.Plan(params["change"], params["policy"], params["deadline"], module.check_mode)
+            plan = maintenance.Plan(
+                params["change"], params["owner"], params["policy"], params["deadline"], module.check_mode
+            )
             result = work.take_out(plan)
         elif module.check_mode:
-            node = work.marked_node(0)
+            node = work.marked_node(params["owner"], 0)
             result = maintenance.Result("in", "would be put back after a clean probe", node) if node else NONE
         else:
             result = put_back(work, client, options, params)
     except (nomad.NomadError, ValueError) as error:
         module.fail_json(msg=f"{platform.node()}: {error}")
+    except PermissionError as error:
+        module.fail_json(
+            msg=f"{platform.node()}: {error.filename} cannot be read. Expected: root, who sees what runs on this host. "
+            "Next step: set become: true for this task."
+        )
     module.exit_json(
         changed=result.action != "none",
         action=result.action,

@@ -145,18 +145,9 @@ public_keys:
       type: list
       elements: str
       sample: ["NVIDIA CORPORATION (Open Source Projects) <cudatools@nvidia.com>"]
-    expires:
-      description: When the key expires, in seconds since 1970-01-01 UTC; null when it does not.
-      type: int
-      sample: 1900000000
-    revoked:
-      description: Whether the key carries its own revocation.
-      type: bool
-      sample: false
 """
 
 import platform
-import time
 from pathlib import Path
 from typing import Any
 
@@ -245,7 +236,6 @@ def apply(module: AnsibleModule) -> dict[str, Any]:
             content = openpgp.armor(packets) if armored else packets
     changed = skipped or content != before_data
     after = pinned if skipped else sorted({key.fingerprint for key in keys})
-    warn_about(module, [] if skipped else keys)
 
     if changed and not module.check_mode:
         write(module, dest, content)
@@ -259,33 +249,13 @@ def apply(module: AnsibleModule) -> dict[str, Any]:
         "fingerprints": after,
         "downloaded": downloaded,
         "public_keys": [
-            {
-                "fingerprint": key.fingerprint,
-                "user_ids": list(key.user_ids),
-                "expires": key.expires,
-                "revoked": key.revoked,
-            }
-            for key in ([] if skipped else keys)
+            {"fingerprint": key.fingerprint, "user_ids": list(key.user_ids)} for key in ([] if skipped else keys)
         ],
     }
     if module._diff:
         lines = [f"{dest}\n" + "".join(f"{item}\n" for item in items) if items else "" for items in (before, after)]
         result["diff"] = {"before": lines[0], "after": lines[1]}
     return result
-
-
-def warn_about(module: AnsibleModule, keys: list[openpgp.PublicKey]) -> None:
-    now = time.time()
-    for key in keys:
-        name = openpgp.describe([key])
-        if key.revoked:
-            module.warn(f"The key {name} in {module.params['dest']} is revoked by its owner; look for its successor.")
-        elif key.expires is not None and key.expires <= now:
-            day = time.strftime("%Y-%m-%d", time.gmtime(key.expires))
-            module.warn(
-                f"The key {name} in {module.params['dest']} expired on {day}; "
-                "if its owner has prolonged it, fetch it again with force=true."
-            )
 
 
 def write(module: AnsibleModule, dest: Path, content: bytes) -> None:

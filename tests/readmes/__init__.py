@@ -46,15 +46,22 @@ def example(role: str) -> Path:
 def text(role: str) -> str:
     """Return the README of a role."""
     specification = yaml.safe_load((ROOT / "roles" / role / "meta/argument_specs.yml").read_text(encoding="utf-8"))
-    main = specification["argument_specs"]["main"]
+    metadata = yaml.safe_load((ROOT / "roles" / role / "meta/main.yml").read_text(encoding="utf-8"))
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
     template = environment.from_string((HERE / "role.md.j2").read_text(encoding="utf-8"))
     return template.render(
         role=role,
-        short_description=markdown(main["short_description"]),
-        description=[markdown(paragraph) for paragraph in main["description"]],
+        short_description=metadata["galaxy_info"]["description"],
+        entries=[
+            {
+                "name": name,
+                "short_description": markdown(entry["short_description"]),
+                "description": [markdown(paragraph) for paragraph in entry["description"]],
+                "variables": list(variables(entry["options"])),
+            }
+            for name, entry in specification["argument_specs"].items()
+        ],
         example=example(role).read_text(encoding="utf-8").removeprefix("---\n").strip(),
-        variables=list(variables(main["options"])),
     )
 
 

@@ -110,9 +110,9 @@ def test_driver_change_where_a_job_runs(trainer: dict[str, Any]) -> None:
     assert code != 0
     told = words(output)
     for part in (
-        "1 running allocation, which driver branch 580 would end: trainer.gpu[0] (" + trainer["ID"][:8],
-        "Expected: a node on which none runs; nothing was changed.",
-        "Next step: wait for their end, or set node_maintenance_policy to drain",
+        "1 running allocation, which the driver of branch 580 would end: trainer.gpu[0] (" + trainer["ID"][:8],
+        "Expected: a node on which none runs; they go on.",
+        "Next step: wait for their end, or set policy (node_maintenance_policy of the roles) to drain",
     ):
         assert part in told, output
     assert [each["ID"] for each in running()] == [trainer["ID"]]

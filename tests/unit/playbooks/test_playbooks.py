@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from ansible_collections.gpufarm.core.tests.unit.playbooks import playbook_helper
-from ansible_collections.gpufarm.core.tests.unit.playbooks.playbook_helper import LOCAL, ROOT
+from ansible_collections.gpufarm.core.tests.unit.playbooks.playbook_helper import LOCAL
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import nomad_helper
 
 
@@ -106,6 +106,24 @@ def test_a_limit_that_leaves_something_to_do(tmp_path: Path, name: str, limit: s
     assert result.stdout.count("PLAY [") > 1, result.stdout
 
 
+@pytest.mark.parametrize(
+    ("name", "variable", "value"),
+    [
+        ("site.yml", "verify_jobs", "perhaps"),
+        ("verify.yml", "verify_jobs_driver", "podman"),
+        ("health.yml", "gate_closed_min", "soon"),
+        ("report.yml", "report_productivity", "half"),
+    ],
+)
+def test_a_wrong_variable_is_refused_before_a_node_is_asked(
+    tmp_path: Path, name: str, variable: str, value: str
+) -> None:
+    result = playbook_helper.run_playbook(tmp_path, FARM, name, "--extra-vars", json.dumps({variable: value}))
+    said = words(result.stdout + result.stderr)
+    assert result.returncode == 2 and result.stdout.count("PLAY [") == 1, said
+    assert variable in said
+
+
 # --- verify.yml's comparison -----------------------------------------------------------------
 
 
@@ -133,7 +151,15 @@ def compare(folder: Path, agent: nomad_helper.Agent, **variables: Any) -> tuple[
                 {
                     "hosts": "control",
                     "gather_facts": False,
-                    "tasks": [{"ansible.builtin.include_tasks": str(ROOT / "playbooks/tasks/compare.yml")}],
+                    "tasks": [
+                        {
+                            "ansible.builtin.include_role": {
+                                "name": "gpufarm.core.farm",
+                                "tasks_from": "verify.yml",
+                                "rolespec_validate": False,
+                            }
+                        }
+                    ],
                 }
             ]
         ),
@@ -155,12 +181,12 @@ def compare(folder: Path, agent: nomad_helper.Agent, **variables: Any) -> tuple[
 
 def node_entry(gpus: int) -> dict[str, Any]:
     (expected,) = nomad_helper.make_expected(1, gpus)
-    return {"verify_expected": expected, "verify_report_entry": {"node": expected["node"], "gpus": gpus}}
+    return {"__farm_verify_expected": expected, "__farm_verify_report_entry": {"node": expected["node"], "gpus": gpus}}
 
 
 def test_the_written_report_needs_no_root_on_the_control_machine(tmp_path: Path, agent: nomad_helper.Agent) -> None:
     told = tmp_path / "told.json"
-    code, output = compare(tmp_path, agent, verify_nodes=[node_entry(2)], verify_report=str(told))
+    code, output = compare(tmp_path, agent, __farm_verify_nodes=[node_entry(2)], verify_report=str(told))
     assert code == 0, output
     report = json.loads(told.read_text(encoding="utf-8"))
     assert report["expected"] == [{"node": "node00000", "gpus": 2}]
@@ -169,13 +195,13 @@ def test_the_written_report_needs_no_root_on_the_control_machine(tmp_path: Path,
 
 def test_a_missing_gpu_fails_and_is_in_the_written_report(tmp_path: Path, agent: nomad_helper.Agent) -> None:
     told = tmp_path / "told.json"
-    code, output = compare(tmp_path, agent, verify_nodes=[node_entry(3)], verify_report=str(told))
+    code, output = compare(tmp_path, agent, __farm_verify_nodes=[node_entry(3)], verify_report=str(told))
     assert code == 2
     assert f"Node node00000: found 2 GPUs without it. Expected: GPU {nomad_helper.uuid_of(0, 2)}." in output
     assert json.loads(told.read_text(encoding="utf-8"))["nodes"][0]["verdict"] == "failed"
 
 
 def test_nothing_to_compare_is_no_success(tmp_path: Path, agent: nomad_helper.Agent) -> None:
-    code, output = compare(tmp_path, agent, verify_nodes=[])
+    code, output = compare(tmp_path, agent, __farm_verify_nodes=[])
     assert code == 2
     assert "the option 'expected' is empty, so nothing would be compared. Expected: at least one node." in output

@@ -14,7 +14,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[3]
 
-# One wrong argument of every role that has one; cuda takes any text, and refuses it itself.
+# One wrong argument of every role that has one; cuda takes any text, and refuses it itself, and farm's are of a run.
 WRONG: dict[str, dict[str, Any]] = {
     "container_toolkit": {"container_toolkit_default_runtime": "perhaps"},
     "docker": {"docker_managed": "perhaps"},
@@ -53,7 +53,7 @@ def run_site(folder: Path, hosts: dict[str, dict[str, Any]], *options: str) -> t
 
 def test_a_wrong_argument_of_any_role_is_refused_before_a_node_is_asked(tmp_path: Path) -> None:
     public = {path.parent.parent.name for path in ROOT.glob("roles/*/meta/argument_specs.yml")}
-    assert {*WRONG, "cuda"} == public, "add a wrong argument of the new role"
+    assert {*WRONG, "cuda", "farm"} == public, "add a wrong argument of the new role"
     # Tags leave nothing of it out: a later role would otherwise meet what was never checked.
     right: dict[str, dict[str, Any]] = {"server": {}, "right": {"cuda_version": "13.0"}}
     output, recap = run_site(tmp_path, {**WRONG, **right}, "--tags", "driver")

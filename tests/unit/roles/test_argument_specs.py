@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from ansible_collections.gpufarm.core.plugins.modules import nomad_gpu_job_verify
 
 ROOT = Path(__file__).resolve().parents[3]
 ROLES = sorted(path.parent.parent.name for path in (ROOT / "roles").glob("*/meta/argument_specs.yml"))
@@ -18,9 +19,14 @@ def load(path: Path) -> Any:
     return yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
+# What is asked of a whole farm is entered by its entry points, after which its variables are named.
+PREFIXES = {"farm": ("verify", "gate", "health", "report", "gpu_node")}
+
+
 def options(role: str) -> dict[str, Any]:
-    found: dict[str, Any] = load(ROOT / "roles" / role / "meta/argument_specs.yml")["argument_specs"]["main"]["options"]
-    return found
+    """Return the variables of all entry points; take_out and put_back have those of main."""
+    entries = load(ROOT / "roles" / role / "meta/argument_specs.yml")["argument_specs"].values()
+    return {name: spec for entry in entries for name, spec in entry["options"].items()}
 
 
 def defaults(role: str) -> dict[str, Any]:
@@ -35,7 +41,9 @@ def test_every_public_role_has_a_specification() -> None:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_same_variables_in_the_same_order(role: str) -> None:
-    assert list(defaults(role)) == [name for name, spec in options(role).items() if not spec.get("required")]
+    assert list(defaults(role)) == [name for name, spec in options(role).items() if "default" in spec]
+    required = [name for name, spec in options(role).items() if spec.get("required")]
+    assert not set(required) & set(defaults(role))
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -55,7 +63,7 @@ def test_same_values_and_types(role: str) -> None:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_variables_carry_the_roles_name(role: str) -> None:
-    assert all(name.startswith(f"{role}_") for name in options(role))
+    assert all(name.startswith(tuple(f"{prefix}_" for prefix in PREFIXES.get(role, (role,)))) for name in options(role))
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -67,3 +75,10 @@ def test_every_variable_is_used(role: str) -> None:
     )
     unused = [name for name in options(role) if not re.search(rf"\b{name}\b", text)]
     assert unused == []
+
+
+def test_jobs_of_verify_are_those_of_the_module() -> None:
+    module = nomad_gpu_job_verify.argument_spec()
+    for option in ("driver", "image", "timeout"):
+        spec = options("farm")[f"verify_jobs_{option}"]
+        assert (spec["default"], spec.get("choices")) == (module[option]["default"], module[option].get("choices"))

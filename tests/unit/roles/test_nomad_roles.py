@@ -224,8 +224,14 @@ def test_agent_without_the_plugins_role_needs_no_driver() -> None:
 def test_server_waits_for_its_turn(host: str, before: dict[str, Any], key: str, waits: bool) -> None:
     groups = {"nomad_servers": ["s1", "s2"]}
     given = {"inventory_hostname": host, "__nomad_before": before, "nomad_server_gossip_key": key}
-    assert valued("__nomad_waits", groups=groups, **given) is waits
-    assert valued("__nomad_waits", groups={"nomad_servers": ["s1"]}, **given) is False
+    assert (valued("__nomad_may_wait", groups=groups, **given) and valued("__nomad_waits", **given)) is waits
+    assert valued("__nomad_may_wait", groups={"nomad_servers": ["s1"]}, **given) is False
+
+
+def test_keyring_of_somebody_elses_encrypts_too() -> None:
+    given = {"__nomad_before": {"leader": "192.0.2.1:4647", "encrypted": True}, "nomad_server_gossip_key": ""}
+    assert valued("__nomad_waits", **given) is False
+    assert valued("__nomad_waits", **given, __nomad_server_keyring_file={"stat": {"exists": True}}) is True
 
 
 def test_leader_has_the_last_turn() -> None:
@@ -234,5 +240,27 @@ def test_leader_has_the_last_turn() -> None:
         for name, due, leads in (("s1", True, True), ("s2", True, False), ("s3", False, False), ("s4", True, None))
     }
     hosts["new"] = {"inventory_hostname": "new"}
-    assert valued("__nomad_turns", ansible_play_hosts=list(hosts), hostvars=hosts) == ["s2", "s4", "s1"]
-    assert valued("__nomad_turns", ansible_play_hosts=["new"], hostvars=hosts) == []
+    given = {"groups": {"nomad_servers": list(hosts)}, "ansible_play_hosts_all": list(hosts), "hostvars": hosts}
+    assert valued("__nomad_turns", ansible_play_hosts=list(hosts), **given) == ["s2", "s4", "s1"]
+    assert valued("__nomad_turns_failed", ansible_play_hosts=list(hosts), **given) == []
+    # A host that failed in its turn is not in the play any more.
+    assert valued("__nomad_turns", ansible_play_hosts=["new", "s1"], **given) == ["s1"]
+    assert valued("__nomad_turns_failed", ansible_play_hosts=["new", "s1"], **given) == ["s2", "s4"]
+    assert valued("__nomad_turns", ansible_play_hosts=["new"], **{**given, "groups": {}}) == []
+
+
+def test_report_says_why_a_node_is_closed() -> None:
+    """The maintenance comes before the gate, which waits for its end."""
+    variables = DataLoader().load_from_file(str(ROOT / "roles/farm/vars/main.yml"), trusted_as_template=True)
+    metas: list[dict[str, str] | None] = [
+        {"gpufarm_gate_reason": "gpu_lost"},
+        {"gpufarm_gate_reason": "gpu_lost", "gpufarm_maintenance": "driver branch 580"},
+        {"gpufarm_maintenance": "firmware"},
+        {"rack": "1"},
+        None,
+    ]
+    results: list[dict[str, Any]] = [{"json": {"ID": f"n{n}", "Meta": meta}} for n, meta in enumerate(metas)]
+    variables["__farm_report_nomad_closed"] = {"results": [*results, {"msg": "no answer"}]}
+    assert Templar(DataLoader(), variables=variables).template(variables["__farm_report_reasons"]) == {
+        "n0": "gpu_lost", "n1": "maintenance: driver branch 580", "n2": "maintenance: firmware",
+    }  # fmt: skip

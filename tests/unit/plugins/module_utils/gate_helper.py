@@ -50,7 +50,9 @@ class Farm:
         self.refuse: str | None = None
         self.drains = 0
         self.allocations: dict[str, list[dict[str, Any]]] = {}
-        """Of each node. What a drain stops has ended when they are read the second time after that."""
+        """Of each node. What a drain stops has ended when they are read the second time after that, and so has it."""
+        self.hiccups: list[str] = []
+        """Parts of paths, for each of which one request fails."""
         self.stats: dict[str, Any] = {"Timestamp": 1795273862748802872, "Uptime": 1000, "DeviceStats": None}
 
     @property
@@ -80,6 +82,9 @@ class Farm:
         try:
             if self.refuse and self.refuse in parts.path:
                 raise RefusedError(500, "rpc error: no path")
+            if self.hiccups and self.hiccups[0] in parts.path:
+                self.hiccups.pop(0)
+                raise RefusedError(500, "No cluster leader")
             if request.command == "POST":
                 body = self.write(parts.path, self.agent.writes[-1][1])
             else:
@@ -131,6 +136,9 @@ class Farm:
         for each in found:
             if each["DesiredStatus"] == "stop":
                 each["ClientStatus"] = "complete"
+        if self.nodes[node_id]["DrainStrategy"] and found and all(each["ClientStatus"] == "complete" for each in found):
+            self.nodes[node_id]["DrainStrategy"] = None
+            self.touch(node_id)
         return told
 
     @staticmethod
@@ -210,9 +218,6 @@ class Farm:
             node["SchedulingEligibility"] = "ineligible"
             for each in self.allocations.get(node["ID"], []):
                 each["DesiredStatus"] = "stop"
-            if self.allocations.get(node["ID"]):
-                # Nomad ends a drain when all are to stop, whether or not they have.
-                node["DrainStrategy"] = None
             if node["Status"] == "down":
                 # Nothing runs there, so it is done at once.
                 node["DrainStrategy"] = None

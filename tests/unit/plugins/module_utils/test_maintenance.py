@@ -13,7 +13,8 @@ from ansible_collections.gpufarm.core.plugins.module_utils import gate, maintena
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.gate_helper import Farm
 
 DRIVER = maintenance.Plan("driver branch 580")
-DRAINED = maintenance.Plan("driver branch 580", maintenance.DRAIN, 600)
+DRAINED = maintenance.Plan("driver branch 580", policy=maintenance.DRAIN, deadline_s=600)
+OURS = DRIVER.owner
 NOW = "2026-11-22T12:00:00Z"
 
 
@@ -24,13 +25,22 @@ class Site:
         self.farm = Farm(2)
         self.node = self.farm.nodes["id-0"]
         self.programs: dict[str, str] = {}
+        self.agent = True
         self.now = 0.0
         self.address = self.farm.agent.url
 
     @property
     def maintenance(self) -> maintenance.Maintenance:
-        client = nomad.Client(nomad.Connection(address=self.address))
-        return maintenance.Maintenance(client, running=lambda: self.programs, clock=lambda: self.now, pause=self.wait)
+        # What Nomad answers with 500 is not asked again by the client here.
+        client = nomad.Client(nomad.Connection(address=self.address), frozenset())
+        return maintenance.Maintenance(
+            client,
+            running=lambda: self.programs,
+            agent=lambda: self.agent,
+            clock=lambda: self.now,
+            # A test may give another meanwhile.
+            pause=lambda seconds: self.wait(seconds),  # noqa: PLW0108
+        )
 
     def wait(self, seconds: float) -> None:
         assert seconds > 0
@@ -45,9 +55,9 @@ class Site:
         return [path for path, _body in self.farm.agent.writes]
 
     def back(self) -> maintenance.Result:
-        node = self.maintenance.marked_node(1)
+        node = self.maintenance.marked_node(OURS, 1)
         assert node is not None
-        return self.maintenance.open(node)
+        return self.maintenance.put_back(node.id)
 
     def gate(self, healthy: bool, closed_by: str = gate.FARM) -> gate.Decision:
         client = nomad.Client(nomad.Connection(address=self.address))
@@ -82,7 +92,7 @@ def test_an_empty_node_is_closed_and_opened(site: Site) -> None:
     assert site.node["SchedulingEligibility"] == "eligible" and site.meta == {}
     # It is opened before its mark goes.
     assert site.writes[2:] == ["/v1/node/id-0/eligibility", "/v1/client/metadata"]
-    assert site.maintenance.marked_node(1) is None
+    assert site.maintenance.marked_node(OURS, 1) is None
 
 
 def test_running_allocations_are_named_and_nothing_is_changed(site: Site) -> None:
@@ -94,8 +104,8 @@ def test_running_allocations_are_named_and_nothing_is_changed(site: Site) -> Non
         site.maintenance.take_out(DRIVER)
     for words in (
         "7 running allocations, which driver branch 580 would end: train0.group[0] (train0-0), ",
-        "train4.group[0] (train4-0) and 2 more. Expected: a node on which none runs; nothing was changed",
-        "Next step: wait for their end, or set node_maintenance_policy to drain",
+        "train4.group[0] (train4-0) and 2 more. Expected: a node on which none runs; they go on",
+        "Next step: wait for their end, or set policy (node_maintenance_policy of the roles) to drain",
     ):
         assert words in str(raised.value)
     assert site.writes == []
@@ -116,8 +126,8 @@ def test_with_consent_they_are_moved_away_and_the_last_program_has_ended(site: S
     (drain,) = [body for path, body in site.farm.agent.writes if path.endswith("/drain")]
     assert drain["DrainSpec"] == {"Deadline": 600 * 10**9, "IgnoreSystemJobs": False}
     assert site.node["SchedulingEligibility"] == "ineligible"
-    # Nomad's drain ends when all are told to stop; the task had not ended then.
-    assert site.now > 0
+    # It ends when the task has ended.
+    assert site.now > 0 and site.node["DrainStrategy"] is None
     site.back()
     assert site.node["SchedulingEligibility"] == "eligible"
 
@@ -127,6 +137,7 @@ def test_drain_waits_no_longer_than_it_may(site: Site) -> None:
     site.programs["train-0000-1111"] = "python"
     with pytest.raises(nomad.NomadError, match=r"900 s after the drain .* it stays closed\. Next step: end them"):
         site.maintenance.take_out(DRAINED)
+    assert 900 < site.now < 910
     assert site.node["SchedulingEligibility"] == "ineligible" and "gpufarm_maintenance" in site.meta
 
 
@@ -147,7 +158,7 @@ def test_allocation_placed_while_the_node_was_closed(site: Site) -> None:
         close(node, wanted)
 
     site.farm.set_eligibility = late  # type: ignore[method-assign]
-    with pytest.raises(nomad.NomadError, match="1 running allocation, which driver branch 580 would end: late"):
+    with pytest.raises(nomad.NomadError, match=r"580 would end: late.* none runs; they go on\."):
         site.maintenance.take_out(DRIVER)
     assert site.node["SchedulingEligibility"] == "eligible" and site.meta == {}
 
@@ -168,6 +179,99 @@ def test_node_that_somebody_opened_meanwhile_is_closed_again(site: Site) -> None
     assert site.node["SchedulingEligibility"] == "eligible"
 
 
+def test_node_that_is_opened_while_it_is_looked_at_is_closed_again(site: Site) -> None:
+    wait = site.wait
+
+    def opened(seconds: float) -> None:
+        if site.now == 0:
+            site.node["SchedulingEligibility"] = "eligible"
+        wait(seconds)
+
+    site.wait = opened  # type: ignore[method-assign]
+    site.maintenance.take_out(DRIVER)
+    assert site.node["SchedulingEligibility"] == "ineligible"
+    # It was found closed and empty twice after that.
+    assert site.now >= 3
+
+
+def test_marked_node_with_work_is_emptied_again(site: Site) -> None:
+    site.maintenance.take_out(DRIVER)
+    site.farm.run_job("id-0", "train")
+    with pytest.raises(nomad.NomadError, match=r"a node on which none runs; they go on\. Next"):
+        site.maintenance.take_out(DRIVER)
+    assert site.meta["gpufarm_maintenance"] == "driver branch 580"
+    assert site.maintenance.take_out(DRAINED).action == "out"
+    assert site.farm.allocations["id-0"][0]["ClientStatus"] == "complete"
+    site.back()
+    assert site.node["SchedulingEligibility"] == "eligible"
+
+
+def test_what_others_took_out_is_theirs(site: Site) -> None:
+    firmware = maintenance.Plan("new firmware", owner="Firmware")
+    site.maintenance.take_out(firmware)
+    with pytest.raises(nomad.NomadError, match="a node that Firmware took out of work for new firmware"):
+        site.maintenance.take_out(DRIVER)
+    assert site.maintenance.marked_node(OURS, 1) is None
+    assert site.maintenance.marked_node("Firmware", 1) is not None
+
+
+@pytest.mark.parametrize("opens", [True, False])
+def test_somebody_elses_drain_goes_on(site: Site, opens: bool) -> None:
+    if not opens:
+        site.node["SchedulingEligibility"] = "ineligible"
+    site.maintenance.take_out(DRIVER)
+    site.node["LastDrain"] = {"StartedAt": "2026-11-22T13:00:00Z", "Meta": None}
+    site.node["DrainStrategy"] = {"Deadline": 1}
+    assert "still closed, because somebody else drains it" in site.back().message
+    assert site.node["DrainStrategy"] and site.node["SchedulingEligibility"] == "ineligible" and site.meta == {}
+
+
+def test_drain_that_was_there_before_goes_on(site: Site) -> None:
+    site.farm.run_job("id-0", "train")["DesiredStatus"] = "stop"
+    site.node.update(
+        SchedulingEligibility="ineligible", DrainStrategy={"Deadline": 1}, LastDrain={"StartedAt": "x", "Meta": None}
+    )
+    site.maintenance.take_out(DRAINED)
+    assert [path for path in site.writes if path.endswith("/drain")] == []
+    site.node["DrainStrategy"] = {"Deadline": 1}
+    site.back()
+    assert site.node["DrainStrategy"] and site.node["SchedulingEligibility"] == "ineligible"
+
+
+def test_gates_marks_in_a_drain_outlive_another_drain(site: Site) -> None:
+    """As of a node that was down when the gate closed it."""
+    site.farm.set_status("id-0", "down")
+    assert site.gate(False).action == "close"
+    site.farm.set_status("id-0", "ready")
+    site.farm.run_job("id-0", "train")
+    site.maintenance.take_out(DRAINED)
+    site.back()
+    assert site.node["SchedulingEligibility"] == "ineligible"
+    assert site.gate(True).action == "open"
+
+
+def test_stale_view_of_the_servers_does_not_count(site: Site) -> None:
+    site.farm.slow_registration = True
+    site.maintenance.take_out(DRIVER)
+    site.farm.nodes["id-0"]["Status"] = "initializing"
+    assert site.maintenance.take_out(DRIVER).action == "none"
+    assert site.meta["gpufarm_maintenance_opens"] == "yes"
+
+
+def test_hiccup_of_the_servers_ends_no_drain(site: Site) -> None:
+    site.farm.run_job("id-0", "train")
+    wait = site.wait
+
+    def hiccup(seconds: float) -> None:
+        if site.now < 3:
+            site.farm.hiccups = ["/allocations"]
+        wait(seconds)
+
+    site.wait = hiccup  # type: ignore[method-assign]
+    assert site.maintenance.take_out(DRAINED).action == "out"
+    assert site.now > 3
+
+
 def test_what_somebody_else_has_closed_is_emptied_and_stays_closed(site: Site) -> None:
     site.node["SchedulingEligibility"] = "ineligible"
     site.farm.run_job("id-0", "train")
@@ -182,6 +286,11 @@ def test_no_gate_opens_a_node_in_maintenance(site: Site, closed_by: str) -> None
     for healthy in (True, False):
         decision = site.gate(healthy, closed_by)
         assert decision.action == "none" and "in maintenance (driver branch 580)" in decision.message
+    site.node["SchedulingEligibility"] = "eligible"
+    assert site.gate(False, closed_by).action == "close", "somebody has opened it"
+    site.node["SchedulingEligibility"] = "eligible"
+    site.gate(True, closed_by)
+    site.maintenance.take_out(DRIVER)
     site.back()
     assert site.gate(False, closed_by).action == "close"
 
@@ -200,15 +309,16 @@ def test_gate_goes_on_where_the_maintenance_has_ended(site: Site, drained: bool)
     assert site.gate(True).action == "open"
 
 
-def test_running_drain_is_ended_by_putting_back(site: Site) -> None:
-    site.maintenance.take_out(DRIVER)
+def test_own_drain_is_ended_by_putting_back(site: Site) -> None:
+    site.farm.run_job("id-0", "train")
+    site.maintenance.take_out(DRAINED)
     site.node["DrainStrategy"] = {"Deadline": 1}
     site.back()
     assert site.node["DrainStrategy"] is None and site.node["SchedulingEligibility"] == "eligible"
 
 
 def test_check_mode_says_the_same_and_changes_nothing(site: Site) -> None:
-    looked = maintenance.Plan("driver branch 580", maintenance.DRAIN, check_mode=True)
+    looked = maintenance.Plan("driver branch 580", policy=maintenance.DRAIN, check_mode=True)
     site.farm.run_job("id-0", "train")
     assert site.maintenance.take_out(looked).action == "out"
     with pytest.raises(nomad.NomadError):
@@ -218,16 +328,38 @@ def test_check_mode_says_the_same_and_changes_nothing(site: Site) -> None:
 
 def test_without_an_agent_the_programs_tell(site: Site) -> None:
     site.address = "http://127.0.0.1:1"
+    site.agent = False
     out = site.maintenance.take_out(DRIVER)
     assert (out.action, out.node, out.maintenance) == ("none", None, None)
+    assert site.maintenance.marked_node(OURS, 1) is None
     site.programs["5ec2e700-0"] = "python3"
-    with pytest.raises(nomad.NomadError, match=r"python3 \(5ec2e700\) of Nomad's.*no agent that answers"):
+    with pytest.raises(nomad.NomadError, match=r"python3 \(5ec2e700\) of Nomad's.* while no Nomad agent runs here"):
         site.maintenance.take_out(DRAINED)
+
+
+def test_agent_that_does_not_answer_yet_is_waited_for(site: Site) -> None:
+    starting = site.maintenance
+    starting.client = nomad.Client(nomad.Connection(address="http://127.0.0.1:1"))
+    with pytest.raises(nomad.NomadError, match="cannot be reached"):
+        starting.take_out(DRIVER)
+    assert site.now > 60
+    wait = site.wait
+
+    def started(seconds: float) -> None:
+        starting.client = site.maintenance.client
+        wait(seconds)
+
+    site.wait = started  # type: ignore[method-assign]
+    assert starting.take_out(DRIVER).action == "out"
 
 
 def test_agent_that_is_no_client_has_nothing_to_end(site: Site) -> None:
     site.farm.own = None
     assert site.maintenance.take_out(DRIVER).action == "none"
+    assert site.maintenance.marked_node(OURS, 1) is None
+    site.programs["5ec2e700-0"] = "python3"
+    with pytest.raises(nomad.NomadError, match="while the agent of this host is no client"):
+        site.maintenance.take_out(DRIVER)
 
 
 def test_servers_that_cannot_tell_stop_the_change(site: Site) -> None:
@@ -239,26 +371,74 @@ def test_servers_that_cannot_tell_stop_the_change(site: Site) -> None:
 
 def test_agent_that_has_just_started_is_waited_for(site: Site) -> None:
     site.maintenance.take_out(DRIVER)
-    site.farm.set_status("id-0", "down")
+    site.farm.nodes["id-0"]["Status"] = "initializing"
+    site.farm.hiccups = ["/v1/node/id-0", "/v1/client/metadata"]
+    site.now = 0.0
     waits = []
     wait = site.wait
 
     def until_ready(seconds: float) -> None:
         waits.append(seconds)
-        if len(waits) == 3:
+        if len(waits) == 5:
             site.farm.set_status("id-0", "ready")
         wait(seconds)
 
     site.wait = until_ready  # type: ignore[method-assign]
-    node = site.maintenance.marked_node(60)
-    assert node is not None and node.status == "ready" and len(waits) == 3
+    node = site.maintenance.marked_node(OURS, 60)
+    assert node is not None and node.status == "ready" and len(waits) == 5
+    site.farm.nodes["id-0"]["Status"] = "initializing"
+    site.now = 0.0
+    assert site.maintenance.marked_node(OURS, 60) is not None and 60 < site.now < 63
+    site.farm.refuse = "/v1/node/id-0"
+    site.now = 0.0
+    with pytest.raises(nomad.NomadError, match="no path"):
+        site.maintenance.marked_node(OURS, 60)
+
+
+def made_up_processes(folder: Path, **files: tuple[bytes, bytes]) -> Path:
+    for number, (environment, line) in files.items():
+        process = folder / number.removeprefix("p")
+        process.mkdir()
+        (process / "environ").write_bytes(environment)
+        (process / "cmdline").write_bytes(line)
+        (process / "comm").write_text("python3\n")
+    (folder / "99").mkdir()
+    (folder / "self").mkdir()
+    return folder
 
 
 def test_programs_are_found_by_their_environment(tmp_path: Path) -> None:
-    for number, environment in ((1, b"PATH=/bin\0"), (2, b"A=1\0NOMAD_ALLOC_ID=5ec2e700-0\0B=2\0"), (3, b"")):
-        (tmp_path / str(number)).mkdir()
-        (tmp_path / str(number) / "environ").write_bytes(environment)
-        (tmp_path / str(number) / "comm").write_text("python3\n")
-    (tmp_path / "4").mkdir()
-    (tmp_path / "self").mkdir()
-    assert maintenance.programs(tmp_path) == {"5ec2e700-0": "python3"}
+    proc = made_up_processes(
+        tmp_path, p1=(b"PATH=/bin\0", b"init\0"), p2=(b"A=1\0NOMAD_ALLOC_ID=5ec2e700-0\0B=2\0", b"python3\0"),
+        p3=(b"", b""), p4=(b"OLD_NOMAD_ALLOC_ID=1\0X=NOMAD_ALLOC_ID=2\0", b"x\0"),
+    )  # fmt: skip
+    assert maintenance.programs(proc) == {"5ec2e700-0": "python3 (process 2)"}
+
+
+def test_programs_that_nobody_may_look_at_are_no_empty_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    proc = made_up_processes(tmp_path, p1=(b"", b"x\0"))
+
+    def denied(_path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", denied)
+    monkeypatch.setattr(maintenance.os, "geteuid", lambda: 1000)
+    with pytest.raises(PermissionError):
+        maintenance.programs(proc)
+    monkeypatch.setattr(maintenance.os, "geteuid", lambda: 0)
+    assert maintenance.programs(proc) == {}
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        (b"/usr/local/bin/nomad\0agent\0-config=/etc/nomad.d\0", True),
+        (b"nomad\0agent\0", True),
+        (b"/usr/local/bin/nomad\0executor\0", False),
+        (b"/usr/local/bin/nomad\0", False),
+        (b"vim\0nomad\0agent\0", False),
+        (b"", False),
+    ],
+)
+def test_agent_is_known_by_its_command_line(tmp_path: Path, line: bytes, found: bool) -> None:
+    assert maintenance.has_agent(made_up_processes(tmp_path, p1=(b"", line))) is found

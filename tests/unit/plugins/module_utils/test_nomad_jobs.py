@@ -9,6 +9,7 @@ import os
 import secrets
 import subprocess
 import time
+import types
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -804,3 +805,8 @@ def test_the_table_has_failed_nodes_first() -> None:
     assert nomad_jobs.table(results, problems, 1).splitlines()[-1] == "... and 2 more nodes"
     assert nomad_jobs.table(results, problems, 3) == nomad_jobs.table(results, problems)
     assert nomad_jobs.counts(results) == {"ok": 2, "failed": 2, "busy": 1, "skipped": 0}
+
+
+def test_job_of_which_nomad_tells_no_evaluation_has_no_obstacle() -> None:
+    run: Any = types.SimpleNamespace(client=types.SimpleNamespace(call=lambda *_request: None))
+    assert nomad_jobs._obstacles(run, "job", {}) == {}

@@ -8,7 +8,6 @@ import base64
 import contextlib
 import hashlib
 import random
-import re
 from collections.abc import Iterator
 
 import pytest
@@ -53,15 +52,9 @@ def packet(tag: int, body: bytes) -> bytes:
     return bytes([0xC0 | tag, 0xFF]) + len(body).to_bytes(4, "big") + body
 
 
-def test_crc24_of_a_known_text() -> None:
-    assert openpgp.crc24(b"") == 0xB704CE
-    assert openpgp.crc24(b"123456789") == 0x21CF02
-
-
 def test_version_6_key_of_the_standard() -> None:
     keys = openpgp.read_keys(V6_KEY)
     assert [key.fingerprint for key in keys] == [V6_FINGERPRINT]
-    assert keys[0].expires is None and not keys[0].revoked
 
 
 def test_version_4_fingerprint() -> None:
@@ -76,7 +69,6 @@ def test_gpg_agrees_on_the_fingerprint(key: tuple[str, bytes]) -> None:
     keys = openpgp.read_keys(binary)
     assert [found.fingerprint for found in keys] == [fingerprint]
     assert keys[0].user_ids == ("plain <plain@example.com>",)
-    assert keys[0].expires is None
     assert openpgp.join_keys(keys) == binary
 
 
@@ -108,32 +100,6 @@ def test_several_keys_in_one_file(gpg: helper.Gpg, key: tuple[str, bytes]) -> No
 
 
 @needs_gpg
-def test_expiry(gpg: helper.Gpg) -> None:
-    fingerprint = gpg.new_key("short", expire="20200301T000000", faked_time="20200101T000000!")
-    key = openpgp.read_keys(gpg.export(fingerprint))[0]
-    listing = gpg.run("--with-colons", "--show-keys", data=gpg.export(fingerprint)).decode().splitlines()
-    assert key.expires == int(listing[0].split(":")[6])
-
-
-@needs_gpg
-def test_other_peoples_signatures_do_not_prolong(gpg: helper.Gpg) -> None:
-    short = gpg.new_key("victim", expire="1d")
-    friend = gpg.new_key("friend")
-    before = openpgp.read_keys(gpg.export(short))[0].expires
-    gpg.run("--local-user", friend, "--quick-sign-key", short)
-    assert openpgp.read_keys(gpg.export(short))[0].expires == before is not None
-
-
-@needs_gpg
-def test_revocation(gpg: helper.Gpg) -> None:
-    fingerprint = gpg.new_key("withdrawn")
-    assert not openpgp.read_keys(gpg.export(fingerprint))[0].revoked
-    certificate = (gpg.home / "openpgp-revocs.d" / f"{fingerprint}.rev").read_text()
-    gpg.run("--import", data=certificate.replace(":-----BEGIN", "-----BEGIN").encode())
-    assert openpgp.read_keys(gpg.export(fingerprint))[0].revoked
-
-
-@needs_gpg
 def test_secret_keys_are_refused(gpg: helper.Gpg, key: tuple[str, bytes]) -> None:
     for armored in ([], ["--armor"]):
         secret = gpg.run(*armored, "--export-secret-keys", key[0])
@@ -149,7 +115,6 @@ def test_secret_keys_are_refused(gpg: helper.Gpg, key: tuple[str, bytes]) -> Non
         (lambda _armored: b"", "empty"),
         (lambda _armored: b"  \n", "empty"),
         (lambda _armored: b"<html>404</html>", "starts with '<html>404</html>'"),
-        (lambda armored: re.sub(rb"\n=.{4}\n", b"\n=AAAA\n", armored), "CRC-24 is"),
         (lambda armored: armored.replace(b"PUBLIC KEY BLOCK", b"MESSAGE"), "PGP MESSAGE"),
         (lambda armored: armored.replace(b"\n\n", b"\n\n!!!!\n", 1), "base64"),
         (lambda armored: openpgp.dearmor(armored)[:-3], "cut off"),
@@ -168,7 +133,6 @@ def test_damage_is_named(key: tuple[str, bytes], change: object, words: str) -> 
         (packet(openpgp.TAG_USER_ID, b"x"), "starts with packet 13"),
         (packet(openpgp.TAG_MARKER, b"PGP"), "no public key"),
         (packet(openpgp.TAG_PUBLIC_KEY, b"\x03" + bytes(20)), "unsupported version 3"),
-        (packet(openpgp.TAG_PUBLIC_KEY, b"\x04"), "shorter than its own header"),
         (packet(openpgp.TAG_PUBLIC_KEY, b""), "unsupported version"),
         (bytes([0xC6, 0xE1, 0x04]), "partial length"),
         (bytes([0x9B, 0x04]), "indeterminate length"),
@@ -215,126 +179,10 @@ def test_what_is_no_fingerprint(text: str) -> None:
 # --- keys made by hand, for what gpg does not make --------------------------------------------
 
 BODY = b"\x04" + (1000).to_bytes(4, "big") + b"\x16" + b"key material"
-V6_BODY = b"\x06" + BODY[1:]
-CREATED, LIFETIME, ISSUER, ISSUER_FINGERPRINT = 2, 9, 16, 33
 
 
 def number(value: int) -> bytes:
     return value.to_bytes(4, "big")
-
-
-def subpacket(kind: int, value: bytes, form: int = 1) -> bytes:
-    size = len(value) + 1
-    if form == 1:
-        length = bytes([size])
-    elif form == 2:
-        length = bytes([((size - 192) >> 8) + 192, (size - 192) & 0xFF])
-    else:
-        length = b"\xff" + number(size)
-    return length + bytes([kind]) + value
-
-
-def signature(kind: int, hashed: bytes, unhashed: bytes = b"", version: int = 4) -> bytes:
-    width = 4 if version == 6 else 2
-    areas = b"".join(len(area).to_bytes(width, "big") + area for area in (hashed, unhashed))
-    return packet(openpgp.TAG_SIGNATURE, bytes([version, kind, 22, 8]) + areas + b"\x00\x00")
-
-
-def issuer(body: bytes = BODY) -> bytes:
-    identity = bytes.fromhex(openpgp.fingerprint(body))
-    return subpacket(ISSUER, identity[-8:] if body[0] == 4 else identity[:8])
-
-
-def says(created: int, lifetime: int | None, body: bytes = BODY) -> bytes:
-    stated = b"" if lifetime is None else subpacket(LIFETIME, number(lifetime))
-    return subpacket(CREATED, number(created)) + stated + issuer(body)
-
-
-def made(*parts: bytes, body: bytes = BODY) -> openpgp.PublicKey:
-    keys = openpgp.split_keys(packet(openpgp.TAG_PUBLIC_KEY, body) + b"".join(parts))
-    assert len(keys) == 1
-    return keys[0]
-
-
-@pytest.mark.parametrize("kind", [0x10, 0x11, 0x12, 0x13, 0x1F])
-def test_every_kind_of_signature_by_the_key_itself_tells_its_end(kind: int) -> None:
-    assert made(signature(kind, says(5, 60))).expires == 1060
-
-
-@pytest.mark.parametrize("kind", [0x0F, 0x14, 0x18, 0x1E, 0x28, 0x30])
-def test_other_kinds_of_signatures_tell_nothing(kind: int) -> None:
-    key = made(signature(kind, says(5, 60)))
-    assert (key.expires, key.revoked) == (None, False)
-
-
-def test_who_signed_may_be_told_in_several_ways() -> None:
-    identity = bytes.fromhex(openpgp.fingerprint(BODY))
-    lifetime = subpacket(LIFETIME, number(60))
-    for who in (subpacket(ISSUER, identity[-8:]), subpacket(ISSUER_FINGERPRINT, b"\x04" + identity)):
-        assert made(signature(0x13, lifetime + who)).expires == 1060
-        assert made(signature(0x13, lifetime, who)).expires == 1060
-        assert made(signature(0x20, who)).revoked
-    for who in (
-        b"",
-        subpacket(ISSUER, identity[:8]),
-        subpacket(ISSUER_FINGERPRINT, identity),
-        subpacket(1, b"12345678"),
-    ):
-        assert made(signature(0x13, lifetime, who)).expires is None
-        assert not made(signature(0x20, b"", who)).revoked
-
-
-def test_a_lifetime_that_nobody_signed_for_counts_for_nothing() -> None:
-    assert made(signature(0x13, issuer(), subpacket(LIFETIME, number(60)))).expires is None
-
-
-def test_the_newest_signature_tells_the_end() -> None:
-    old, new = signature(0x13, says(5, 60)), signature(0x13, says(6, 70))
-    assert made(old, new).expires == made(new, old).expires == 1070
-    assert made(signature(0x13, says(5, 60)), signature(0x10, says(5, 80))).expires == 1080
-    # A user ID's own signature goes before the one on the key, however old it is.
-    assert made(signature(0x1F, says(9, 90)), old).expires == 1060
-    assert made(signature(0x1F, says(9, 90)), signature(0x13, says(5, None))).expires == 1090
-    assert made(signature(0x1F, says(9, 90)), signature(0x13, says(5, 0))).expires == 1090
-    assert made(signature(0x13, says(9, 0))).expires is None
-
-
-@pytest.mark.parametrize("form", [1, 5])
-def test_subpackets_of_every_length(form: int) -> None:
-    notes = [subpacket(20, b"n" * size, 2) for size in (191, 192, 447, 1000)] + [
-        subpacket(20, b"n" * 190),
-        subpacket(20, b"n" * 70000, 5),
-    ]
-    area = b"".join(notes[:4]) + notes[4] + subpacket(LIFETIME, number(60), form) + issuer()
-    assert made(signature(0x13, area)).expires == 1060
-    assert made(signature(0x13, subpacket(28, b"") + area)).expires == 1060
-    # Bit 7 says that it is critical, not what it is.
-    assert made(signature(0x13, subpacket(0x80 | LIFETIME, number(60), form) + issuer())).expires == 1060
-    version_6 = notes[5] + subpacket(LIFETIME, number(60), form) + issuer(V6_BODY)
-    assert made(signature(0x13, version_6, version=6), body=V6_BODY).expires == 1060
-
-
-@pytest.mark.parametrize(
-    "spoiled",
-    [
-        b"\x04\x13\x16\x08\x00",
-        b"\x03" + b"\x13\x16\x08" + bytes(20),
-        b"\x04\x13\x16\x08\xff\xff" + says(5, 60),
-        b"\x04\x13\x16\x08" + (len(says(5, 60)) + 2).to_bytes(2, "big") + says(5, 60) + b"\x02\x09" + bytes(4),
-        b"\x04\x13\x16\x08" + (len(says(5, 60)) + 1).to_bytes(2, "big") + says(5, 60) + b"\x00" + bytes(4),
-        b"\x04\x13\x16\x08" + (len(says(5, 60)) + 1).to_bytes(2, "big") + says(5, 60) + b"\xc0",
-        b"\x04\x13\x16\x08" + len(says(5, 60)).to_bytes(2, "big") + says(5, 60) + b"\x00\x05\x01\x1c",
-    ],
-)
-def test_signatures_that_cannot_be_read_count_for_nothing(spoiled: bytes) -> None:
-    assert made(packet(openpgp.TAG_SIGNATURE, spoiled)).expires is None
-
-
-def test_a_signature_is_read_to_its_last_byte() -> None:
-    whole = b"\x04\x13\x16\x08" + len(says(5, 60)).to_bytes(2, "big") + says(5, 60) + b"\x00\x00"
-    assert made(packet(openpgp.TAG_SIGNATURE, whole)).expires == 1060
-    assert made(packet(openpgp.TAG_SIGNATURE, whole[:-1])).expires is None
-    assert made(packet(openpgp.TAG_SIGNATURE, b"\x04\x20\x16\x08\x00\x00")).revoked is False
 
 
 @pytest.mark.parametrize("version", [5, 6])
@@ -342,8 +190,7 @@ def test_fingerprints_of_later_versions(version: int) -> None:
     body = bytes([version]) + BODY[1:]
     prefix = b"\x9a" if version == 5 else b"\x9b"
     expected = hashlib.sha256(prefix + number(len(body)) + body).hexdigest().upper()
-    key = made(signature(0x13, says(5, 60, body), version=version), body=body)
-    assert (key.fingerprint, key.expires) == (expected, 1060)
+    assert openpgp.fingerprint(body) == expected
 
 
 def old_style(kind: int, body: bytes) -> bytes:
@@ -399,7 +246,6 @@ def test_new_lengths(size: int, length: str) -> None:
         (b"", "the file holds no public key"),
         (packet(6, b"\x07" + bytes(9)), "a public key has the unsupported version 7 (supported: 4, 5 and 6)"),
         (packet(6, b""), "a public key has the unsupported version -1 (supported: 4, 5 and 6)"),
-        (packet(6, BODY[:5]), "a public key packet is shorter than its own header"),
     ],
 )
 def test_what_is_wrong_is_told_with_its_place(data: bytes, words: str) -> None:
@@ -427,8 +273,7 @@ def test_armor_as_it_is_written() -> None:
     lines = openpgp.armor(long).decode().splitlines()
     assert lines[0] == "-----BEGIN PGP PUBLIC KEY BLOCK-----" and lines[1] == ""
     assert [len(line) for line in lines[2:5]] == [64, 64, 4]
-    assert lines[5] == "=" + base64.b64encode(openpgp.crc24(long).to_bytes(3, "big")).decode()
-    assert lines[6] == "-----END PGP PUBLIC KEY BLOCK-----" and openpgp.armor(long).endswith(b"-----\n")
+    assert lines[5] == "-----END PGP PUBLIC KEY BLOCK-----" and openpgp.armor(long).endswith(b"-----\n")
     assert openpgp.is_armored(ARMORED) and openpgp.is_armored(b"Our key:\n" + ARMORED)
     for data in (b"", b"text", BINARY, BINARY + b"\n" + ARMORED, b"\x98\x10\n" + ARMORED, b"x" + ARMORED):
         assert not openpgp.is_armored(data)
@@ -464,12 +309,8 @@ def test_armor_as_it_is_written() -> None:
             "the OpenPGP key block is empty",
         ),
         (
-            openpgp.armor(b"abc").replace(b"\n=", b"\n=AAAA\n#"),
+            openpgp.armor(b"abc").replace(b"\n-----END", b"\n=AAAA\n#\n-----END"),
             "the OpenPGP key block is not valid base64 (",
-        ),
-        (
-            re.sub(rb"\n=.{4}\n", b"\n=AAAA\n", openpgp.armor(b"123456789")),
-            "the OpenPGP key block is damaged, its CRC-24 is 21CF02 and it states 000000",
         ),
     ],
 )
@@ -488,6 +329,8 @@ def test_armor_as_others_write_it() -> None:
         [begin, text, end],
         # Without headers the first lines are content, also where a blank line follows.
         [begin, text[:8], b"", text[8:], end],
+        # A checksum is not looked at, right or wrong; it stands at the end alone.
+        [begin, b"", text, b"=AAAA", end],
         [b"before", b"", begin + b" \t", b" ", b" " + text + b" ", end, b"after"],
     ):
         assert openpgp.dearmor(b"\n".join(lines)) == BINARY

@@ -43,6 +43,8 @@ def test_the_failure_says_everything(agent: farm.Agent, capsys: pytest.CaptureFi
     assert result["failed"]
     lines = result["msg"].splitlines()
     assert lines[0].startswith(f"{platform.node()}: 4 of 4 nodes failed after ")
+    # An empty line stands before the table and behind it.
+    assert lines[1] == "" and lines[lines.index(result["table"].splitlines()[-1]) + 1] == ""
     assert lines[2].split() == ["NODE", "STATUS", "EXPECTED", "FOUND", "VERDICT", "PROBLEMS"]
     assert lines[3].split() == ["node00000", "ready", "3", "2", "failed", "gpu_missing,", "model_mismatch"]
     uuid = farm.uuid_of(0, 2)

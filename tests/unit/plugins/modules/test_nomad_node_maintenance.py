@@ -48,6 +48,17 @@ class Node:
         self.asked: list[health.HealthOptions] = []
         monkeypatch.setattr(nomad_node_maintenance.health, "probe", self.probe)
         monkeypatch.setattr(maintenance, "PAUSE_S", 0.01)
+        # What runs on this machine, as in the nodes of a test farm, is nothing of this node's.
+        self.looks = maintenance.Maintenance.__init__.__kwdefaults__
+        monkeypatch.setitem(self.looks, "running", dict)
+        self.judged: list[dict[str, Any]] = []
+        judge = nomad_node_maintenance.gate_service.judge
+
+        def noted(*given: Any, **options: Any) -> Any:
+            self.judged.append({"ignored": given[2], **options})
+            return judge(*given, **options)
+
+        monkeypatch.setattr(nomad_node_maintenance.gate_service, "judge", noted)
 
     def probe(self, options: health.HealthOptions) -> Any:
         self.asked.append(options)
@@ -78,8 +89,32 @@ def test_out_and_in(node: Node) -> None:
     assert node.eligibility == "eligible"
     assert [options.gpus for options in node.asked] == [1]
     again = node.run(state="in")
-    assert not again["changed"] and "not in maintenance" in again["message"]
+    assert not again["changed"] and "has taken no node out" in again["message"]
     assert len(node.asked) == 1
+
+
+def test_options_of_the_probe_arrive(node: Node) -> None:
+    node.run(state="out", change="driver branch 580")
+    node.run(state="in", ignored_gpu_ids=["GPU-0"], plugin_age_max=5.5, timeout=2, close_on="warning")
+    assert node.judged == [{"ignored": ["GPU-0"], "close_on": "warning", "plugin_age_max": 5.5, "wait_s": 2}]
+
+
+def test_only_the_owner_puts_it_back(node: Node) -> None:
+    node.run(state="out", change="new firmware", owner="Firmware")
+    assert not node.run(state="in")["changed"] and node.eligibility == "ineligible"
+    refused = node.run(state="out", change="driver branch 580")
+    assert refused["failed"] and "a node that Firmware took out of work for new firmware" in refused["msg"]
+    assert node.run(state="in", owner="Firmware")["changed"] and node.eligibility == "eligible"
+
+
+def test_who_may_not_look_is_told(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied() -> Any:
+        raise PermissionError(13, "Permission denied", "/proc/1/environ")
+
+    monkeypatch.setitem(node.looks, "running", denied)
+    result = node.run(state="out", change="driver branch 580")
+    assert "/proc/1/environ cannot be read. Expected: root" in result["msg"] and "Next step: " in result["msg"]
+    assert node.nomad.agent.writes == []
 
 
 def test_refused_with_its_allocations(node: Node) -> None:

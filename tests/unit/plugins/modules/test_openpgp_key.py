@@ -8,7 +8,6 @@ import json
 import os
 import platform
 import stat
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -83,9 +82,7 @@ def test_writes_a_binary_keyring(node: Node, gpg: helper.Gpg, first: str) -> Non
     assert node.dest.read_bytes() == gpg.export(first, armored=False)
     assert stat.S_IMODE(node.dest.stat().st_mode) == 0o644
     assert result["diff"] == {"before": "", "after": f"{node.dest}\n{first}\n"}
-    assert result["public_keys"] == [
-        {"fingerprint": first, "user_ids": ["first <first@example.com>"], "expires": None, "revoked": False}
-    ]
+    assert result["public_keys"] == [{"fingerprint": first, "user_ids": ["first <first@example.com>"]}]
 
 
 def test_writes_an_armored_keyring_that_gpg_reads(node: Node, gpg: helper.Gpg, first: str) -> None:
@@ -208,40 +205,6 @@ def test_errors_name_what_to_do(node: Node, server: helper.Server, first: str) -
     node.dest.parent.write_text("")
     other = str(node.dest.parent / "deeper" / "key.gpg")
     assert_error(node.run(dest=other), f"{other} cannot be read (Not a directory)")
-
-
-def test_expired_and_revoked_keys_are_a_warning(
-    node: Node, server: helper.Server, gpg: helper.Gpg, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    warnings: list[str] = []
-    monkeypatch.setattr(openpgp_key.AnsibleModule, "warn", lambda _self, text: warnings.append(text))
-    old = gpg.new_key("old", expire="20200301T000000", faked_time="20200101T000000!")
-    server.files["/key"] = gpg.export(old)
-    assert node.run(check=True, fingerprints=[old])["changed"] and warnings == []
-    assert node.run(fingerprints=[old])["changed"]
-    expires = openpgp.read_keys(server.files["/key"])[0].expires
-    assert expires is not None
-    day = time.strftime("%Y-%m-%d", time.gmtime(expires))
-    assert warnings == [
-        f"The key {old} (old <old@example.com>) in {node.dest} expired on {day}; "
-        "if its owner has prolonged it, fetch it again with force=true."
-    ]
-    # A key ends with the second that it names.
-    for now, count in ((expires - 1, 1), (expires, 2)):
-        with monkeypatch.context() as clock:
-            clock.setattr(openpgp_key.time, "time", lambda now=now: now)
-            node.run(fingerprints=[old])
-        assert len(warnings) == count
-    withdrawn = gpg.new_key("withdrawn")
-    certificate = (gpg.home / "openpgp-revocs.d" / f"{withdrawn}.rev").read_text()
-    gpg.run("--import", data=certificate.replace(":-----BEGIN", "-----BEGIN").encode())
-    server.files["/key"] = gpg.export(withdrawn)
-    result = node.run(fingerprints=[withdrawn])
-    assert result["public_keys"][0]["revoked"]
-    assert warnings[2:] == [
-        f"The key {withdrawn} (withdrawn <withdrawn@example.com>) in {node.dest} is revoked by its owner; "
-        "look for its successor."
-    ]
 
 
 def test_documentation_and_arguments_agree(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils import nvidia_smi
 from ansible_collections.gpufarm.core.plugins.plugin_utils import report, report_page
 
 CORPUS = Path(__file__).parents[1] / "module_utils/nvidia_smi_corpus"
-TEMPLATES = Path(__file__).parents[4] / "playbooks" / "templates"
+TEMPLATES = Path(__file__).parents[4] / "roles" / "farm" / "templates"
 H100 = "580.159.04-h100"
 T4 = "515.105.01-tesla-t4"
 RTX4090 = "535.86.05-rtx-4090"

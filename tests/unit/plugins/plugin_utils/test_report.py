@@ -408,8 +408,10 @@ def test_drift_among_gpus_that_do_not_tell_what_they_are() -> None:
     for answer in answers:
         answer["health"]["nvidia_smi"]["platform"] = None
         answer["health"]["nvidia_smi"]["gpus"][0]["name"] = None
-    (group,) = helper.document(of(*answers))["drift"]
+    data = helper.document(of(*answers))
+    (group,) = data["drift"]
     assert (group["platform"], group["model"], group["gpus"]) == ("unknown", "unknown", 2)
+    assert [row["model"] for row in data["cost"]["models"]] == ["unknown"]
 
 
 def test_what_was_not_told_is_no_drift() -> None:
@@ -763,6 +765,14 @@ def test_same_problem_of_several_gpus_is_one_line() -> None:
     )
 
 
+def test_critical_node_without_a_critical_gpu_is_in_the_headline() -> None:
+    smi = helper.facts(helper.H100, 1, 2)
+    gone = {**helper.problem(smi["gpus"][0], "gpu_count"), "uuid": None, "pci_bus_id": None}
+    data = helper.document(of(helper.answer("gpu01", helper.health(smi, [gone]))))
+    headline = report_page.page(data)["headline"]
+    assert headline["level"] == "critical" and headline["text"].split(", ")[0] == "1 node critical"
+
+
 def test_warning_of_a_node_is_in_the_headline() -> None:
     result = helper.health(helper.facts(helper.H100, 1, 1))
     own = {
@@ -979,3 +989,10 @@ def test_options_as_recorded() -> None:
     assert dataclasses.asdict(report.Options()) == {
         "title": "GPU farm", "currency": "EUR", "productivity": 1.0, "models": {}, "history_path": None
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("more", "told"), [(0, ""), (1, "1 more node"), (2, "2 more nodes")])
+def test_nodes_without_an_answer_are_told_up_to_a_number(more: int, told: str) -> None:
+    number = report_page.TABLE_ROWS + more
+    page = report_page.page(helper.document(of(*(helper.answer(f"gpu{index}", {"rc": 1}) for index in range(number)))))
+    assert len(page["unanswered"]) == report_page.TABLE_ROWS and page["more_unanswered"] == told
