@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import json
 import runpy
 from pathlib import Path
 from types import ModuleType
@@ -39,4 +40,4 @@ def test_records_are_frozen() -> None:
 def test_every_module_is_a_program(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with patch_module_args({"no_such_option": 1}), pytest.raises(SystemExit):
         runpy.run_path(str(path), run_name="__main__")
-    assert "no_such_option" in capsys.readouterr().out
+    assert json.loads(capsys.readouterr().out)["failed"]

@@ -93,7 +93,7 @@ def test_systemd_is_reloaded_for_a_changed_unit_alone() -> None:
         "Restart Nomad": "{{ __nomad_unit_unread }}",
         "Restart this server": "{{ __nomad_unit_unread }}",
         # That was one already.
-        "Have Nomad enabled and running": "{{ __nomad_unit_unread and __nomad_restarted is not changed }}",
+        "Have Nomad enabled and running": "{{ __nomad_unit_unread and not __nomad_restarted_now }}",
     }
 
 
@@ -175,7 +175,12 @@ def valued(name: str, **given: Any) -> Any:
 
 GPUS = [{"uuid": "GPU-1"}, {"uuid": "GPU-2"}]
 FACTS = {"nvidia_smi": {"available": True, "driver_version": "580.1", "gpus": GPUS}}
-KNOWN = {"__nomad_device_nvidia_release": {}, "nomad_device_nvidia_ignored_gpu_ids": [], "ansible_facts": FACTS}
+KNOWN = {
+    "ansible_play_name": "GPU nodes",
+    "__nomad_device_nvidia_release": {},
+    "nomad_device_nvidia_ignored_gpu_ids": [],
+    "ansible_facts": FACTS,
+}
 
 
 @pytest.mark.parametrize(
@@ -191,7 +196,8 @@ KNOWN = {"__nomad_device_nvidia_release": {}, "nomad_device_nvidia_ignored_gpu_i
         (["570.1"], {"ansible_facts": {"nvidia_smi": {"available": False}}}, False),
         (None, {}, False),
         # This run has started it, and its plugin may not have told yet.
-        (["570.1"], {"__nomad_restarted": {"changed": True}}, False),
+        (["570.1"], {"__nomad_restarted_in": "GPU nodes"}, False),
+        (["570.1"], {"__nomad_restarted_in": "Nomad servers"}, True),
         ([], {"__nomad_running": {"changed": True}}, False),
     ],
 )
@@ -201,7 +207,7 @@ def test_agent_that_knows_another_driver(known: list[str] | None, given: dict[st
 
 
 def test_agent_without_the_plugins_role_needs_no_driver() -> None:
-    given = {"ansible_facts": FACTS, "__nomad_ready": {"driver_versions": []}}
+    given = {"ansible_play_name": "GPU nodes", "ansible_facts": FACTS, "__nomad_ready": {"driver_versions": []}}
     assert valued("__nomad_driver_is_new", **given) is False
     assert valued("__nomad_driver_is_new", **KNOWN) is False
 
