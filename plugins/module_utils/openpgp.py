@@ -64,6 +64,16 @@ def normalize_fingerprint(text: str) -> str:
     return plain
 
 
+def crc24(data: bytes) -> int:
+    """The checksum of RFC 4880, section 6.1."""
+    crc = 0xB704CE
+    for octet in data:
+        crc ^= octet << 16
+        for _bit in range(8):
+            crc = crc << 1 ^ (0x1864CFB if crc & 0x800000 else 0)
+    return crc
+
+
 def is_armored(data: bytes) -> bool:
     """Whether the data is ASCII armor; binary packets always start with bit 7 set."""
     return bool(_ANY_BEGIN.search(data)) and not data[0] & 0x80
@@ -126,10 +136,14 @@ def _dearmor_block(lines: list[bytes]) -> bytes:
 
 
 def armor(data: bytes) -> bytes:
-    """Binary packets as one ASCII-armored public key block."""
+    """Binary packets as one ASCII-armored public key block.
+
+    Without the checksum gpg takes the last line for content, where no sign of padding ends that.
+    """
     text = base64.b64encode(data)
     lines = [text[start : start + 64] for start in range(0, len(text), 64)]
-    return b"\n".join([_BEGIN, b"", *lines, _END, b""])
+    checksum = base64.b64encode(crc24(data).to_bytes(3, "big"))
+    return b"\n".join([_BEGIN, b"", *lines, b"=" + checksum, _END, b""])
 
 
 def packets(data: bytes) -> Iterator[Packet]:
