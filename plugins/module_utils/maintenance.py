@@ -217,31 +217,31 @@ class Maintenance:
     def _empty(self, node: gate.GateNode, plan: Plan, drain: bool) -> None:
         """Mark and close the node, and look until it is empty."""
         before = node.meta.get(CHANGE_KEY)
-        mark = {
+        # The gate's marks may be in the last drain alone, which a new one replaces.
+        marks = {
+            **{key: node.marks[key] for key in gate.KEYS if key in node.marks},
             CHANGE_KEY: before or gate.clean_reason(plan.change),
             OWNER_KEY: plan.owner,
             SINCE_KEY: node.meta.get(SINCE_KEY) or gate.timestamp(),
             OPENS_KEY: "yes" if node.eligible else node.meta.get(OPENS_KEY, "no"),
             DRAIN_KEY: node.meta.get(DRAIN_KEY, node.drained_at),
         }
-        # Marked before it is closed, so that whatever stops in between is put right by the next run. The gate's marks
-        # may be in the last drain alone, which a new one replaces.
-        marks = {key: node.marks[key] for key in gate.KEYS if key in node.marks}
-        self._write(node, {**marks, **mark})
-        self._close(node, plan, {**marks, **mark}, drain)
+        # Marked before it is closed, so that whatever stops in between is put right by the next run.
+        self._write(node, marks)
+        self._close(node, plan, marks, drain)
         deadline = self._clock() + plan.deadline_s + GRACE_S
-        closed, looks = node.id, 0
+        looks = 0
         while looks < LOOKS:
             try:
-                now, work = self._node(closed), self._work(closed)
+                now, work = self._node(node.id), self._work(node.id)
                 if work and plan.policy == REFUSE:
                     # It was placed before the node was closed.
                     if not before:
-                        self.open(dataclasses.replace(now, meta={**now.meta, **mark}))
+                        self.open(dataclasses.replace(now, meta={**now.meta, **marks}))
                     raise _refused(plan, work)
                 if now.eligible or (work and not drain):
                     drain = drain or bool(work)
-                    self._close(now, plan, {**marks, **mark}, drain)
+                    self._close(now, plan, marks, drain)
                 looks = 0 if work or now.eligible else looks + 1
             except nomad.NomadError as error:
                 if not error.transient or self._clock() > deadline:
@@ -258,12 +258,12 @@ class Maintenance:
             if looks < LOOKS:
                 self._pause(PAUSE_S)
 
-    def _close(self, node: gate.GateNode, plan: Plan, mark: Mapping[str, str], drain: bool) -> None:
+    def _close(self, node: gate.GateNode, plan: Plan, marks: Mapping[str, str], drain: bool) -> None:
         path = gate.node_path(node.id)
         if drain and not node.draining:
             spec = {"Deadline": plan.deadline_s * _NANOSECONDS, "IgnoreSystemJobs": False}
             # With the gate's marks it is no drain of somebody else's to the gate.
-            self.client.call("POST", f"{path}/drain", {"NodeID": node.id, "DrainSpec": spec, "Meta": dict(mark)})
+            self.client.call("POST", f"{path}/drain", {"NodeID": node.id, "DrainSpec": spec, "Meta": dict(marks)})
             began = gate.gate_node(self.client.call("GET", path) or {}).drained_at
             self._write(node, {DRAIN_KEY: began})
         elif node.eligible:
