@@ -225,8 +225,9 @@ def survives(mutant: Mutant, folder: Path) -> bool:
     """Tell whether no unit test notices a change."""
     path = folder / mutant.path
     original = path.read_text(encoding="utf-8")
-    stem = path.stem
-    first = [str(test.relative_to(folder)) for test in sorted((folder / "tests/unit").rglob(f"test_{stem}*.py"))]
+    names = {path.stem, path.parent.name}
+    tests = sorted((folder / "tests/unit").rglob("test_*.py"))
+    first = [str(test.relative_to(folder)) for test in tests if any(test.name.startswith(f"test_{n}") for n in names)]
     path.write_text(applied(mutant, original), encoding="utf-8")
     try:
         if first and notices(folder, *first):

@@ -14,8 +14,8 @@ description:
   - Makes one document of the results of M(gpufarm.core.nvidia_gpu_health) on each host and of
     M(gpufarm.core.nomad_gpu_info), the texts of a page about it, and one more line of a history.
   - It never fails because of a host or of Nomad. Who gave no answer is in the document with the reason.
-  - The playbook C(gpufarm.core.report) uses it. The head of C(plugins/plugin_utils/report.py) describes every key of
-    the document with its unit.
+  - The playbook C(gpufarm.core.report) uses it. C(plugins/plugin_utils/report/records.py) has every key of the
+    document with its unit.
 options:
   _input:
     description:

@@ -20,12 +20,12 @@ import dataclasses
 import datetime
 import json
 import re
-import time
 import urllib.parse
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ansible_collections.gpufarm.core.plugins.module_utils import nomad
+from ansible_collections.gpufarm.core.plugins.module_utils.problem import sentences
 
 STATE_KEY = "gpufarm_gate"
 REASON_KEY = "gpufarm_gate_reason"
@@ -333,7 +333,7 @@ def find_nodes(client: nomad.Client, names: Iterable[str]) -> dict[str, GateNode
 
 
 def _rank(node: Mapping[str, Any]) -> tuple[bool, int]:
-    return node.get("Status") != "down", int(node.get("CreateIndex") or 0)
+    return nomad.rank(nomad.describe_node(node))
 
 
 def marked_nodes(client: nomad.Client) -> set[str]:
@@ -371,11 +371,6 @@ def with_meta(client: nomad.Client, node: GateNode) -> GateNode:
             raise
         return node
     return dataclasses.replace(node, meta=answer.get("Meta") or {})
-
-
-def timestamp(seconds: float | None = None) -> str:
-    """A time for a node's meta, in UTC."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 def most_closed(text: str, nodes: int) -> int:
@@ -534,7 +529,7 @@ def _why_sick(node: str, reason: str, codes: Iterable[str]) -> str:
         next_step = "read `journalctl -u nomad` there, run playbooks/site.yml for it and restart Nomad"
     if "node_missing" in codes:
         next_step = "run playbooks/site.yml for it, because Nomad cannot close a node that it does not know"
-    return f"Node {node}: found {reason}. Expected: healthy GPUs that Nomad has. Next step: {next_step}."
+    return f"Node {node}: found {sentences(reason, 'healthy GPUs that Nomad has', next_step)}"
 
 
 def _why_unprobed(host: str, probe: Mapping[str, Any]) -> str:

@@ -27,6 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from ansible_collections.gpufarm.core.plugins.module_utils import gate, health, nomad
+from ansible_collections.gpufarm.core.plugins.module_utils.problem import FoundError, Problem
+from ansible_collections.gpufarm.core.plugins.module_utils.text import utc
 
 CONFIG = "/etc/gpufarm/health.json"
 STATUS = "/run/gpufarm/health.json"
@@ -51,7 +53,7 @@ DCGM_LEVEL_MAX = 1
 """DCGM's first level takes seconds. The others take minutes to hours, and the GPUs from the jobs."""
 
 
-class ConfigError(Exception):
+class ConfigError(FoundError):
     """The configuration cannot be used; the text says what was found, what was expected and what to do."""
 
 
@@ -73,8 +75,9 @@ def load(path: str) -> dict[str, Any]:
             raise ValueError(f"close_on is {config['close_on']!r} and neither critical nor warning")
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{path} cannot be used ({error}). Expected: the configuration that the role gpu_health writes. "
-            "Next step: run that role for this host again."
+            f"{path} cannot be used ({error})",
+            "the configuration that the role gpu_health writes",
+            "run that role for this host again",
         ) from error
     return config
 
@@ -126,11 +129,11 @@ def gated(client: nomad.Client, config: Mapping[str, Any], found: Mapping[str, A
         index=before, uptime=uptime if isinstance(uptime, int) else None,
         open_after=config["open_after"], closed_min_s=config["closed_min"],
     )  # fmt: skip
-    decision = gate.decide(gate.with_meta(client, node), wish, gate.timestamp())
+    decision = gate.decide(gate.with_meta(client, node), wish, utc())
     if decision.changes:
         # What the server next to the agent knows may be old; most runs change nothing and cost the leader nothing.
         node = gate.read_node(client, node.id)
-        decision = gate.decide(node, wish, gate.timestamp())
+        decision = gate.decide(node, wish, utc())
         gate.carry_out(client, node, decision, wish)
     return status_of(
         verdict=found["verdict"],
@@ -151,7 +154,7 @@ def judge(
     close_on: str,
     plugin_age_max: float,
     wait_s: float | None = None,
-) -> tuple[dict[str, Any], list[nomad.Problem], gate.GateNode, dict[str, Any]]:
+) -> tuple[dict[str, Any], list[Problem], gate.GateNode, dict[str, Any]]:
     """What the probe and Nomad say of this node together, as C(gate.judge_farm) does; and what that was made of."""
     problems, node = compare(client, found["nvidia_smi"], ignored, NOMAD_WAIT_S if wait_s is None else wait_s)
     stats = statistics(client)
@@ -169,7 +172,7 @@ def status_of(**known: Any) -> dict[str, Any]:
     unknown: dict[str, Any] = {
         "verdict": None, "healthy": None, "reason": None, "action": FAILED, "problems": [], "nomad_problems": None,
     }  # fmt: skip
-    return {**unknown, **known, "checked_at": gate.timestamp()}
+    return {**unknown, **known, "checked_at": utc()}
 
 
 def own_node_id(client: nomad.Client) -> str:
@@ -212,15 +215,15 @@ def statistics(client: nomad.Client) -> dict[str, Any]:
 
 def compare(
     client: nomad.Client, facts: Mapping[str, Any], ignored: Sequence[str], wait_s: float
-) -> tuple[list[nomad.Problem], gate.GateNode]:
+) -> tuple[list[Problem], gate.GateNode]:
     """What is wrong with Nomad's view of this node, after an agent that just started had its time; and the node."""
 
-    def fetch(index: int, wait: float) -> tuple[int, tuple[list[nomad.Problem], gate.GateNode]]:
+    def fetch(index: int, wait: float) -> tuple[int, tuple[list[Problem], gate.GateNode]]:
         node = own_node(client, index, wait)
-        actual = nomad.actual_node(node)
-        said = nomad.expected_of_facts(facts, actual.name, ignored)
+        actual = nomad.describe_node(node)
+        said = nomad.expected_of_facts(facts, actual["name"], ignored)
         wanted = nomad.Expected(
-            node=actual.name,
+            node=actual["name"],
             count=said.get("count"),
             uuids=tuple(said["uuids"]) if "uuids" in said else None,
             driver_version=said.get("driver_version"),
@@ -228,7 +231,7 @@ def compare(
         (verdict,) = nomad.compare([wanted], [actual])
         return node["Index"], (verdict.problems, gate.gate_node(node))
 
-    answer: tuple[list[nomad.Problem], gate.GateNode] = nomad.wait_until(fetch, lambda found: not found[0], wait_s)
+    answer: tuple[list[Problem], gate.GateNode] = nomad.wait_until(fetch, lambda found: not found[0], wait_s)
     return answer
 
 

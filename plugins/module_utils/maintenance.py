@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible_collections.gpufarm.core.plugins.module_utils import gate, gate_service, nomad
-from ansible_collections.gpufarm.core.plugins.module_utils.text import clean
+from ansible_collections.gpufarm.core.plugins.module_utils.text import clean, utc
 
 CHANGE_KEY = gate.MAINTENANCE_KEY
 OWNER_KEY = "gpufarm_maintenance_by"
@@ -222,7 +222,7 @@ class Maintenance:
             **{key: node.marks[key] for key in gate.KEYS if key in node.marks},
             CHANGE_KEY: before or gate.clean_reason(plan.change),
             OWNER_KEY: plan.owner,
-            SINCE_KEY: node.meta.get(SINCE_KEY) or gate.timestamp(),
+            SINCE_KEY: node.meta.get(SINCE_KEY) or utc(),
             OPENS_KEY: "yes" if node.eligible else node.meta.get(OPENS_KEY, "no"),
             DRAIN_KEY: node.meta.get(DRAIN_KEY, node.drained_at),
         }

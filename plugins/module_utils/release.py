@@ -16,13 +16,11 @@ import hashlib
 import http.client
 import itertools
 import json
-import os
 import re
 import signal
 import ssl
 import stat
 import struct
-import subprocess
 import tempfile
 import time
 import urllib.error
@@ -34,7 +32,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from ansible.module_utils.urls import open_url
-from ansible_collections.gpufarm.core.plugins.module_utils import openpgp, retry
+from ansible_collections.gpufarm.core.plugins.module_utils import commands, openpgp, retry
+from ansible_collections.gpufarm.core.plugins.module_utils.problem import FoundError
 from ansible_collections.gpufarm.core.plugins.module_utils.text import clean
 
 ARCHITECTURES = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
@@ -53,11 +52,11 @@ _REDIRECTIONS = 5
 _ADDRESS = re.compile(r"https?://(?:[^/?#\s]*@)?(?:[^/?#\s@:\[\]]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?(?:[/?#]\S*)?")
 
 
-class ReleaseError(Exception):
-    """Something is not as it must be; the text says what was found, what was expected and what to do."""
+class ReleaseError(FoundError):
+    """A release, or a key, is not as it must be."""
 
     def __init__(self, found: str, expected: str, next_step: str) -> None:
-        super().__init__(without_login(f"{found}. Expected: {expected}. Next step: {next_step}."))
+        super().__init__(*map(without_login, (found, expected, next_step)))
 
 
 # --- addresses -------------------------------------------------------------------------------
@@ -469,21 +468,15 @@ def run_gpgv(
             (work / file).write_bytes(content)
         command = [gpgv, "--homedir", name, "--status-fd", "1"]
         command += ["--keyring", str(work / "keyring.gpg"), str(work / "data.sig"), str(work / "data")]
-        environment = {**os.environ, "LC_ALL": "C"}
-        try:
-            # Tested without Ansible's module, so without its run_command.
-            answer = subprocess.run(  # pylint: disable=ansible-bad-function
-                command, check=False, capture_output=True, timeout=seconds, env=environment
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise ReleaseError(
-                found=f"{gpgv} did not run ({error})",
-                expected=f"a gpgv that checks a signature within {seconds:.0f} seconds",
-                next_step="reinstall the package gpgv (Debian, Ubuntu) or gnupg2 (RHEL)",
-            ) from error
-    status = answer.stdout.decode("utf-8", "replace")
-    last = answer.stderr.decode("utf-8", "replace").strip().splitlines()
-    return parse_gpgv_status(status), last[-1] if last else ""
+        (answer,) = commands.run_commands([command], seconds)
+    if answer.returncode is None:
+        raise ReleaseError(
+            found=f"{gpgv} did not run ({answer.error or 'it was killed'})",
+            expected=f"a gpgv that checks a signature within {seconds:.0f} seconds",
+            next_step="reinstall the package gpgv (Debian, Ubuntu) or gnupg2 (RHEL)",
+        )
+    last = answer.stderr.strip().splitlines()
+    return parse_gpgv_status(answer.stdout), last[-1] if last else ""
 
 
 # --- archive ---------------------------------------------------------------------------------

@@ -1,10 +1,12 @@
 # Copyright (c) 2026, gpufarm contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Text from outside, before anybody sees it."""
+"""Text: from outside before anybody sees it, and for people."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -25,3 +27,24 @@ def clean_all(value: Any) -> Any:
     if isinstance(value, list):
         return [clean_all(inner) for inner in value]
     return clean(value) if isinstance(value, str) else value
+
+
+def utc(seconds: float | None = None) -> str:
+    """A time in ISO 8601, to the second, in UTC; now where none is given."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+
+def numbered(words: Mapping[str, int]) -> str:
+    """Words that occur so many times, as one text."""
+    return ", ".join(word if number == 1 else f"{word} ({number}x)" for word, number in words.items()) or "-"
+
+
+def columns(head: Sequence[str], rows: Sequence[Sequence[str]], limit: int | None = None) -> str:
+    """A table of text, a line for each node; C(limit) counts those lines."""
+    shown = [head, *rows[:limit]]
+    last = len(head) - 1
+    widths = [max(len(row[column]) for row in shown) for column in range(last)]
+    lines = ["  ".join([*(row[column].ljust(widths[column]) for column in range(last)), row[last]]) for row in shown]
+    if limit is not None and len(rows) > limit:
+        lines.append(f"... and {len(rows) - limit} more nodes")
+    return "\n".join(lines)

@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi import normal_bus_id
+from ansible_collections.gpufarm.core.plugins.module_utils.pci import normal_bus_id
 from ansible_collections.gpufarm.core.plugins.module_utils.text import clean
 
 IGNORE, WARNING, CRITICAL = "ignore", "warning", "critical"

@@ -186,6 +186,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufarm.core.plugins.module_utils import gate, nomad, nomad_options
+from ansible_collections.gpufarm.core.plugins.module_utils.text import columns, utc
 
 # Requests to one agent at a time.
 WORKERS = 8
@@ -242,7 +243,7 @@ def do_node(client: nomad.Client, name: str, listed: gate.GateNode | None, wish:
     while True:
         try:
             node = gate.read_node(client, listed.id)
-            decision = gate.decide(node, wish, gate.timestamp())
+            decision = gate.decide(node, wish, utc())
             if decision.changes and not check_mode:
                 gate.carry_out(client, node, decision, wish)
         except nomad.NomadError as error:
@@ -326,13 +327,12 @@ def wish_of(item: dict[str, Any], params: dict[str, Any]) -> gate.Wish:
 
 
 def table(done: list[Done]) -> str:
-    rows = [("NODE", "STATUS", "ELIGIBLE", "ACTION", "WHY")]
+    rows = []
     for each in done:
         eligible = "-" if each.eligible is None else "yes" if each.eligible else "no"
         status = each.node.status if each.node else "-"
         rows.append((each.name, status, eligible, each.decision.action, each.decision.message))
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    return "\n".join("  ".join([*(row[column].ljust(widths[column]) for column in range(4)), row[4]]) for row in rows)
+    return columns(("NODE", "STATUS", "ELIGIBLE", "ACTION", "WHY"), rows)
 
 
 def states(done: list[Done]) -> dict[str, str]:

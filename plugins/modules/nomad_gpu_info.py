@@ -124,6 +124,10 @@ nodes:
       description: Version of Nomad on the node.
       type: str
       sample: 1.11.3
+    create_index:
+      description: Index of the registration; of several nodes with one name the newest living one counts.
+      type: int
+      sample: 812
     gpus:
       description: GPUs of the node.
       type: list
@@ -235,7 +239,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils import nomad, nomad_o
 FILTERED_NAMES = 50
 
 
-def read_nodes(client: nomad.Client, expression: str | None, names: list[str]) -> tuple[list[dict[str, Any]], int]:
+def read_nodes(client: nomad.Client, expression: str | None, names: list[str]) -> tuple[list[nomad.Node], int]:
     """The nodes, described, and the index of the answer."""
     conditions = [expression] if expression else []
     by_name = nomad.name_filter(names)
@@ -263,11 +267,17 @@ def apply(params: dict[str, Any]) -> dict[str, Any]:
     if params["only_gpu_nodes"]:
         nodes = [node for node in nodes if node["gpus"]]
     in_use = read_allocations(client) if params["gather_allocations"] else {}
-    for node in nodes:
-        for gpu in node["gpus"]:
-            gpu["allocation"] = in_use.get((node["id"], gpu["uuid"]))
-            gpu["allocation_id"] = gpu["allocation"]["id"] if gpu["allocation"] else None
-    return {"changed": False, "nodes": nodes, "gpu_count": sum(len(node["gpus"]) for node in nodes), "index": index}
+
+    def held(node: nomad.Node, gpu: nomad.Gpu) -> dict[str, Any]:
+        allocation = in_use.get((node["id"], gpu["uuid"]))
+        return {**gpu, "allocation": allocation, "allocation_id": allocation["id"] if allocation else None}
+
+    return {
+        "changed": False,
+        "nodes": [{**node, "gpus": [held(node, gpu) for gpu in node["gpus"]]} for node in nodes],
+        "gpu_count": sum(len(node["gpus"]) for node in nodes),
+        "index": index,
+    }
 
 
 def argument_spec() -> dict[str, Any]:

@@ -290,6 +290,7 @@ from typing import Any, NoReturn
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufarm.core.plugins.module_utils import nomad, nomad_jobs, nomad_options
+from ansible_collections.gpufarm.core.plugins.module_utils.problem import Finding, Problem
 
 # The whole truth is in the returned values; a message that scrolls away helps nobody.
 MESSAGE_NODES = 30
@@ -352,7 +353,7 @@ class Proof:
     """What one run found out."""
 
     results: list[nomad_jobs.Result]
-    problems: list[nomad_jobs.Problem]
+    problems: list[Problem]
     leftovers: list[str]
     warnings: list[str]
 
@@ -407,11 +408,11 @@ def prove(client: nomad.Client, params: Mapping[str, Any], check_mode: bool) -> 
 
 
 def skipped(pin: nomad_jobs.Pin, code: str, found: str, next_step: str) -> nomad_jobs.Result:
-    finding = nomad_jobs.Finding(code, found, "a proof of every GPU", next_step)
+    finding = Finding(code, found, "a proof of every GPU", next_step)
     return nomad_jobs.result_of(pin, finding, "skipped")
 
 
-def _refused(error: nomad.NomadError, left: list[nomad_jobs.Problem], namespace: str | None) -> NoReturn:
+def _refused(error: nomad.NomadError, left: list[Problem], namespace: str | None) -> NoReturn:
     """What ended the whole run, and which jobs that left behind."""
     if error.status == 403:
         error = nomad.NomadError(
@@ -438,7 +439,7 @@ def message(proof: Proof, waited: float) -> str:
     lines = [f"{found}; of {len(proof.results)} GPUs {told}:", ""]
     lines += [nomad_jobs.table(proof.results, proof.problems, MESSAGE_NODES), ""]
     # One cause, such as an image that nobody can pull, is on every GPU of the farm.
-    alike: dict[tuple[str, str], list[nomad_jobs.Problem]] = {}
+    alike: dict[tuple[str, str], list[Problem]] = {}
     for problem in proof.problems:
         alike.setdefault((problem.code, problem.found), []).append(problem)
     for group in list(alike.values())[:MESSAGE_PROBLEMS]:

@@ -200,6 +200,10 @@ problems:
       sample: >-
         Node gpu01: found 7 GPUs without it. Expected: GPU GPU-4404041a-04cf-1ccf-9e70-f139a9b1e23c. Next step: check
         'nvidia-smi -L' and the kernel log for Xid errors on the node, then restart Nomad there.
+    uuid:
+      description: UUID of the GPU; null where no single one is meant.
+      type: str
+      sample: GPU-4404041a-04cf-1ccf-9e70-f139a9b1e23c
 extra_nodes:
   description: Names of living nodes with GPUs that are not in O(expected), sorted.
   type: list
@@ -228,6 +232,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufarm.core.plugins.module_utils import nomad, nomad_options
+from ansible_collections.gpufarm.core.plugins.module_utils.problem import Problem
 
 # The whole truth is in the returned values; a message that scrolls away helps nobody.
 MESSAGE_NODES = 30
@@ -292,7 +297,7 @@ class Look:
     extra_nodes: list[str]
 
     @property
-    def problems(self) -> list[nomad.Problem]:
+    def problems(self) -> list[Problem]:
         return [problem for verdict in self.verdicts for problem in verdict.problems]
 
 
@@ -302,7 +307,7 @@ def look_again(module: AnsibleModule, client: nomad.Client, wanted: list[nomad.E
 
     def fetch(index: int, wait: float) -> tuple[int, Look]:
         answer = client.items("/v1/nodes", {"resources": "true"}, index, wait)
-        actual = [nomad.actual_node(node) for node in answer.items]
+        actual = [nomad.describe_node(node) for node in answer.items]
         verdicts = nomad.compare(wanted, actual, params["allow_extra_nodes"], params["require_eligible"])
         return answer.index, Look(verdicts, nomad.extra_gpu_nodes(wanted, actual))
 

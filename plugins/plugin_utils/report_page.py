@@ -18,6 +18,10 @@ from typing import Any
 
 from ansible_collections.gpufarm.core.plugins.plugin_utils.report import (
     VERDICTS,
+    Document,
+    Gpu,
+    Node,
+    Problem,
     mean,
     parse_time,
     total,
@@ -115,7 +119,7 @@ def _job(held: Mapping[str, Any]) -> str:
     return f"{held.get('job_id')}" if namespace in (None, "default") else f"{namespace}/{held.get('job_id')}"
 
 
-def _used_by(gpu: Mapping[str, Any]) -> str:
+def _used_by(gpu: Gpu) -> str:
     if gpu["allocations"]:
         jobs = Counter(_job(held) for held in gpu["allocations"])
         return ", ".join(f"{number} x {job}" if number > 1 else job for job, number in jobs.items())
@@ -127,7 +131,7 @@ def _used_by(gpu: Mapping[str, Any]) -> str:
     return "free" if gpu["in_nomad"] else "not in Nomad"
 
 
-def _gpu_view(gpu: Mapping[str, Any]) -> dict[str, Any]:
+def _gpu_view(gpu: Gpu) -> dict[str, Any]:
     return {
         "index": UNKNOWN if gpu["index"] is None else str(gpu["index"]),
         "uuid": gpu["uuid"] or "no UUID told",
@@ -154,7 +158,7 @@ def _gpu_view(gpu: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _nomad_text(node: Mapping[str, Any], with_nomad: bool) -> str:
+def _nomad_text(node: Node, with_nomad: bool) -> str:
     known = node["nomad"]
     if not with_nomad:
         return "Nomad gave no answer"
@@ -165,7 +169,7 @@ def _nomad_text(node: Mapping[str, Any], with_nomad: bool) -> str:
     return ", ".join(words) + (f": {known['reason']}" if known["reason"] else "")
 
 
-def _closed_text(node: Mapping[str, Any]) -> str:
+def _closed_text(node: Node) -> str:
     """Why Nomad places no work on a node, for its row; nothing for one that takes work."""
     known = node["nomad"]
     if not known or (known["status"] == "ready" and known["eligibility"] == "eligible" and not known["drain"]):
@@ -175,26 +179,26 @@ def _closed_text(node: Mapping[str, Any]) -> str:
     return "draining" if known["drain"] else "takes no new work"
 
 
-def _models_text(node: Mapping[str, Any]) -> str:
+def _models_text(node: Node) -> str:
     models = Counter(gpu["model"] or "unknown model" for gpu in node["gpus"])
     return ", ".join(f"{number} x {model}" for model, number in models.items()) or "no GPU known"
 
 
-def _versions_text(node: Mapping[str, Any]) -> str:
+def _versions_text(node: Node) -> str:
     words = [node["platform"]]
     words += [f"driver {node['driver_version']}"] if node["driver_version"] else []
     words += [f"CUDA {node['cuda_version']}"] if node["cuda_version"] else []
     return ", ".join(word for word in words if word)
 
 
-def _gpus_text(node: Mapping[str, Any]) -> str:
+def _gpus_text(node: Node) -> str:
     found, expected = len(node["gpus"]), node["gpus_expected"]
     if expected is None or expected == found:
         return count_text(found, "GPU")
     return f"{found} of {count_text(expected, 'expected GPU')}"
 
 
-def _node_view(node: Mapping[str, Any], number: int, data: Mapping[str, Any]) -> dict[str, Any]:
+def _node_view(node: Node, number: int, data: Document) -> dict[str, Any]:
     with_nomad = data["nomad"]["answered"]
     return {
         "id": f"node-{number}",
@@ -220,7 +224,7 @@ def _node_view(node: Mapping[str, Any], number: int, data: Mapping[str, Any]) ->
     }
 
 
-def _compact_lines(node: Mapping[str, Any]) -> str:
+def _compact_lines(node: Node) -> str:
     """The GPUs of a node as text: a table for each of thousands of nodes is what a browser cannot open."""
     rows = []
     for gpu in node["gpus"]:
@@ -235,10 +239,10 @@ def _compact_lines(node: Mapping[str, Any]) -> str:
     return "\n".join(rows)
 
 
-def _groups(nodes: Sequence[tuple[int, Mapping[str, Any]]], data: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _groups(nodes: Sequence[tuple[int, Node]], data: Document) -> list[dict[str, Any]]:
     """Nodes that are alike, sick ones first as they come."""
     alike: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
-    members: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
+    members: dict[tuple[str, ...], list[Gpu]] = defaultdict(list)
     for number, node in nodes:
         key = (node["verdict"], node["state"], _models_text(node), _versions_text(node))
         view = _node_view(node, number, data)
@@ -268,7 +272,7 @@ def _groups(nodes: Sequence[tuple[int, Mapping[str, Any]]], data: Mapping[str, A
     ]
 
 
-def _next_step(problem: Mapping[str, Any]) -> str:
+def _next_step(problem: Problem) -> str:
     """What to do, for people: the action of the health check is a word for programs."""
     said = str(problem["message"] or "").rpartition("Next step: ")
     return (said[2] if said[1] else str(problem["action"] or "").replace("_", " ")).rstrip(".")
@@ -282,7 +286,7 @@ def _gpus_named(indexes: Sequence[str]) -> str:
     return ", ".join(named + [index for index in indexes if not index.isdigit()])
 
 
-def _alike(node: Mapping[str, Any]) -> list[dict[str, str]]:
+def _alike(node: Node) -> list[dict[str, str]]:
     """A node's problems; those that differ by nothing but the GPU are one."""
     indexes = {gpu["uuid"]: gpu["index"] for gpu in node["gpus"] if gpu["uuid"]}
     found: dict[tuple[str, ...], list[str]] = {}
@@ -294,7 +298,7 @@ def _alike(node: Mapping[str, Any]) -> list[dict[str, str]]:
             str(problem["expected"] or ""),
             _next_step(problem),
         )
-        index = indexes.get(problem["uuid"])
+        index = indexes.get(problem["uuid"] or "")
         name = str(problem["uuid"] or problem["pci_bus_id"] or "") if index is None else str(index)
         found.setdefault(key, []).extend([name] if name else [])
     return [
@@ -317,7 +321,7 @@ def _sentence(problem: Mapping[str, str]) -> str:
     return text + (f" Next step: {problem['action']}." if problem["action"] else "")
 
 
-def _problem_groups(nodes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _problem_groups(nodes: Sequence[Node]) -> list[dict[str, Any]]:
     """Problems by their code, so that one cause on a thousand nodes is one entry."""
     found: dict[tuple[str, str], list[dict[str, str]]] = defaultdict(list)
     for number, node in enumerate(nodes):
@@ -400,7 +404,7 @@ BUCKETS = (
 )
 
 
-def _distribution(nodes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _distribution(nodes: Sequence[Node]) -> list[dict[str, Any]]:
     values = [gpu["utilization_gpu_percent"] for node in nodes for gpu in node["gpus"]]
     counts = [
         (label, sum(1 for value in values if value is not None and low <= value <= high))
@@ -414,7 +418,7 @@ def _distribution(nodes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def _cost_view(data: Mapping[str, Any]) -> dict[str, Any]:
+def _cost_view(data: Document) -> dict[str, Any]:
     cost, currency = data["cost"], data["currency"]
 
     def row(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -457,7 +461,7 @@ def _cost_view(data: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _users_view(data: Mapping[str, Any]) -> dict[str, Any]:
+def _users_view(data: Document) -> dict[str, Any]:
     jobs, outside = data["users"]["jobs"], data["users"]["outside"]
     return {
         "jobs": [
@@ -487,7 +491,7 @@ def _users_view(data: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _drift_view(data: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _drift_view(data: Document) -> list[dict[str, Any]]:
     return [
         {
             "model": group["model"],
@@ -521,7 +525,7 @@ def _drift_view(data: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _mig_view(data: Mapping[str, Any]) -> dict[str, Any]:
+def _mig_view(data: Document) -> dict[str, Any]:
     gpus = data["mig"]["gpus"]
     return {
         "gpus": [
@@ -566,7 +570,7 @@ def _ages_text(ages: Sequence[datetime.datetime], made_at: str) -> str:
     return newest if newest == oldest else f"between {newest} and {oldest}"
 
 
-def _headline(data: Mapping[str, Any]) -> dict[str, str]:
+def _headline(data: Document) -> dict[str, str]:
     """The farm in one sentence, and how bad it is."""
     summary = data["summary"]
     gpus, nodes = summary["verdicts"], summary["node_verdicts"]
@@ -595,7 +599,7 @@ def _headline(data: Mapping[str, Any]) -> dict[str, str]:
     return {"level": level, "text": ", ".join(parts)}
 
 
-def _tiles(data: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _tiles(data: Document) -> list[dict[str, Any]]:
     summary, currency, money = data["summary"], data["currency"], data["cost"]["total"]
     verdicts = summary["verdicts"]
     others = [f"{verdicts[verdict]:,} {WORDS[verdict]}" for verdict in VERDICTS if verdicts[verdict]]
@@ -645,7 +649,7 @@ def _tiles(data: Mapping[str, Any]) -> list[dict[str, Any]]:
     return tiles
 
 
-def page(data: Mapping[str, Any]) -> dict[str, Any]:
+def page(data: Document) -> dict[str, Any]:
     """The document as the texts of the page. Nothing is escaped here: that is the template's part."""
     nodes = data["nodes"]
     numbered = list(enumerate(nodes))

@@ -21,8 +21,10 @@ COLLECT = {"Answers", "NodeVerdict", "_Child", "_Gathering", "_Seen", "_Watched"
 def modules() -> list[ModuleType]:
     name = "ansible_collections.gpufarm.core.plugins"
     folders = ("module_utils", "modules", "plugin_utils")
-    paths = [path for folder in folders for path in sorted((PLUGINS / folder).glob("*.py"))]
-    return [importlib.import_module(f"{name}.{path.parent.name}.{path.stem}") for path in paths if path.stem[0] != "_"]
+    paths = [path for folder in folders for path in sorted((PLUGINS / folder).rglob("[!_]*.py"))]
+    return [
+        importlib.import_module(".".join([name, *path.relative_to(PLUGINS).with_suffix("").parts])) for path in paths
+    ]
 
 
 def test_records_are_frozen() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar
-from ansible_collections.gpufarm.core.plugins.module_utils import nvidia_smi
+from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi import node
 
 ROLES = Path(__file__).resolve().parents[3] / "roles"
 VARIABLES = ("_common/vars", "nvidia_repository/defaults", "nvidia_repository/vars")
@@ -42,7 +42,7 @@ def key_of(distribution: str, version: str, kernel: str = "6.12.0") -> Any:
     return value("__nvidia_repository_key", distribution, version=version, kernel=kernel)
 
 
-SIGNS = ("/dev/dxg", nvidia_smi.WSL_DIRECTORY)
+SIGNS = ("/dev/dxg", node.WSL_DIRECTORY)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_wsl_is_what_the_facts_call_so(tmp_path: Path, kernel: str, has: tuple[s
     (tmp_path / "proc/sys/kernel/osrelease").write_text(kernel, encoding="utf-8")
     for path in has:
         (tmp_path / path[1:]).mkdir(parents=True)
-    assert nvidia_smi.detect_platform(tmp_path) == ("wsl" if wsl else "linux")
+    assert node.detect_platform(tmp_path) == ("wsl" if wsl else "linux")
 
 
 def test_a_derivative_is_told_that_it_has_no_repository() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from ansible_collections.gpufarm.core.plugins.module_utils import gate, nomad
+from ansible_collections.gpufarm.core.plugins.module_utils import gate, nomad, text
 from ansible_collections.gpufarm.core.plugins.module_utils.gate import Decision, GateNode, Wish
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.gate_helper import Farm
 
@@ -676,7 +676,7 @@ def test_reason_has_five_hundred_characters_at_most() -> None:
 
 
 def test_time_is_that_of_greenwich() -> None:
-    assert gate.timestamp(0) == "1970-01-01T00:00:00Z"
+    assert text.utc(0) == "1970-01-01T00:00:00Z"
 
 
 NEXT = {

@@ -8,6 +8,7 @@ import dataclasses
 import json
 import platform
 import re
+import shutil
 import signal
 import stat
 import subprocess
@@ -20,7 +21,7 @@ from typing import Any
 import pytest
 import yaml
 from ansible_collections.gpufarm.core.plugins.filter.gate_refusal import gate_refusal
-from ansible_collections.gpufarm.core.plugins.module_utils import gate, gate_service, health, nomad
+from ansible_collections.gpufarm.core.plugins.module_utils import gate_service, health, nomad, text
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.gate_helper import Farm
 
 COLLECTION = Path(__file__).resolve().parents[4]
@@ -294,7 +295,7 @@ def test_closed_min_by_the_uptime_of_the_node(nomads: Farm, program: Gate, monke
     program.run(SICK, 3, **wish)
     nomads.stats["Uptime"] = 1299
     # Whatever its clock says.
-    monkeypatch.setattr(gate.time, "gmtime", lambda _seconds: time.struct_time((2038, 1, 1, 0, 0, 0, 0, 1, 0)))
+    monkeypatch.setattr(text.time, "gmtime", lambda _seconds: time.struct_time((2038, 1, 1, 0, 0, 0, 0, 1, 0)))
     status = program.run(probe(), 0, **wish)
     assert (status["action"], status["healthy"]) == ("wait", True)
     assert "for 300 s, of which 299 are over" in status["message"]
@@ -533,11 +534,13 @@ def test_nomad_has_twenty_seconds() -> None:
 
 def test_role_installs_all_that_the_service_needs_and_nothing_of_ansible(tmp_path: Path) -> None:
     """The files of the role alone, under a Python that has no Ansible in its path."""
-    files = yaml.safe_load((COLLECTION / "roles/gpu_health/vars/main.yml").read_text())["__gpu_health_files"]
+    variables = yaml.safe_load((COLLECTION / "roles/gpu_health/vars/main.yml").read_text())
     folder = tmp_path / "ansible_collections/gpufarm/core/plugins/module_utils"
     folder.mkdir(parents=True)
-    for name in files:
-        (folder / name).write_bytes((COLLECTION / "plugins/module_utils" / name).read_bytes())
+    for name in variables["__gpu_health_modules"]:
+        shutil.copy(COLLECTION / "plugins/module_utils" / name, folder)
+    for name in variables["__gpu_health_packages"]:
+        shutil.copytree(COLLECTION / "plugins/module_utils" / name, folder / name)
     name = "ansible_collections.gpufarm.core.plugins.module_utils.gate_service"
     arguments = ["/nowhere", str(tmp_path / "status.json")]
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from {name} import main; sys.exit(main({arguments!r}))"

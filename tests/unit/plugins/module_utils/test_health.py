@@ -17,14 +17,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.gpufarm.core.plugins.module_utils import health, nvidia_smi, xid
-from ansible_collections.gpufarm.core.plugins.module_utils.health import Finding, HealthOptions, judge
+from ansible_collections.gpufarm.core.plugins.module_utils import commands, health, nvidia_smi, xid
+from ansible_collections.gpufarm.core.plugins.module_utils.health import HealthOptions, judge, kernel_log, probing
+from ansible_collections.gpufarm.core.plugins.module_utils.health import dcgm as dcgm_source
+from ansible_collections.gpufarm.core.plugins.module_utils.health import node as health_node
+from ansible_collections.gpufarm.core.plugins.module_utils.health import options as health_options
+from ansible_collections.gpufarm.core.plugins.module_utils.problem import Finding
 from ansible_collections.gpufarm.core.plugins.module_utils.xid import Event
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.recorded import assert_recorded
 
 CORPUS = Path(__file__).parent / "nvidia_smi_corpus"
 UUIDS = [f"GPU-0000000{number}-1111-2222-3333-444444444444" for number in range(8)]
 XID_79 = "NVRM: Xid (PCI:0000:3b:00): 79, pid=123, name=python, GPU has fallen off the bus."
+
+
+def dcgm_finding(code: str, severity: str, uuid: str | None, found: str) -> Finding:
+    return Finding(code, found, "a pass of DCGM", severity=severity, action="contact_support", uuid=uuid)
 
 
 def facts_of(number: int = 2, **changes: Any) -> dict[str, Any]:
@@ -273,7 +281,7 @@ def test_every_event_as_recorded() -> None:
     told["dcgm"] = judge(
         facts_of(),
         [],
-        [Finding("dcgm_pcie", "warning", UUIDS[0], "a warning"), Finding("dcgm_x", "critical", None, "y")],
+        [dcgm_finding("dcgm_pcie", "warning", UUIDS[0], "a warning"), dcgm_finding("dcgm_x", "critical", None, "y")],
         HealthOptions(),
         host="n",
     )
@@ -500,7 +508,10 @@ def test_a_start_that_failed_counts_until_the_gpu_answers() -> None:
 
 
 def test_dcgm_findings() -> None:
-    findings = [Finding("dcgm_pcie", "warning", UUIDS[0], "a warning"), Finding("dcgm_x", "critical", None, "y")]
+    findings = [
+        dcgm_finding("dcgm_pcie", "warning", UUIDS[0], "a warning"),
+        dcgm_finding("dcgm_x", "critical", None, "y"),
+    ]
     result = judge(facts_of(), [], findings, HealthOptions())
     assert codes(result) == [("dcgm_x", "critical"), ("dcgm_pcie", "warning")]
     assert [gpu["verdict"] for gpu in result["gpus"]] == ["warning", "ok"]
@@ -609,14 +620,14 @@ def test_wrong_options_are_refused(mapping: dict[str, Any], words: str) -> None:
     ["1767225600", "2026-01-01T00:00:00Z", "2026-01-01T01:00:00+01:00", "1767225600.0", "2026-01-01 00:00:00+00:00"],
 )
 def test_times(text: str) -> None:
-    assert health.seconds_of(text) == 1767225600.0
+    assert health_options.seconds_of(text) == 1767225600.0
 
 
 def test_a_time_without_zone_is_local(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "Etc/GMT-2")
     time.tzset()
     try:
-        assert health.seconds_of("2026-01-01T02:00:00") == 1767225600.0
+        assert health_options.seconds_of("2026-01-01T02:00:00") == 1767225600.0
     finally:
         monkeypatch.undo()
         time.tzset()
@@ -670,7 +681,7 @@ def printing(text: str, code: int = 0) -> str:
 
 
 def read(programs: Path, since: float = 0.0, timeout: float = 300.0) -> tuple[str, list[Event]]:
-    return health.kernel_events(since, timeout, programs.parent, str(programs))
+    return kernel_log.kernel_events(since, timeout, programs.parent, str(programs))
 
 
 def test_the_journal_is_asked_first(programs: Path) -> None:
@@ -764,11 +775,11 @@ def test_no_source_at_all_is_told_with_every_reason(programs: Path) -> None:
 
 def test_a_program_that_hangs_is_killed(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(programs, "journalctl", "echo $$; exec sleep 600")
-    lines = health.lines_of([str(programs / "journalctl"), "-x"], 300)
+    lines = commands.lines_of([str(programs / "journalctl"), "-x"], 300)
     pid = int(next(lines))
     now = time.monotonic
-    monkeypatch.setattr(health.time, "monotonic", lambda: now() + 300)
-    with pytest.raises(health.SourceError, match=r"journalctl -x did not end within 300 s"):
+    monkeypatch.setattr(kernel_log.time, "monotonic", lambda: now() + 300)
+    with pytest.raises(commands.SourceError, match=r"journalctl -x did not end within 300 s"):
         next(lines)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
@@ -781,7 +792,7 @@ def test_a_source_that_hangs_leaves_time_for_the_others(programs: Path, monkeypa
     def lines(argv: list[str], timeout: float) -> Iterator[bytes]:
         given.append((Path(argv[0]).name, timeout))
         clock.sleep(timeout + 6)
-        raise health.SourceError(f"{timeout:g} s")
+        raise commands.SourceError(f"{timeout:g} s")
         yield b""
 
     def kmsg(path: Path, timeout: float) -> Iterator[bytes]:
@@ -789,9 +800,9 @@ def test_a_source_that_hangs_leaves_time_for_the_others(programs: Path, monkeypa
 
     for name in ("journalctl", "dmesg"):
         program(programs, name, "exit 1")
-    monkeypatch.setattr(health, "time", clock)
-    monkeypatch.setattr(health, "lines_of", lines)
-    monkeypatch.setattr(health, "_kmsg_chunks", kmsg)
+    monkeypatch.setattr(kernel_log, "time", clock)
+    monkeypatch.setattr(kernel_log, "lines_of", lines)
+    monkeypatch.setattr(kernel_log, "_kmsg_chunks", kmsg)
     source, _events = read(programs, timeout=40)
     assert given == [("journalctl", 20.0), ("dmesg", 7.0), ("kmsg", 0.5)]
     assert source == "unreadable: 20 s; 7 s; 0.5 s"
@@ -803,18 +814,18 @@ def test_a_source_that_hangs_leaves_time_for_the_others(programs: Path, monkeypa
 
 def test_a_program_that_fails_says_how(programs: Path) -> None:
     program(programs, "journalctl", 'echo "$LC_ALL"; echo two >&2; printf three; exit 3')
-    lines = health.lines_of([str(programs / "journalctl"), "-x"], 300)
+    lines = commands.lines_of([str(programs / "journalctl"), "-x"], 300)
     assert [next(lines), next(lines), next(lines)] == [b"C", b"two", b"three"]
-    with pytest.raises(health.SourceError, match=r"/journalctl -x ended with exit code 3$"):
+    with pytest.raises(commands.SourceError, match=r"/journalctl -x ended with exit code 3$"):
         next(lines)
 
 
 def test_a_program_that_closes_its_output_and_stays_is_killed(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(programs, "journalctl", "echo $$; exec >&- 2>&-; exec sleep 600")
-    lines = health.lines_of([str(programs / "journalctl")], 300)
+    lines = commands.lines_of([str(programs / "journalctl")], 300)
     pid = int(next(lines))
-    monkeypatch.setattr(health.subprocess.Popen, "wait", wait_no_longer(health.subprocess.Popen.wait))
-    with pytest.raises(health.SourceError, match="did not end within 300 s"):
+    monkeypatch.setattr(commands.subprocess.Popen, "wait", wait_no_longer(commands.subprocess.Popen.wait))
+    with pytest.raises(commands.SourceError, match="did not end within 300 s"):
         next(lines)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
@@ -846,18 +857,18 @@ RAW_LINES = {
 
 @pytest.mark.parametrize("line", RAW_LINES)
 def test_lines_of_the_kernel(line: str) -> None:
-    seen = health._Seen()
+    seen = kernel_log._Seen()
     expected = RAW_LINES[line]
-    assert list(health.kernel_records([line.encode()], seen, 100.0)) == ([expected] if expected else [])
+    assert list(kernel_log.kernel_records([line.encode()], seen, 100.0)) == ([expected] if expected else [])
     assert (seen.records, seen.said) == (1 if expected else 0, "")
 
 
 def test_what_is_no_line_of_the_kernel_is_remembered() -> None:
-    seen = health._Seen()
+    seen = kernel_log._Seen()
     lines = [b" SUBSYSTEM=pci", b"dmesg: \x1b[1mno\xff", b"  "]
-    assert list(health.kernel_records(lines, seen, 0.0)) == []
+    assert list(kernel_log.kernel_records(lines, seen, 0.0)) == []
     assert (seen.records, seen.said) == (0, "dmesg:  [1mno\ufffd")
-    assert list(health.journal_records([b"-- No \xff entries --", b""], seen)) == []
+    assert list(kernel_log.journal_records([b"-- No \xff entries --", b""], seen)) == []
     assert seen.said == "-- No \ufffd entries --"
 
 
@@ -876,8 +887,8 @@ def test_what_is_no_line_of_the_kernel_is_remembered() -> None:
     ],
 )
 def test_entries_of_the_journal(text: str, records: list[tuple[float, str]]) -> None:
-    seen = health._Seen()
-    assert list(health.journal_records([text.encode()], seen)) == records
+    seen = kernel_log._Seen()
+    assert list(kernel_log.journal_records([text.encode()], seen)) == records
     assert seen.records == 1
 
 
@@ -892,16 +903,16 @@ def test_kmsg_goes_on_behind_what_the_kernel_overwrote(tmp_path: Path, monkeypat
 
     (tmp_path / "kmsg").touch()
     with monkeypatch.context() as patch:
-        patch.setattr(health.os, "read", read)
-        found = list(health._kmsg_chunks(tmp_path / "kmsg", 300))
+        patch.setattr(commands.os, "read", read)
+        found = list(kernel_log._kmsg_chunks(tmp_path / "kmsg", 300))
     assert (found, answers) == ([b"1", b"2"], [b"3"])
     clock = Clock()
-    monkeypatch.setattr(health, "time", clock)
-    chunks = health._kmsg_chunks(tmp_path / "kmsg", 300)
+    monkeypatch.setattr(kernel_log, "time", clock)
+    chunks = kernel_log._kmsg_chunks(tmp_path / "kmsg", 300)
     (tmp_path / "kmsg").write_bytes(b"x")
     assert next(chunks) == b"x"
     clock.sleep(300.5)
-    with pytest.raises(health.SourceError, match=rf"reading {tmp_path}/kmsg did not end within 300 s"):
+    with pytest.raises(commands.SourceError, match=rf"reading {tmp_path}/kmsg did not end within 300 s"):
         next(chunks)
 
 
@@ -911,7 +922,7 @@ def test_when_the_kernel_started(tmp_path: Path, text: str | None, seconds: floa
         (tmp_path / "proc").mkdir()
         (tmp_path / "proc/uptime").write_text(text, encoding="ascii")
     before = time.time()
-    booted = health.boot_time(tmp_path)
+    booted = kernel_log.boot_time(tmp_path)
     assert booted == 0.0 if seconds is None else before - seconds <= booted <= time.time() - seconds
 
 
@@ -921,11 +932,11 @@ def test_programs_are_looked_for_beside_the_path_too(tmp_path: Path, monkeypatch
         (tmp_path / folder).mkdir()
     program(tmp_path / "system", "dcgmi", "")
     monkeypatch.setenv("PATH", str(tmp_path / "path"))
-    monkeypatch.setattr(health, "SYSTEM_PATH", str(tmp_path / "system"))
-    assert health._program("dcgmi", None) == str(tmp_path / "system/dcgmi")
-    assert health._program("dcgmi", str(tmp_path / "path")) is None
+    monkeypatch.setattr(commands, "SYSTEM_PATH", str(tmp_path / "system"))
+    assert commands.program_path("dcgmi", None) == str(tmp_path / "system/dcgmi")
+    assert commands.program_path("dcgmi", str(tmp_path / "path")) is None
     program(tmp_path / "path", "dcgmi", "")
-    assert health._program("dcgmi", None) == str(tmp_path / "path/dcgmi")
+    assert commands.program_path("dcgmi", None) == str(tmp_path / "path/dcgmi")
 
 
 def test_lines_of_any_length_and_of_any_cut() -> None:
@@ -936,9 +947,9 @@ def test_lines_of_any_length_and_of_any_cut() -> None:
             yield b"x" * 10_000
         yield b"\nthree"
 
-    first, second, long, last = health._split(chunks())
+    first, second, long, last = commands.lines_in(chunks())
     assert (first, second, last) == (b"one", b"two", b"three")
-    assert len(long) <= health.MAX_LINE_BYTES + 10_000
+    assert len(long) <= commands.MAX_LINE_BYTES + 10_000
 
 
 # DCGM. The shapes are those of dcgmi's source; no recording of a sick GPU could be had.
@@ -965,20 +976,20 @@ def sick(**systems: str) -> dict[str, Any]:
 
 
 def test_dcgm_numbers_gpus_on_its_own() -> None:
-    assert health.parse_dcgm_discovery(DISCOVERY) == {"0": UUIDS[1], "1": UUIDS[0]}
+    assert dcgm_source.parse_dcgm_discovery(DISCOVERY) == {"0": UUIDS[1], "1": UUIDS[0]}
 
 
 def test_dcgm_health() -> None:
     uuids = {"0": UUIDS[1]}
-    assert health.parse_dcgm_health(dcgm_health("Healthy"), uuids) == []
+    assert dcgm_source.parse_dcgm_health(dcgm_health("Healthy"), uuids) == []
     gpu = {"children": {"0": sick(PCIe_system="Warning", Memory_system="Failure", SM_system="Healthy")}}
     switch = {"children": {"4": sick(NVLINK_system="Failure")}}
-    assert health.parse_dcgm_health(dcgm_health("Failure", GPU=gpu, Switch=switch), uuids) == [
-        Finding("dcgm_pcie", "warning", UUIDS[1], "Warning of DCGM's PCIe system: Detected it."),
-        Finding("dcgm_memory", "critical", UUIDS[1], "Failure of DCGM's Memory system: Detected it."),
-        Finding("dcgm_nvlink", "critical", None, "Failure of DCGM's NVLINK system for Switch 4: Detected it."),
+    assert dcgm_source.parse_dcgm_health(dcgm_health("Failure", GPU=gpu, Switch=switch), uuids) == [
+        dcgm_finding("dcgm_pcie", "warning", UUIDS[1], "Warning of DCGM's PCIe system: Detected it."),
+        dcgm_finding("dcgm_memory", "critical", UUIDS[1], "Failure of DCGM's Memory system: Detected it."),
+        dcgm_finding("dcgm_nvlink", "critical", None, "Failure of DCGM's NVLINK system for Switch 4: Detected it."),
     ]
-    assert [found.code for found in health.parse_dcgm_health(dcgm_health("Warning"), {})] == ["dcgm_health"]
+    assert [found.code for found in dcgm_source.parse_dcgm_health(dcgm_health("Warning"), {})] == ["dcgm_health"]
 
 
 @pytest.mark.parametrize("old", [False, True])
@@ -992,11 +1003,11 @@ def test_dcgm_diag(old: bool) -> None:
         {"name": "PCIe", "results": [dict(passed, status="Skip")]},
     ]
     text = json.dumps({"DCGM Diagnostic": {"test_categories": [{"category": "Hardware", "tests": tests}]}})
-    assert health.parse_dcgm_diag(f"Running ...\n{text}", {"0": UUIDS[0]}) == [
-        Finding("dcgm_memory", "critical", UUIDS[0], "Fail of DCGM's Memory: broken")
+    assert dcgm_source.parse_dcgm_diag(f"Running ...\n{text}", {"0": UUIDS[0]}) == [
+        dcgm_finding("dcgm_memory", "critical", UUIDS[0], "Fail of DCGM's Memory: broken")
     ]
     with pytest.raises(ValueError, match="in use"):
-        health.parse_dcgm_diag(json.dumps({"DCGM Diagnostic": {"runtime_error": "GPUs are in use"}}), {})
+        dcgm_source.parse_dcgm_diag(json.dumps({"DCGM Diagnostic": {"runtime_error": "GPUs are in use"}}), {})
 
 
 def results(*found: dict[str, Any]) -> str:
@@ -1010,30 +1021,30 @@ def results(*found: dict[str, Any]) -> str:
         ({"status": "Pass"}, []),
         ({"status": "Skip"}, []),
         ({}, []),
-        ({"status": "Warn"}, [Finding("dcgm_pcie", "warning", None, "Warn of DCGM's PCIe")]),
+        ({"status": "Warn"}, [dcgm_finding("dcgm_pcie", "warning", None, "Warn of DCGM's PCIe")]),
         (
             {"status": "FAIL", "gpu_ids": "0, 1", "warnings": None},
             [
-                Finding("dcgm_pcie", "critical", UUIDS[0], "FAIL of DCGM's PCIe"),
-                Finding("dcgm_pcie", "critical", None, "FAIL of DCGM's PCIe for GPU 1"),
+                dcgm_finding("dcgm_pcie", "critical", UUIDS[0], "FAIL of DCGM's PCIe"),
+                dcgm_finding("dcgm_pcie", "critical", None, "FAIL of DCGM's PCIe for GPU 1"),
             ],
         ),
         (
             {"status": "Fail", "gpu_id": 0, "warnings": ["one", {"warning": "two"}, {"error_id": 3}]},
-            [Finding("dcgm_pcie", "critical", UUIDS[0], "Fail of DCGM's PCIe: one two")],
+            [dcgm_finding("dcgm_pcie", "critical", UUIDS[0], "Fail of DCGM's PCIe: one two")],
         ),
         (
             {"status": "Fail", "entity_group": "Switch", "entity_id": 0, "gpu_id": 9, "warnings": "x\n y\x1b"},
-            [Finding("dcgm_pcie", "critical", None, "Fail of DCGM's PCIe for Switch 0: x y")],
+            [dcgm_finding("dcgm_pcie", "critical", None, "Fail of DCGM's PCIe for Switch 0: x y")],
         ),
         (
             {"status": "Fail", "entity_group": "CPU", "entity_id": "0", "warnings": "z" * 400},
-            [Finding("dcgm_pcie", "critical", None, f"Fail of DCGM's PCIe for CPU 0: {'z' * 300}")],
+            [dcgm_finding("dcgm_pcie", "critical", None, f"Fail of DCGM's PCIe for CPU 0: {'z' * 300}")],
         ),
     ],
 )
 def test_results_of_dcgm_diag(result: dict[str, Any], findings: list[Finding]) -> None:
-    assert health.parse_dcgm_diag(results(result), {"0": UUIDS[0]}) == findings
+    assert dcgm_source.parse_dcgm_diag(results(result), {"0": UUIDS[0]}) == findings
 
 
 @pytest.mark.parametrize(
@@ -1050,24 +1061,24 @@ def test_results_of_dcgm_diag(result: dict[str, Any], findings: list[Finding]) -
 )
 def test_dcgm_diag_without_tests_is_told(text: str, words: str) -> None:
     with pytest.raises(ValueError, match="^" + re.escape(words) + "$"):
-        health.parse_dcgm_diag(text, {})
+        dcgm_source.parse_dcgm_diag(text, {})
 
 
 @pytest.mark.parametrize("body", ["[]", '{"body": []}', '{"body": {}}', '{"body": {"Overall Health": "Healthy"}}'])
 def test_dcgm_health_without_a_verdict_is_told(body: str) -> None:
     with pytest.raises(ValueError, match=r"an answer without Overall Health|no output|\[\]"):
-        health.parse_dcgm_health(body, {})
+        dcgm_source.parse_dcgm_health(body, {})
 
 
 def test_odd_answers_of_dcgm_health() -> None:
     empty = {"GPU": {"children": {"0": {}, "1": {"children": {}}, "2": {"children": {"Errors": {}}}}}}
-    assert health.parse_dcgm_health(dcgm_health("Healthy", **empty), {}) == []
+    assert dcgm_source.parse_dcgm_health(dcgm_health("Healthy", **empty), {}) == []
     bare = {"children": {"0": {"children": {"Errors": {"children": {"SM system": {"value": "Fail"}}}}}}}
-    assert health.parse_dcgm_health(dcgm_health("Fail", GPU=bare), {"0": UUIDS[0]}) == [
-        Finding("dcgm_sm", "critical", UUIDS[0], "Fail of DCGM's SM system")
+    assert dcgm_source.parse_dcgm_health(dcgm_health("Fail", GPU=bare), {"0": UUIDS[0]}) == [
+        dcgm_finding("dcgm_sm", "critical", UUIDS[0], "Fail of DCGM's SM system")
     ]
-    assert health.parse_dcgm_health(dcgm_health("Failure"), {}) == [
-        Finding("dcgm_health", "critical", None, "Failure of DCGM's health")
+    assert dcgm_source.parse_dcgm_health(dcgm_health("Failure"), {}) == [
+        dcgm_finding("dcgm_health", "critical", None, "Failure of DCGM's health")
     ]
 
 
@@ -1081,12 +1092,12 @@ def test_odd_answers_of_dcgm_health() -> None:
     ],
 )
 def test_codes_of_dcgm(name: str, code: str) -> None:
-    assert health.dcgm_code(name) == code
+    assert dcgm_source.dcgm_code(name) == code
     assert HealthOptions(severities={code: "ignore"})
 
 
 def dcgm(programs: Path, **options: Any) -> tuple[str, list[Finding]]:
-    return health.dcgm_findings(HealthOptions(timeout=300, **options), str(programs))
+    return dcgm_source.dcgm_findings(HealthOptions(timeout=300, **options), str(programs))
 
 
 def test_dcgm_is_asked_where_it_is_installed(programs: Path) -> None:
@@ -1129,7 +1140,7 @@ def test_dcgm_diag_runs_only_when_asked_for(programs: Path) -> None:
 def test_dcgm_that_cannot_answer_is_told(programs: Path, script: str, words: str) -> None:
     program(programs, "dcgmi", script)
     limit = 0.5 if script == "sleep 60" else 300
-    state, findings = health.dcgm_findings(HealthOptions(timeout=limit), str(programs))
+    state, findings = dcgm_source.dcgm_findings(HealthOptions(timeout=limit), str(programs))
     assert findings == []
     assert state.startswith("failed: ") and words in state
 
@@ -1168,17 +1179,17 @@ def test_no_probe_takes_longer_though_everything_hangs(
 ) -> None:
     clock = Clock()
 
-    def hang(argvs: list[list[str]], timeout: float) -> list[nvidia_smi.Command]:
-        clock.sleep(timeout + nvidia_smi.GRACE)
-        return [nvidia_smi.Command(tuple(argv), None, timed_out=True, limit=timeout) for argv in argvs]
+    def hang(argvs: list[list[str]], timeout: float) -> list[commands.Command]:
+        clock.sleep(timeout + commands.GRACE)
+        return [commands.Command(tuple(argv), None, timed_out=True, limit=timeout) for argv in argvs]
 
     def collect(_subsets: Any, *, timeout: float, **_more: Any) -> dict[str, Any]:
-        clock.sleep(timeout + nvidia_smi.GRACE)
+        clock.sleep(timeout + commands.GRACE)
         return facts
 
     def lines(_argv: Any, timeout: float) -> Iterator[bytes]:
-        clock.sleep(timeout + nvidia_smi.KILL_WAIT)
-        raise health.SourceError("hangs")
+        clock.sleep(timeout + commands.KILL_WAIT)
+        raise commands.SourceError("hangs")
         yield b""
 
     def kmsg(_path: Path, timeout: float) -> Iterator[bytes]:
@@ -1189,17 +1200,19 @@ def test_no_probe_takes_longer_though_everything_hangs(
     facts = with_processes(programs.parent, 11)
     (programs.parent / "dev").mkdir()
     (programs.parent / "dev/nvidia-nvswitch0").touch()
-    monkeypatch.setattr(health, "time", clock)
-    monkeypatch.setattr(nvidia_smi, "collect", collect)
-    monkeypatch.setattr(nvidia_smi, "run_commands", hang)
-    monkeypatch.setattr(health, "lines_of", lines)
-    monkeypatch.setattr(health, "_kmsg_chunks", kmsg)
+    for source in (kernel_log, health_node, probing):
+        monkeypatch.setattr(source, "time", clock)
+    monkeypatch.setattr(probing, "collect", collect)
+    for source in (dcgm_source, health_node):
+        monkeypatch.setattr(source, "run_commands", hang)
+    monkeypatch.setattr(kernel_log, "lines_of", lines)
+    monkeypatch.setattr(kernel_log, "_kmsg_chunks", kmsg)
     options = HealthOptions(
         timeout=8, dcgm_diag_timeout=900, dcgm_diag_level=level, acknowledged_file=str(programs / "none")
     )
     health.probe(options, root=str(programs.parent), search=str(programs))
     # All was asked, and nothing takes longer than it is known to.
-    assert health.longest_probe(options) - nvidia_smi.GRACE <= clock.now - 1000.0 <= health.longest_probe(options)
+    assert health.longest_probe(options) - commands.GRACE <= clock.now - 1000.0 <= health.longest_probe(options)
 
 
 # Fabric Manager, processes, acknowledgement
@@ -1207,7 +1220,7 @@ def test_no_probe_takes_longer_though_everything_hangs(
 
 def fabric_manager(programs: Path, output: str) -> str:
     program(programs, "systemctl", f'echo "$*" >"$0.call"\n{printing(output)}')
-    return health.fabric_manager_state(programs.parent, str(programs), 300)
+    return health_node.fabric_manager_state(programs.parent, str(programs), 300)
 
 
 def test_fabric_manager_matters_where_there_are_nvswitches(programs: Path) -> None:
@@ -1230,16 +1243,16 @@ def test_fabric_manager_matters_where_there_are_nvswitches(programs: Path) -> No
     call = "show nvidia-fabricmanager.service --property=LoadState,ActiveState,Result\n"
     assert (programs / "systemctl.call").read_text(encoding="utf-8") == call
     (programs / "systemctl").unlink()
-    state = health.fabric_manager_state(programs.parent, str(programs), 300)
+    state = health_node.fabric_manager_state(programs.parent, str(programs), 300)
     assert state == "skipped: there is no systemctl"
     (programs.parent / "dev/nvidia-nvswitch0").unlink()
     (programs.parent / "proc/driver/nvidia-nvswitch/devices").mkdir(parents=True)
-    assert health.fabric_manager_state(programs.parent, str(programs), 300) == "not_needed"
+    assert health_node.fabric_manager_state(programs.parent, str(programs), 300) == "not_needed"
     (programs.parent / "proc/driver/nvidia-nvswitch/devices/0000:05:00.0").touch()
-    assert health.fabric_manager_state(programs.parent, str(programs), 300) == state
+    assert health_node.fabric_manager_state(programs.parent, str(programs), 300) == state
 
 
-def with_processes(root: Path, *pids: int, namespace: str = health.HOST_PID_NAMESPACE) -> dict[str, Any]:
+def with_processes(root: Path, *pids: int, namespace: str = health_node.HOST_PID_NAMESPACE) -> dict[str, Any]:
     """Facts of two GPUs, the second with these processes, on a node whose /proc has the processes 1 and 10."""
     for pid in ("1", "10", "self/ns"):
         (root / "proc" / pid).mkdir(parents=True)
@@ -1248,7 +1261,7 @@ def with_processes(root: Path, *pids: int, namespace: str = health.HOST_PID_NAME
 
 
 def owners(root: Path, facts: dict[str, Any], later: dict[str, Any] | None = None) -> tuple[str, dict[int, list[int]]]:
-    return health.processes_without_owner(facts, root, lambda: later or facts, wait=0.0)
+    return health_node.processes_without_owner(facts, root, lambda: later or facts, wait=0.0)
 
 
 def test_processes_that_ended_and_hold_memory(tmp_path: Path) -> None:
@@ -1278,13 +1291,13 @@ def test_pids_mean_nothing_where_proc_hides_others_or_under_wsl(tmp_path: Path) 
 
 def test_acknowledgement(tmp_path: Path) -> None:
     path = tmp_path / "acknowledged"
-    assert health.acknowledged_at(str(path), 2000.0) == ("none", 0.0)
+    assert health_node.acknowledged_at(str(path), 2000.0) == ("none", 0.0)
     path.touch()
     os.utime(path, (1000, 1000))
-    assert health.acknowledged_at(str(path), 2000.0) == ("1970-01-01T00:16:40Z", 1000.0)
-    assert health.acknowledged_at(str(path), 940.0) == ("1970-01-01T00:16:40Z", 1000.0)
+    assert health_node.acknowledged_at(str(path), 2000.0) == ("1970-01-01T00:16:40Z", 1000.0)
+    assert health_node.acknowledged_at(str(path), 940.0) == ("1970-01-01T00:16:40Z", 1000.0)
     told = f"ignored: {path} is of 1970-01-01T00:16:40Z, which is in the future"
-    assert health.acknowledged_at(str(path), 939.5) == (told, 0.0)
+    assert health_node.acknowledged_at(str(path), 939.5) == (told, 0.0)
 
 
 # The whole

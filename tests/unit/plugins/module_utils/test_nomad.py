@@ -5,18 +5,21 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import re
 import socket
 import ssl
 import urllib.error
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from ansible_collections.gpufarm.core.plugins.module_utils import nomad
+from ansible_collections.gpufarm.core.plugins.module_utils.nomad import client as nomad_client
+from ansible_collections.gpufarm.core.plugins.module_utils.nomad import comparison, stream, waiting
+from ansible_collections.gpufarm.core.plugins.module_utils.nomad import nodes as nomad_nodes
 from ansible_collections.gpufarm.core.plugins.modules import nomad_gpu_verify
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import nomad_helper as helper
 
@@ -40,7 +43,7 @@ def farm(nodes: int, gpus: int = 2) -> list[dict[str, Any]]:
 
 
 def judged(expected: list[nomad.Expected], nodes: list[dict[str, Any]], **options: bool) -> list[nomad.NodeVerdict]:
-    return nomad.compare(expected, [nomad.actual_node(node) for node in nodes], **options)
+    return nomad.compare(expected, [nomad.describe_node(node) for node in nodes], **options)
 
 
 def codes(verdicts: list[nomad.NodeVerdict]) -> list[str]:
@@ -124,7 +127,7 @@ def test_a_gpu_of_which_nothing_is_known() -> None:
     ],
 )
 def test_memory_in_every_unit(attribute: Any, mebibytes: int | None) -> None:
-    assert nomad.mebibytes(attribute) == mebibytes
+    assert nomad_nodes.mebibytes(attribute) == mebibytes
 
 
 def test_numa_node_by_pci_address() -> None:
@@ -160,13 +163,13 @@ def test_items_of_a_list_in_pieces(size: int) -> None:
     items = [{"a": 'ü]}[{\\"', "n": number, "deep": {"l": [1, [2]]}} for number in range(20)]
     data = json.dumps(items, ensure_ascii=False, indent=1).encode()
     pieces = [data[start : start + size] for start in range(0, len(data), size)]
-    assert list(nomad.json_items(pieces)) == items
+    assert list(stream.json_items(pieces)) == items
 
 
 def test_cores_are_skipped_and_nothing_else() -> None:
     node = helper.make_node(1, 2, cores=64)
     node["Name"] = 'a "Cores":[1] b'
-    item = next(nomad.json_items([json.dumps([node], separators=(",", ":")).encode()]))
+    item = next(stream.json_items([json.dumps([node], separators=(",", ":")).encode()]))
     assert item["NodeResources"]["Processors"]["Topology"]["Cores"] is None
     item["NodeResources"]["Processors"]["Topology"]["Cores"] = node["NodeResources"]["Processors"]["Topology"]["Cores"]
     assert item == node
@@ -183,12 +186,12 @@ def test_cores_are_skipped_and_nothing_else() -> None:
     ],
 )
 def test_other_lists_of_that_name_stay(text: str) -> None:
-    assert list(nomad.json_items([text.encode()])) == json.loads(text)
+    assert list(stream.json_items([text.encode()])) == json.loads(text)
 
 
 @pytest.mark.parametrize("text", ["[]", " [ ] \n", "null", "null\n"])
 def test_an_empty_list(text: str) -> None:
-    assert list(nomad.json_items([text.encode()])) == []
+    assert list(stream.json_items([text.encode()])) == []
 
 
 @pytest.mark.parametrize(
@@ -196,7 +199,7 @@ def test_an_empty_list(text: str) -> None:
 )
 def test_what_is_no_complete_list(text: str) -> None:
     with pytest.raises(ValueError):
-        list(nomad.json_items([text.encode()]))
+        list(stream.json_items([text.encode()]))
 
 
 # --- comparing -------------------------------------------------------------------------------
@@ -266,8 +269,8 @@ def test_each_problem(
 
 
 def test_every_code_is_tested_and_documented() -> None:
-    source = Path(nomad.__file__).read_text(encoding="utf-8")
-    there = set(re.findall(r'_problem\(\s*[\w.]+,\s*"(\w+)"', source))
+    source = inspect.getsource(comparison)
+    there = set(re.findall(r'problem_of\(\s*[^,]+,\s*"(\w+)"', source))
     assert there == {row[0] for row in PROBLEMS} | {"duplicate_uuid"}
     notes = " ".join(yaml.safe_load(nomad_gpu_verify.DOCUMENTATION)["notes"])
     assert there <= set(re.findall(r"C\((\w+)\)", notes))
@@ -290,13 +293,26 @@ def test_a_former_self_that_is_down_does_not_count() -> None:
 
 
 def test_a_node_of_which_nothing_is_known() -> None:
-    assert nomad.actual_node({}) == nomad.ActualNode("", "", "", "", drain=False, created=0, gpus=[])
+    assert nomad.describe_node({}) == {
+        "id": "",
+        "name": "",
+        "address": None,
+        "status": "",
+        "eligibility": "",
+        "drain": False,
+        "datacenter": "",
+        "node_pool": None,
+        "node_class": None,
+        "version": None,
+        "create_index": 0,
+        "gpus": [],
+    }
 
 
 def test_extra_nodes_are_named_and_allowed() -> None:
     nodes = [*farm(3), helper.make_node(7, 0), change(helper.make_node(8, 2), Status="down")]
     assert codes(judged([wish(0)], nodes)) == []
-    actual = [nomad.actual_node(node) for node in nodes]
+    actual = [nomad.describe_node(node) for node in nodes]
     assert nomad.extra_gpu_nodes([wish(0)], actual) == ["node00001", "node00002"]
     assert nomad.extra_gpu_nodes([wish(0), nomad.Expected(nodes[1]["ID"])], actual) == ["node00002"]
 
@@ -341,7 +357,7 @@ def test_what_is_sent(agent: helper.Agent) -> None:
 
 @pytest.mark.parametrize(("asked", "answered", "following"), [(0, 7, 7), (7, 9, 9), (7, 7, 7), (9, 3, 0), (5, 0, 0)])
 def test_the_index_to_wait_from(asked: int, answered: int, following: int) -> None:
-    assert nomad.next_index(asked, answered) == following
+    assert nomad_client.next_index(asked, answered) == following
 
 
 def test_a_blocking_query_waits_for_the_change(agent: helper.Agent) -> None:
@@ -382,14 +398,14 @@ def test_what_nomad_refuses(agent: helper.Agent, status: int, body: bytes, words
     assert words in str(caught.value) and agent.url in str(caught.value)
     assert " Expected: " in str(caught.value) and " Next step: " in str(caught.value)
     assert caught.value.transient is transient
-    assert len(agent.requests) == (nomad.ATTEMPTS if status in (500, 502) else 1)
+    assert len(agent.requests) == (nomad_client.ATTEMPTS if status in (500, 502) else 1)
 
 
 @pytest.fixture(autouse=True)
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The pauses that were made, in no time."""
     made: list[float] = []
-    monkeypatch.setattr(nomad.time, "sleep", made.append)
+    monkeypatch.setattr(nomad_client.time, "sleep", made.append)
     return made
 
 
@@ -497,8 +513,8 @@ def test_all_attempts_together_take_no_longer_than_one_may(
     agent: helper.Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, given = [100.0], []
-    monkeypatch.setattr(nomad.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(nomad.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr(nomad_client.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(nomad_client.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
     client = client_of(agent, request_timeout=10)
 
     def opened(_request: Any, timeout: float) -> None:
@@ -532,7 +548,7 @@ def test_every_text_of_nomads_is_clean(agent: helper.Agent) -> None:
 @pytest.mark.parametrize("escaped", ["raw", "escaped"])
 def test_a_list_is_cleaned_however_its_characters_are_written(escaped: str) -> None:
     text = '[{"a":"b\\u0007"}]' if escaped == "escaped" else '[{"a":"b\x85"}]'
-    assert list(nomad.json_items([text.encode()])) == [{"a": "b"}]
+    assert list(stream.json_items([text.encode()])) == [{"a": "b"}]
 
 
 def test_the_token_is_in_no_text(agent: helper.Agent) -> None:
@@ -560,7 +576,7 @@ def test_a_token_comes_with_the_newline_of_its_file(agent: helper.Agent) -> None
 def test_an_alert_of_tls_is_no_matter_of_the_firewall(error: Exception | None) -> None:
     failure = error or urllib.error.URLError(ssl.SSLError(1, "[SSL] tlsv13 alert certificate required"))
     with pytest.raises(nomad.NomadError, match="check the scheme of the address, and client_cert") as caught:
-        nomad._unreachable("https://nomad.example.com:4646", failure)
+        nomad_client._unreachable("https://nomad.example.com:4646", failure)
     assert not caught.value.transient
 
 
@@ -643,7 +659,7 @@ def test_waiting_ends_with_the_first_good_answer() -> None:
 
     assert nomad.wait_until(fetch, "good".__eq__, 100, clock, clock.pause) == "good"
     assert [index for index, _wait in clock.asked] == [0, 5, 6]
-    assert all(wait <= nomad.LONGEST_WAIT for _index, wait in clock.asked)
+    assert all(wait <= waiting.LONGEST_WAIT for _index, wait in clock.asked)
 
 
 def test_waiting_ends_with_the_time_and_the_last_answer() -> None:

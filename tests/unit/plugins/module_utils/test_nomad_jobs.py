@@ -16,6 +16,10 @@ from typing import Any, cast
 
 import pytest
 from ansible_collections.gpufarm.core.plugins.module_utils import nomad, nomad_jobs
+from ansible_collections.gpufarm.core.plugins.module_utils import problem as problem_utils
+from ansible_collections.gpufarm.core.plugins.module_utils.nomad import client as nomad_client
+from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs import jobspec, obstacles, running
+from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs import listing as job_listing
 from ansible_collections.gpufarm.core.tests.unit.patience import PATIENCE_S, wait_for
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import nomad_helper as farm
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import nomad_jobs_helper as helper
@@ -95,7 +99,7 @@ def test_the_job_is_pinned_and_tried_once() -> None:
     node = described()
     pins = nomad_jobs.pins_of(node)
     settings = nomad_jobs.Settings(image="images.example.com/cuda:1", namespace="ops", cpu_mhz=50, memory_mib=64)
-    job = nomad_jobs.job_of("gpufarm-verify-x", node, pins, settings, gives_up_at=99, linger=2)["Job"]
+    job = jobspec.job_of("gpufarm-verify-x", node, pins, settings, gives_up_at=99, linger=2)["Job"]
     assert job["Type"] == "batch" and job["Priority"] == 10 and job["Namespace"] == "ops"
     assert job["Datacenters"] == ["dc1"] and job["NodePool"] == "default"
     # With the job, not with the groups: see the module.
@@ -122,14 +126,14 @@ def test_the_job_is_pinned_and_tried_once() -> None:
 def test_raw_exec_has_no_image() -> None:
     node = described()
     settings = nomad_jobs.Settings(driver="raw_exec")
-    job = nomad_jobs.job_of("x", node, nomad_jobs.pins_of(node), settings, gives_up_at=0, linger=2)["Job"]
+    job = jobspec.job_of("x", node, nomad_jobs.pins_of(node), settings, gives_up_at=0, linger=2)["Job"]
     task = job["TaskGroups"][0]["Tasks"][0]
     assert task["Driver"] == "raw_exec" and set(task["Config"]) == {"command", "args"}
     assert "Namespace" not in job
 
 
 def test_the_script_finds_the_folder_of_wsl() -> None:
-    begin = nomad_jobs.script(0).splitlines()[:2]
+    begin = jobspec.script(0).splitlines()[:2]
     ended = subprocess.run(
         ["/bin/sh", "-c", "\n".join([*begin, 'printf %s "$PATH"'])],
         env={"PATH": "/own"},
@@ -149,13 +153,13 @@ def test_the_script_in_a_real_shell(tmp_path: Path, ends: int, seen: list[str]) 
     if ends == 127 and Path("/usr/bin/nvidia-smi").exists():
         pytest.skip("this machine has nvidia-smi")
     environment = {**os.environ, "PATH": str(tmp_path), "NVIDIA_VISIBLE_DEVICES": "GPU-1"}
-    script = nomad_jobs.script(0)
+    script = jobspec.script(0)
     answer = subprocess.run(
         ["/bin/sh", "-c", script], capture_output=True, text=True, env=environment, check=False, timeout=PATIENCE_S
     )
-    listing_read = nomad_jobs.read_listing(answer.stdout)
+    listing_read = job_listing.read_listing(answer.stdout)
     assert answer.returncode == listing_read.exit_code == ends
-    assert nomad_jobs.devices_seen(listing_read, "GPU-1") == seen
+    assert job_listing.devices_seen(listing_read, "GPU-1") == seen
     assert listing_read.visible == "GPU-1"
     # Nomad replaces ${...} in a task's arguments before any shell sees it.
     assert "${" not in script
@@ -167,54 +171,54 @@ def test_the_script_in_a_real_shell(tmp_path: Path, ends: int, seen: list[str]) 
 def test_only_old_jobs_of_our_own_are_leftovers() -> None:
     (job,) = helper.RECORDED["docker"]["jobs"]
     submitted = job["SubmitTime"] / 1e9
-    hour = nomad_jobs.LEFTOVER_AGE_S
-    assert nomad_jobs.leftovers([job], submitted + hour + 1) == [job["ID"]]
-    assert nomad_jobs.leftovers([job], submitted + hour - 1) == []
+    hour = jobspec.LEFTOVER_AGE_S
+    assert jobspec.leftovers([job], submitted + hour + 1) == [job["ID"]]
+    assert jobspec.leftovers([job], submitted + hour - 1) == []
     running = {**job, "Meta": {**job["Meta"], "gives_up_at": str(int(submitted + 3 * hour))}}
-    assert nomad_jobs.leftovers([running], submitted + 2 * hour) == []
-    assert nomad_jobs.leftovers([running], submitted + 3 * hour + 2) == [job["ID"]]
+    assert jobspec.leftovers([running], submitted + 2 * hour) == []
+    assert jobspec.leftovers([running], submitted + 3 * hour + 2) == [job["ID"]]
     odd = {**job, "Meta": {**job["Meta"], "gives_up_at": "tomorrow"}}
-    assert nomad_jobs.leftovers([odd], submitted + hour + 1) == [job["ID"]]
+    assert jobspec.leftovers([odd], submitted + hour + 1) == [job["ID"]]
     for other in ({"Meta": None}, {"Meta": {"created_by": "somebody"}}, {"ID": "training"}):
-        assert nomad_jobs.leftovers([{**job, **other}], submitted + 9 * hour) == []
+        assert jobspec.leftovers([{**job, **other}], submitted + 9 * hour) == []
 
 
 # --- what the task saw -----------------------------------------------------------------------
 
 
-def listing(name: str) -> nomad_jobs.Listing:
-    return nomad_jobs.read_listing(helper.RECORDED[name]["stdout"]["text"])
+def listing(name: str) -> job_listing.Listing:
+    return job_listing.read_listing(helper.RECORDED[name]["stdout"]["text"])
 
 
 def test_recorded_logs() -> None:
-    assert listing("docker") == nomad_jobs.Listing([(PIN.uuid, ())], "void", False, 0)
-    assert listing("wsl") == nomad_jobs.Listing([(helper.RECORDED_WSL_UUID, ())], "void", True, 0)
+    assert listing("docker") == job_listing.Listing([(PIN.uuid, ())], "void", False, 0)
+    assert listing("wsl") == job_listing.Listing([(helper.RECORDED_WSL_UUID, ())], "void", True, 0)
     raw = listing("raw_exec")
     assert [gpu for gpu, _migs in raw.gpus] == list(helper.RECORDED_UUIDS) and raw.visible == PIN.uuid
 
 
 def test_a_log_that_is_cut_off_and_one_with_carriage_returns() -> None:
     text = helper.RECORDED["docker"]["stdout"]["text"]
-    assert nomad_jobs.read_listing(text.rpartition("gpufarm")[0]).exit_code is None
-    assert nomad_jobs.read_listing(text.replace("\n", "\r\n")) == listing("docker")
-    assert nomad_jobs.read_listing("").gpus == []
+    assert job_listing.read_listing(text.rpartition("gpufarm")[0]).exit_code is None
+    assert job_listing.read_listing(text.replace("\n", "\r\n")) == listing("docker")
+    assert job_listing.read_listing("").gpus == []
 
 
 def test_a_log_with_characters_that_steer_a_terminal() -> None:
     text = (
         "GPU 0: A100\x1b[2J (UUID: GPU-\x9b1)\n\tMIG 1g.10gb\x00 Device 0: (UUID: MIG-2)\ngpufarm-verify: end 0\x00\n"
     )
-    listing_read = nomad_jobs.read_listing(text)
+    listing_read = job_listing.read_listing(text)
     assert listing_read.exit_code == 0 and all(gpu.isprintable() for gpu, _migs in listing_read.gpus)
-    assert nomad_jobs.read_listing(text.replace("\x9b", "")).gpus == [("GPU-1", ("MIG-2",))]
-    assert nomad_jobs.failed_task([], "gone\x1b[2J\x07 wrong.", None).found.isprintable()
+    assert job_listing.read_listing(text.replace("\x9b", "")).gpus == [("GPU-1", ("MIG-2",))]
+    assert obstacles.failed_task([], "gone\x1b[2J\x07 wrong.", None).found.isprintable()
 
 
 def judged(
     pin: nomad_jobs.Pin, text: str, driver: str = "docker", assigned: Sequence[str] | None = None
 ) -> tuple[str | None, list[str], bool | None]:
     given = [pin.uuid] if assigned is None else assigned
-    finding, seen, isolated = nomad_jobs.judge_listing(pin, given, nomad_jobs.read_listing(text), driver)
+    finding, seen, isolated = job_listing.judge_listing(pin, given, job_listing.read_listing(text), driver)
     return finding.code if finding else None, seen, isolated
 
 
@@ -286,9 +290,9 @@ def test_a_whole_gpu_is_not_taken_for_its_mig_devices() -> None:
 )
 def test_nomads_own_account_of_a_placement(name: str, code: str, words: str, exhausted: bool) -> None:
     """Each of them was recorded on a real farm."""
-    failures = nomad_jobs.newest_failures(helper.RECORDED[name]["evaluations"])
+    failures = obstacles.newest_failures(helper.RECORDED[name]["evaluations"])
     assert failures is not None
-    obstacle = nomad_jobs.explain_placement(failures["gpu-0"], PIN, "java")
+    obstacle = obstacles.explain_placement(failures["gpu-0"], PIN, "java")
     assert obstacle.finding.code == code and words in obstacle.finding.found
     assert obstacle.exhausted is exhausted and obstacle.device is (name == "gpu")
     assert obstacle.finding.expected and obstacle.finding.next_step
@@ -296,22 +300,22 @@ def test_nomads_own_account_of_a_placement(name: str, code: str, words: str, exh
 
 def test_other_constraints_are_told_in_nomads_words() -> None:
     metric = {"NodesEvaluated": 3, "ConstraintFiltered": {"missing host volumes": 1}, "DimensionExhausted": None}
-    obstacle = nomad_jobs.explain_placement(metric, PIN, "docker")
+    obstacle = obstacles.explain_placement(metric, PIN, "docker")
     assert "missing host volumes" in obstacle.finding.found and not obstacle.exhausted
 
 
 def test_no_account_at_all() -> None:
-    obstacle = nomad_jobs.explain_placement({"NodesEvaluated": 3}, PIN, "docker")
+    obstacle = obstacles.explain_placement({"NodesEvaluated": 3}, PIN, "docker")
     assert "does not say why (3 nodes evaluated)" in obstacle.finding.found
-    quota = nomad_jobs.explain_placement({"NodesEvaluated": 3, "QuotaExhausted": ["gpu limit"]}, PIN, "docker")
+    quota = obstacles.explain_placement({"NodesEvaluated": 3, "QuotaExhausted": ["gpu limit"]}, PIN, "docker")
     assert quota.exhausted and "gpu limit" in quota.finding.found
 
 
 def test_an_evaluation_that_is_not_over_decides_nothing() -> None:
     recorded = helper.RECORDED["memory"]["evaluations"]
-    assert nomad_jobs.newest_failures([*recorded, {"Status": "pending", "ModifyIndex": 10**6}]) is None
-    assert nomad_jobs.newest_failures([]) is None
-    assert nomad_jobs.newest_failures([each for each in recorded if each["Status"] == "blocked"]) is None
+    assert obstacles.newest_failures([*recorded, {"Status": "pending", "ModifyIndex": 10**6}]) is None
+    assert obstacles.newest_failures([]) is None
+    assert obstacles.newest_failures([each for each in recorded if each["Status"] == "blocked"]) is None
 
 
 def test_the_newest_account_counts() -> None:
@@ -320,17 +324,17 @@ def test_the_newest_account_counts() -> None:
         {"Status": "complete", "ModifyIndex": 9, "FailedTGAllocs": {"gpu-0": new}},
         {"Status": "complete", "ModifyIndex": 5, "FailedTGAllocs": {"gpu-0": old, "gpu-1": old}},
     ]
-    assert nomad_jobs.newest_failures(evaluations) == {"gpu-0": new, "gpu-1": old}
+    assert obstacles.newest_failures(evaluations) == {"gpu-0": new, "gpu-1": old}
 
 
 def test_the_telling_event_is_not_the_last_one() -> None:
     events = helper.RECORDED["image"]["allocations"][0]["TaskStates"]["see"]["Events"]
     assert events[-1]["DisplayMessage"] == "Policy allows no restarts"
-    told = nomad_jobs.telling_event(events)
+    told = obstacles.telling_event(events)
     assert told is not None and told.startswith("Failed to pull `gpufarm-none:1`: Error response from daemon")
     finished = helper.RECORDED["docker"]["allocations"][0]["TaskStates"]["see"]["Events"]
-    assert nomad_jobs.telling_event(finished) == "Exit Code: 0"
-    assert nomad_jobs.telling_event([]) is None
+    assert obstacles.telling_event(finished) == "Exit Code: 0"
+    assert obstacles.telling_event([]) is None
 
 
 def test_the_end_of_a_task_hides_nothing() -> None:
@@ -339,19 +343,19 @@ def test_the_end_of_a_task_hides_nothing() -> None:
         {"Type": "Killing", "DisplayMessage": "Sent interrupt"},
         {"Type": "Not Restarting", "DisplayMessage": "Policy allows no restarts"},
     ]
-    assert nomad_jobs.telling_event(events) == "Downloading image"
+    assert obstacles.telling_event(events) == "Downloading image"
 
 
 def test_a_failure_tells_more_than_the_end_that_it_led_to() -> None:
     failed = {"Type": "Setup Failure", "DisplayMessage": "no such volume"}
     ended = {"Type": "Terminated", "DisplayMessage": "Exit Code: 1"}
-    assert nomad_jobs.telling_event([failed, ended]) == "no such volume"
+    assert obstacles.telling_event([failed, ended]) == "no such volume"
 
 
 def test_running_out_of_memory_is_telling() -> None:
     killed = {"Type": "Terminated", "DisplayMessage": "OOM Killed", "Details": {"oom_killed": "true"}}
     last = {"Type": "Terminated", "DisplayMessage": "Exit Code: 137", "Details": {"oom_killed": "false"}}
-    assert nomad_jobs.telling_event([killed, last]) == "OOM Killed"
+    assert obstacles.telling_event([killed, last]) == "OOM Killed"
 
 
 def event(text: str) -> dict[str, Any]:
@@ -375,13 +379,13 @@ def event(text: str) -> dict[str, Any]:
     ],
 )
 def test_the_next_step_after_a_failed_task(text: str, stderr: str, step: str) -> None:
-    finding = nomad_jobs.failed_task([event(text)], stderr, None)
+    finding = obstacles.failed_task([event(text)], stderr, None)
     assert step in finding.next_step
     assert text in finding.found and stderr in finding.found
 
 
 def test_long_texts_keep_their_end() -> None:
-    finding = nomad_jobs.failed_task([], "x" * 2000 + "\n  the reason.\n", "the node was lost")
+    finding = obstacles.failed_task([], "x" * 2000 + "\n  the reason.\n", "the node was lost")
     assert "the node was lost; its stderr ends with '...x" in finding.found and "x the reason')" in finding.found
     assert len(finding.found) < 600
 
@@ -400,8 +404,8 @@ def nomad_server() -> Iterator[FakeNomad]:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     values = {"LOG_WAIT_S": 0.3, "FREE_WAIT_S": 0.3, "LOOK_S": 0.1, "PAUSE_S": 0.02}
     for name, value in values.items():
-        monkeypatch.setattr(nomad_jobs, name, value)
-    monkeypatch.setattr(nomad, "FIRST_PAUSE_S", 0.01)
+        monkeypatch.setattr(running, name, value)
+    monkeypatch.setattr(nomad_client, "FIRST_PAUSE_S", 0.01)
 
 
 def run_of(server: FakeNomad, **settings: Any) -> nomad_jobs.Run:
@@ -437,19 +441,19 @@ def test_a_running_job_is_waited_for_by_its_index() -> None:
     """And one whose log may still come is looked at without waiting for a change."""
 
     class Client:
-        def items(self, _path: str, _query: Mapping[str, str], index: int, _wait: float) -> nomad.Nodes:
+        def items(self, _path: str, _query: Mapping[str, str], index: int, _wait: float) -> nomad_client.Nodes:
             asked.append(index)
-            return nomad.Nodes(items=[{"TaskGroup": "gpu0", "ClientStatus": "running"}], index=9)
+            return nomad_client.Nodes(items=[{"TaskGroup": "gpu0", "ClientStatus": "running"}], index=9)
 
     asked: list[int] = []
     pin = nomad_jobs.pins_of(nomad.describe_node(farm.make_node(0, 1)))[0]
-    job = nomad_jobs._Watched({"gpu0": pin})
+    job = running._Watched({"gpu0": pin})
     run = nomad_jobs.Run(cast(Any, Client()), nomad_jobs.Settings(), "0a1b2c3d", time.monotonic() + PATIENCE_S)
     for _ in range(2):
-        assert nomad_jobs._look(run, "job", job) == {}
+        assert running._look(run, "job", job) == {}
     job.ended["gpu0"] = 0.0
     for _ in range(2):
-        assert nomad_jobs._look(run, "job", job) == {}
+        assert running._look(run, "job", job) == {}
     assert asked == [0, 9, 9, 0]
 
 
@@ -459,7 +463,7 @@ def test_how_logs_are_asked_for(nomad_server: FakeNomad) -> None:
     nomad_server.fates[uuid] = Fate(status="failed", log="", stderr="sh: nvidia-smi: not found\n")
     assert proven(nomad_server)[uuid].verdict == "failed"
     asked = [query for _, path, query in nomad_server.requests if path.startswith("/v1/client/fs/logs/")]
-    whole = {"task": nomad_jobs.TASK, "plain": "true", "follow": "false"}
+    whole = {"task": jobspec.TASK, "plain": "true", "follow": "false"}
     expected = [
         {**whole, "type": "stdout", "origin": "start"},
         {**whole, "type": "stderr", "origin": "end", "offset": "2000"},
@@ -469,7 +473,7 @@ def test_how_logs_are_asked_for(nomad_server: FakeNomad) -> None:
 
 
 def test_a_log_that_comes_late(nomad_server: FakeNomad, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nomad_jobs, "LOG_WAIT_S", PATIENCE_S)
+    monkeypatch.setattr(running, "LOG_WAIT_S", PATIENCE_S)
     uuid = nomad_server.uuids()[1]
     nomad_server.fates[uuid] = Fate(log_after_looks=3)
     assert proven(nomad_server)[uuid].verdict == "ok"
@@ -477,7 +481,7 @@ def test_a_log_that_comes_late(nomad_server: FakeNomad, monkeypatch: pytest.Monk
 
 
 def test_a_log_whose_file_is_not_there_yet(nomad_server: FakeNomad, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nomad_jobs, "LOG_WAIT_S", PATIENCE_S)
+    monkeypatch.setattr(running, "LOG_WAIT_S", PATIENCE_S)
     nomad_server.refuse = {("GET", "/v1/client/fs/logs"): [404, 404, 200]}
     assert {result.verdict for result in proven(nomad_server).values()} == {"ok"}
     assert len(nomad_server.registered) == 2
@@ -688,7 +692,7 @@ def test_a_refused_registration_ends_the_run_and_leaves_nothing(nomad_server: Fa
     assert len(nomad_server.purged) >= 1
 
 
-@pytest.mark.parametrize(("status", "times"), [(403, 1), (500, nomad_jobs.ATTEMPTS)])
+@pytest.mark.parametrize(("status", "times"), [(403, 1), (500, running.ATTEMPTS)])
 def test_a_registration_is_tried_again_where_that_can_help(nomad_server: FakeNomad, status: int, times: int) -> None:
     nomad_server.nodes = nomad_server.nodes[:1]
     nomad_server.refuse = {("POST", "/v1/jobs"): [status]}
@@ -712,7 +716,7 @@ def test_a_registration_is_tried_again_where_that_can_help(nomad_server: FakeNom
     ],
 )
 def test_why_a_task_was_stopped(allocation: dict[str, str], why: str | None) -> None:
-    assert nomad_jobs._why_stopped(allocation) == why
+    assert running._why_stopped(allocation) == why
 
 
 def test_an_error_of_one_node_purges_the_jobs_of_all(nomad_server: FakeNomad) -> None:
@@ -757,13 +761,13 @@ def test_a_job_that_cannot_be_purged_is_told(nomad_server: FakeNomad) -> None:
     (job,) = nomad_server.jobs
     assert (problem.node, problem.uuid, problem.code) == ("node00000", None, "job_left")
     assert f"nomad job stop -purge {job}" in problem.message
-    assert len([each for each in nomad_server.requests if each[0] == "DELETE"]) == nomad_jobs.ATTEMPTS
+    assert len([each for each in nomad_server.requests if each[0] == "DELETE"]) == running.ATTEMPTS
 
 
 def test_what_a_killed_run_left_is_purged_or_told(nomad_server: FakeNomad) -> None:
     (job,) = helper.RECORDED["docker"]["jobs"]
     nomad_server.listed = [{**job, "ID": f"gpufarm-verify-{name}"} for name in ("b", "a", "c")]
-    client, later = run_of(nomad_server).client, job["SubmitTime"] / 1e9 + 2 * nomad_jobs.LEFTOVER_AGE_S
+    client, later = run_of(nomad_server).client, job["SubmitTime"] / 1e9 + 2 * jobspec.LEFTOVER_AGE_S
     ids = ["gpufarm-verify-a", "gpufarm-verify-b", "gpufarm-verify-c"]
     assert nomad_jobs.purge_leftovers(client, later, True) == (ids, [])
     assert nomad_server.purged == []
@@ -788,13 +792,13 @@ def test_nothing_to_do_asks_nothing(nomad_server: FakeNomad) -> None:
 
 def test_the_table_has_failed_nodes_first() -> None:
     pins = nomad_jobs.pins_of(described(0, 2)) + nomad_jobs.pins_of(described(1, 3))
-    bad = nomad_jobs.Finding("wrong_gpu", "that", "this", "do")
+    bad = problem_utils.Finding("wrong_gpu", "that", "this", "do")
     results = [
         nomad_jobs.result_of(pins[0], None),
         nomad_jobs.result_of(pins[1], nomad_jobs.busy_finding(None), "busy"),
     ]
     results += [nomad_jobs.result_of(pin, bad) for pin in pins[2:4]] + [nomad_jobs.result_of(pins[4], None)]
-    lost = nomad_jobs.problem_of_node("lost", "node_missing", "none", "one", "look")
+    lost = problem_utils.problem_of("lost", "node_missing", "none", "one", "look")
     problems = [*nomad_jobs.problems_of(results), lost]
     assert [line.split() for line in nomad_jobs.table(results, problems).splitlines()] == [
         ["NODE", "GPUS", "OK", "FAILED", "BUSY", "SKIPPED", "REASONS"],
@@ -809,4 +813,4 @@ def test_the_table_has_failed_nodes_first() -> None:
 
 def test_job_of_which_nomad_tells_no_evaluation_has_no_obstacle() -> None:
     run: Any = types.SimpleNamespace(client=types.SimpleNamespace(call=lambda *_request: None))
-    assert nomad_jobs._obstacles(run, "job", {}) == {}
+    assert running._obstacles(run, "job", {}) == {}

@@ -17,6 +17,10 @@ from typing import Any
 
 import pytest
 from ansible_collections.gpufarm.core.plugins.module_utils import nomad, nomad_jobs
+from ansible_collections.gpufarm.core.plugins.module_utils import problem as problem_utils
+from ansible_collections.gpufarm.core.plugins.module_utils.nomad import client as nomad_client
+from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs import listing as job_listing
+from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs import obstacles, running
 from ansible_collections.gpufarm.core.plugins.modules import nomad_gpu_job_verify, nomad_gpu_verify
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import nomad_helper as farm
 
@@ -91,7 +95,7 @@ def problems() -> Iterator[tuple[str, str]]:
         (plain, [NODE, changed(ID="c", Name="clone"), changed(ID="d", Name="clone two")]),
     ]
     for wanted, nodes in cases:
-        actual = [nomad.actual_node(node) for node in nodes]
+        actual = [nomad.describe_node(node) for node in nodes]
         for verdict in nomad.compare([wanted], actual, allow_extra_nodes=False, require_eligible=True):
             for problem in verdict.problems:
                 yield problem.code, problem.message
@@ -104,11 +108,11 @@ def told(act: Callable[[], Any]) -> str:
 
 
 def refused(status: int, body: str = "", address: str = ADDRESS, location: str | None = None) -> str:
-    return told(lambda: nomad._refused(address, status, body, location))
+    return told(lambda: nomad_client._refused(address, status, body, location))
 
 
 def unreachable(error: Exception) -> str:
-    return told(lambda: nomad._unreachable(ADDRESS, error))
+    return told(lambda: nomad_client._unreachable(ADDRESS, error))
 
 
 def certificate_error() -> ssl.SSLCertVerificationError:
@@ -175,13 +179,13 @@ def broken_answers() -> Iterator[tuple[str, str]]:
         yield "answer", said
 
 
-def sentence(finding: nomad_jobs.Finding | None) -> str:
+def sentence(finding: problem_utils.Finding | None) -> str:
     assert finding
     return nomad_jobs.result_of(PIN, finding).message or ""
 
 
-def listing(*uuids: str, wsl: bool = False, visible: str = "void") -> nomad_jobs.Listing:
-    return nomad_jobs.Listing([(uuid, ()) for uuid in uuids], visible, wsl, 0)
+def listing(*uuids: str, wsl: bool = False, visible: str = "void") -> job_listing.Listing:
+    return job_listing.Listing([(uuid, ()) for uuid in uuids], visible, wsl, 0)
 
 
 def findings() -> Iterator[tuple[str, str]]:
@@ -194,7 +198,7 @@ def findings() -> Iterator[tuple[str, str]]:
         yield "closed", sentence(nomad_jobs.closed_finding(node, f"that {reason}"))
     yield "busy", sentence(nomad_jobs.busy_finding(None))
     yield "busy", sentence(nomad_jobs.busy_finding({"id": "5456", "job_id": "training", "namespace": "ml"}))
-    seen: list[tuple[list[str], nomad_jobs.Listing, str]] = [
+    seen: list[tuple[list[str], job_listing.Listing, str]] = [
         (["GPU-2"], listing("GPU-1"), "docker"),
         ([], listing("GPU-1"), "docker"),
         (["GPU-1"], listing(), "docker"),
@@ -205,10 +209,10 @@ def findings() -> Iterator[tuple[str, str]]:
         (["GPU-1"], listing("GPU-2"), "raw_exec"),
         (["GPU-1"], listing("GPU-1", "GPU-2"), "docker"),
         (["GPU-1"], listing("GPU-1", visible="all"), "raw_exec"),
-        (["GPU-1"], nomad_jobs.Listing([("GPU-1", ())], None, False, 0), "raw_exec"),
+        (["GPU-1"], job_listing.Listing([("GPU-1", ())], None, False, 0), "raw_exec"),
     ]
     for assigned, what, driver in seen:
-        finding, _seen, _isolated = nomad_jobs.judge_listing(PIN, assigned, what, driver)
+        finding, _seen, _isolated = job_listing.judge_listing(PIN, assigned, what, driver)
         yield "seen", f"{finding.code if finding else None}: {sentence(finding)}"
 
 
@@ -226,7 +230,7 @@ def placements() -> Iterator[tuple[str, str]]:
         ({}, "docker"),
     ]
     for metric, driver in metrics:
-        obstacle = nomad_jobs.explain_placement(metric, PIN, driver)
+        obstacle = obstacles.explain_placement(metric, PIN, driver)
         code = f"{obstacle.finding.code}, {obstacle.exhausted}, {obstacle.device}"
         yield "placement", f"{code}: {sentence(obstacle.finding)}"
 
@@ -246,13 +250,13 @@ def failures() -> Iterator[tuple[str, str]]:
         ("", "", None),
     ):
         events = [{"Type": "Driver Failure", "DisplayMessage": event}]
-        yield "task", sentence(nomad_jobs.failed_task(events, stderr, stopped))
+        yield "task", sentence(obstacles.failed_task(events, stderr, stopped))
     run = nomad_jobs.Run(nomad.Client(nomad.Connection()), nomad_jobs.Settings(timeout=2.5), "x", 0)
-    yield "timeout", sentence(nomad_jobs._timeout(run, "that it took long"))
-    yield "log", sentence(nomad_jobs._unreadable(None))
+    yield "timeout", sentence(running._out_of_time(run, "that it took long"))
+    yield "log", sentence(running._unreadable(None))
     for status in (403, 500):
         error = nomad.NomadError("HTTP 403", "a", "b", status=status)
-        yield "log", sentence(nomad_jobs._unreadable(error))
+        yield "log", sentence(running._unreadable(error))
 
 
 def options() -> Iterator[tuple[str, str]]:
@@ -267,7 +271,7 @@ def options() -> Iterator[tuple[str, str]]:
         {"parallel": 0}, {"nodes": []}, {"image": ""},
     ):  # fmt: skip
         yield "option", told(functools.partial(nomad_gpu_job_verify.read_settings, {**usual, **given}))
-    left = [nomad_jobs.problem_of_node("gpu01", "job_left", "one", "none", "purge it")]
+    left = [problem_utils.problem_of("gpu01", "job_left", "one", "none", "purge it")]
     for status in (403, 500):
         error = nomad.NomadError(f"HTTP {status}", "a", "b", status=status)
         for jobs_left, namespace in ((left, None), (left, "ops"), ([], None)):

@@ -14,7 +14,15 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from ansible_collections.gpufarm.core.plugins.module_utils import nvidia_smi
+from ansible_collections.gpufarm.core.plugins.module_utils import nvidia_smi, pci
+from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi import (
+    facts,
+    failures,
+    listings,
+    query_csv,
+    query_xml,
+    values,
+)
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.recorded import assert_recorded
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -283,10 +291,10 @@ def test_shape_and_subsets_as_recorded() -> None:
             "subsets": nvidia_smi.SUBSETS,
             "default": nvidia_smi.DEFAULT_SUBSETS,
             "identity": nvidia_smi.IDENTITY_KEYS,
-            "query": nvidia_smi.QUERY_FIELDS,
-            "required": sorted(nvidia_smi._REQUIRED_FIELDS),
-            "no value": sorted(nvidia_smi._NO_VALUE),
-            "errors": sorted(nvidia_smi._ERRORS),
+            "query": query_csv.QUERY_FIELDS,
+            "required": sorted(query_csv.REQUIRED_FIELDS),
+            "no value": sorted(values._NO_VALUE),
+            "errors": sorted(values._ERRORS),
             "reasons": nvidia_smi.REASONS,
         },
     )
@@ -372,7 +380,7 @@ def test_mig_devices_that_are_not_told_are_null() -> None:
     ],
 )
 def test_pci_addresses_are_those_of_the_kernel(raw: str | None, address: str | None) -> None:
-    assert nvidia_smi.normal_bus_id(raw) == address
+    assert pci.normal_bus_id(raw) == address
 
 
 def test_masked_uuid_is_null() -> None:
@@ -579,8 +587,8 @@ def test_any_text_is_parsed_or_refused(text: str) -> None:
         except nvidia_smi.NvidiaSmiError as error:
             assert error.reason == "invalid_output"
     nvidia_smi.parse_version(text)
-    nvidia_smi.parse_proc_information(text)
-    nvidia_smi.split_xml(text)
+    listings.parse_proc_information(text)
+    query_xml.split_xml(text)
 
 
 @settings(max_examples=200, deadline=None)
@@ -619,12 +627,12 @@ def test_depth_is_bounded() -> None:
 
 
 def test_too_much_output_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvidia_smi, "MAX_OUTPUT_BYTES", 1000)
+    monkeypatch.setattr(query_xml, "MAX_OUTPUT_BYTES", 1000)
     assert not parses_or_refuses(ONE_GPU)
 
 
 def test_the_long_list_of_supported_clocks_is_not_kept() -> None:
-    names, waiting = set(), [nvidia_smi._read_tree(ONE_GPU)]
+    names, waiting = set(), [query_xml._read_tree(ONE_GPU)]
     while waiting:
         node = waiting.pop()
         names.add(node.name)
@@ -640,15 +648,15 @@ def test_a_log_without_gpus_is_an_answer() -> None:
 
 def test_words_around_the_document_are_told_apart() -> None:
     warning = "WARNING: infoROM is corrupted at gpu 0000:0B:00.0"
-    assert nvidia_smi.split_xml(f"{ONE_GPU}\n{warning}\n") == (ONE_GPU.rstrip(), warning)
-    assert nvidia_smi.split_xml("No devices were found\n") == ("", "No devices were found")
+    assert query_xml.split_xml(f"{ONE_GPU}\n{warning}\n") == (ONE_GPU.rstrip(), warning)
+    assert query_xml.split_xml("No devices were found\n") == ("", "No devices were found")
 
 
 def test_words_in_a_document_that_breaks_off_are_found() -> None:
     words = "Unable to determine the device handle for GPU 0000:0B:00.0: Unknown Error"
     cut = ONE_GPU[: ONE_GPU.index("<product_brand>")]
-    assert nvidia_smi.split_xml(f"{cut}{words}\n")[1] == words
-    assert nvidia_smi.split_xml(f"before\n{cut}\n a > b\n a < b\n word\n{words}\n")[1] == f"before\n{words}"
+    assert query_xml.split_xml(f"{cut}{words}\n")[1] == words
+    assert query_xml.split_xml(f"before\n{cut}\n a > b\n a < b\n word\n{words}\n")[1] == f"before\n{words}"
 
 
 # The other calls
@@ -705,7 +713,7 @@ def test_fields_agree_with_query_gpu_of_the_same_moment() -> None:
     assert {field: str(value) for field, value in same.items()} == {field: asked[field] for field in same}
     assert float(asked["temperature.memory"]) == pytest.approx(gpu["temperature_memory_c"], abs=2)
     assert float(asked["power.draw"]) == pytest.approx(gpu["power_draw_w"], abs=0.5)
-    assert nvidia_smi.architecture_of(asked["compute_cap"]) == gpu["architecture"]
+    assert query_csv.architecture_of(asked["compute_cap"]) == gpu["architecture"]
     active = [name.split(".")[1] for name, value in asked.items() if re.match(r"clocks_event.*\.[a-z_]+", name)]
     assert gpu["clocks_event_reasons"] == [
         name for name in active if asked.get(f"clocks_event_reasons.{name}") == "Active"
@@ -777,7 +785,7 @@ def test_listing_call_marks_a_lost_gpu(word: str) -> None:
     ],
 )
 def test_architecture_of_compute_capability(capability: str | None, name: str | None) -> None:
-    assert nvidia_smi.architecture_of(capability) == name
+    assert query_csv.architecture_of(capability) == name
 
 
 @pytest.mark.parametrize(
@@ -886,7 +894,7 @@ def test_recorded_version_is_read(recording: str, driver: str, cuda: str) -> Non
 
 def test_kernel_information_is_read() -> None:
     text = (CORPUS / "580.159.04-h100-queried.information.txt").read_text(encoding="utf-8")
-    information = nvidia_smi.parse_proc_information(text)
+    information = listings.parse_proc_information(text)
     assert information["gpu uuid"] == "GPU-c380f658-bd4a-b014-68f9-4074e00168ab"
     assert information["device minor"] == "0"
     assert information["gpu excluded"] == "No"
@@ -909,9 +917,9 @@ def test_kernel_information_is_read() -> None:
 )
 def test_recorded_failure_is_classified_by_its_words_and_by_its_code(recording: str, reason: str) -> None:
     words, code = (CORPUS / f"{recording}.failure.txt").read_text(encoding="utf-8").rsplit("exit code ", 1)
-    assert nvidia_smi.classify(0, words) == reason
+    assert failures.classify(0, words) == reason
     if recording != "580.159.04-unknown-option":
-        assert nvidia_smi.classify(int(code), "") == reason
+        assert failures.classify(int(code), "") == reason
 
 
 @pytest.mark.parametrize(
@@ -945,7 +953,7 @@ def test_recorded_failure_is_classified_by_its_words_and_by_its_code(recording: 
     ],
 )
 def test_exit_codes_and_words_become_reasons(code: int, words: str, reason: str | None) -> None:
-    assert nvidia_smi.classify(code, words) == reason
+    assert failures.classify(code, words) == reason
 
 
 def test_every_reason_has_a_next_step() -> None:
@@ -990,7 +998,7 @@ def test_every_key_belongs_to_exactly_one_subset() -> None:
 
 def test_keys_outside_of_the_subsets_are_null_and_there() -> None:
     gpu = nvidia_smi.parse_query_xml(ONE_GPU)["gpus"][0]
-    kept = nvidia_smi.keep_subsets(gpu, frozenset(("power",)))
+    kept = facts.keep_subsets(gpu, frozenset(("power",)))
     assert_shape(kept, nvidia_smi.empty_gpu())
     assert kept["power_draw_w"] == 70.54
     assert kept["uuid"] == gpu["uuid"]
@@ -1010,7 +1018,7 @@ def test_keys_outside_of_the_subsets_are_null_and_there() -> None:
     ],
 )
 def test_pci_addresses_have_one_normal_form(raw: str | None, normal: str | None) -> None:
-    assert nvidia_smi.normal_bus_id(raw) == normal
+    assert pci.normal_bus_id(raw) == normal
 
 
 def test_xml_library_is_loaded_only_when_needed() -> None:

@@ -14,8 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.gpufarm.core.plugins.module_utils import nvidia_smi
-from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi import Command, collect, resolve_subsets
+from ansible_collections.gpufarm.core.plugins.module_utils import commands, nvidia_smi
+from ansible_collections.gpufarm.core.plugins.module_utils.commands import Command
+from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi import (
+    collect,
+    failures,
+    gathering,
+    node,
+    resolve_subsets,
+)
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.recorded import assert_recorded
 
 CORPUS = Path(__file__).parent / "nvidia_smi_corpus"
@@ -80,7 +87,7 @@ class Recorder:
 
 @pytest.fixture(autouse=True)
 def _found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvidia_smi, "find_nvidia_smi", lambda *_: BINARY)
+    monkeypatch.setattr(gathering, "find_nvidia_smi", lambda *_: BINARY)
 
 
 def write(path: Path, text: str) -> None:
@@ -298,10 +305,10 @@ def test_failures_are_facts(tmp_path: Path, subsets: frozenset[str], code: int, 
 
 def test_every_failure_as_recorded() -> None:
     told: dict[str, Any] = {}
-    for needle, _reason in nvidia_smi._MESSAGES:
-        told[f"1, {needle}"] = nvidia_smi.classify(1, f"X {needle.upper()} y")
+    for needle, _reason in failures._MESSAGES:
+        told[f"1, {needle}"] = failures.classify(1, f"X {needle.upper()} y")
     for code in [None, *range(-1, 21), 255]:
-        told[str(code)] = nvidia_smi.classify(code, "nothing known")
+        told[str(code)] = failures.classify(code, "nothing known")
     for reason in nvidia_smi.REASONS:
         for command in (
             Command(("/x/nvidia-smi", "-q"), 9),
@@ -309,9 +316,9 @@ def test_every_failure_as_recorded() -> None:
             Command(("/x/nvidia-smi",), None, timed_out=True, limit=59.98765),
             Command(("/x/nvidia-smi",), None, error="Permission denied"),
         ):
-            told.setdefault(f"explained {reason}", []).append(nvidia_smi._explain(command, reason, " said\n so. "))
-        told[f"explained {reason}"].append(nvidia_smi._explain(command, reason, "y" * 500))
-        told[f"explained {reason}"].append(nvidia_smi._explain(command, reason, ""))
+            told.setdefault(f"explained {reason}", []).append(failures.explain(command, reason, " said\n so. "))
+        told[f"explained {reason}"].append(failures.explain(command, reason, "y" * 500))
+        told[f"explained {reason}"].append(failures.explain(command, reason, ""))
     assert_recorded("nvidia-smi-failures", told)
 
 
@@ -340,7 +347,7 @@ def test_a_program_that_cannot_be_started_is_a_fact(tmp_path: Path, error: str, 
 
 
 def test_no_program_is_a_fact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvidia_smi, "find_nvidia_smi", lambda *_: None)
+    monkeypatch.setattr(gathering, "find_nvidia_smi", lambda *_: None)
     facts = collect(DEFAULT, run=Recorder({}), root=str(tmp_path))
     assert (facts["available"], facts["reason"]) == (False, "not_installed")
     assert "in PATH and in /usr/lib/wsl/lib" in facts["message"]
@@ -614,8 +621,8 @@ class Clock:
                 self.late = 2 * LONG
             return data
 
-        monkeypatch.setattr(nvidia_smi.time, "monotonic", lambda: monotonic() + self.late)
-        monkeypatch.setattr(nvidia_smi.os, "read", read_on)
+        monkeypatch.setattr(commands.time, "monotonic", lambda: monotonic() + self.late)
+        monkeypatch.setattr(commands.os, "read", read_on)
 
 
 def script(path: Path, body: str) -> str:
@@ -643,7 +650,7 @@ def test_output_code_and_environment_of_a_process(tmp_path: Path, monkeypatch: p
     program = script(
         tmp_path / "smi", 'echo "$LC_ALL $GPUFARM_TEST $*"; echo err >&2; read line || echo no-input; exit 7'
     )
-    (command,) = nvidia_smi.run_commands([[program, "-q", "-x"]], LONG)
+    (command,) = commands.run_commands([[program, "-q", "-x"]], LONG)
     assert (command.returncode, command.stdout, command.stderr) == (7, "C kept -q -x\nno-input\n", "err\n")
     assert command.argv == (program, "-q", "-x")
     assert not command.timed_out
@@ -652,14 +659,14 @@ def test_output_code_and_environment_of_a_process(tmp_path: Path, monkeypatch: p
 def test_processes_run_at_the_same_time_and_keep_their_order(tmp_path: Path) -> None:
     others = " && ".join(f"[ -e {tmp_path}/{name} ]" for name in "abc")
     program = script(tmp_path / "smi", f'touch "{tmp_path}/$1"; until {others}; do sleep 0.02; done; echo "$1"')
-    commands = nvidia_smi.run_commands([[program, "c"], [program, "a"], [program, "b"]], LONG)
-    assert [command.stdout.strip() for command in commands] == ["c", "a", "b"]
+    ended = commands.run_commands([[program, "c"], [program, "a"], [program, "b"]], LONG)
+    assert [command.stdout.strip() for command in ended] == ["c", "a", "b"]
 
 
 def test_a_process_that_hangs_is_killed_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = script(tmp_path / "smi", f"sleep 600 & echo $! > {tmp_path}/child; echo partly; wait")
     Clock(monkeypatch, b"partly")
-    (command,) = nvidia_smi.run_commands([[program]], LONG)
+    (command,) = commands.run_commands([[program]], LONG)
     assert (command.timed_out, command.returncode, command.stdout) == (True, None, "partly\n")
     assert command.limit == LONG
     assert_ends(int((tmp_path / "child").read_text()))
@@ -671,14 +678,14 @@ def test_a_child_that_keeps_the_pipe_open_does_not_make_it_a_timeout(
     folder = tmp_path
     program = script(folder / "smi", f"sleep 600 & echo $! > {folder}/child; echo $$ > {folder}/self; echo whole; exit")
     Clock(monkeypatch, b"whole", lambda: assert_ends(int((folder / "self").read_text())))
-    (command,) = nvidia_smi.run_commands([[program]], LONG)
+    (command,) = commands.run_commands([[program]], LONG)
     assert (command.timed_out, command.returncode, command.stdout) == (False, 0, "whole\n")
     assert_ends(int((tmp_path / "child").read_text()))
 
 
 def test_a_process_that_ignores_signals_is_killed(tmp_path: Path) -> None:
     program = script(tmp_path / "smi", "trap '' TERM INT HUP; while :; do sleep 0.05; done")
-    (command,) = nvidia_smi.run_commands([[program]], 0.3)
+    (command,) = commands.run_commands([[program]], 0.3)
     assert command.timed_out
 
 
@@ -695,15 +702,15 @@ class Stuck:
 
 
 def test_a_process_that_no_signal_reaches_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvidia_smi.time, "monotonic", lambda: 100.0)
+    monkeypatch.setattr(commands.time, "monotonic", lambda: 100.0)
     process = Stuck()
-    nvidia_smi.reap(process, 102.5)  # type: ignore[arg-type]
-    nvidia_smi.reap(process, 90.0)  # type: ignore[arg-type]
+    commands.reap(process, 102.5)  # type: ignore[arg-type]
+    commands.reap(process, 90.0)  # type: ignore[arg-type]
     assert (process.waited, process.returncode) == ([2.5, 0.05], -9)
 
 
 def test_a_crash_shows_its_signal(tmp_path: Path) -> None:
-    (command,) = nvidia_smi.run_commands([[script(tmp_path / "smi", "kill -SEGV $$")]], LONG)
+    (command,) = commands.run_commands([[script(tmp_path / "smi", "kill -SEGV $$")]], LONG)
     assert command.returncode == -11
 
 
@@ -711,14 +718,14 @@ def test_what_is_no_program_is_an_error_and_not_an_exception(tmp_path: Path) -> 
     broken = tmp_path / "broken"
     broken.write_bytes(b"\x7fELF nothing")
     broken.chmod(0o755)
-    commands = nvidia_smi.run_commands([[str(tmp_path / "none")], [str(broken)]], LONG)
-    assert [command.returncode for command in commands] == [None, None]
-    assert all(command.error and not command.timed_out for command in commands)
+    ended = commands.run_commands([[str(tmp_path / "none")], [str(broken)]], LONG)
+    assert [command.returncode for command in ended] == [None, None]
+    assert all(command.error and not command.timed_out for command in ended)
 
 
 def test_endless_output_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvidia_smi, "MAX_OUTPUT_BYTES", 200_000)
-    (command,) = nvidia_smi.run_commands([[script(tmp_path / "smi", "yes")]], LONG)
+    monkeypatch.setattr(commands, "MAX_OUTPUT_BYTES", 200_000)
+    (command,) = commands.run_commands([[script(tmp_path / "smi", "yes")]], LONG)
     assert len(command.stdout) < 1_000_000
     assert command.returncode == -9
 
@@ -727,19 +734,19 @@ def test_large_output_arrives_whole(tmp_path: Path) -> None:
     program = script(
         tmp_path / "smi", "i=0; while [ $i -lt 20000 ]; do echo 0123456789012345678901234567890; i=$((i+1)); done"
     )
-    (command,) = nvidia_smi.run_commands([[program]], LONG)
+    (command,) = commands.run_commands([[program]], LONG)
     assert len(command.stdout) == 20000 * 32
 
 
 def test_bytes_that_are_no_text_are_replaced(tmp_path: Path) -> None:
-    (command,) = nvidia_smi.run_commands([[script(tmp_path / "smi", "printf 'a\\377b'")]], LONG)
+    (command,) = commands.run_commands([[script(tmp_path / "smi", "printf 'a\\377b'")]], LONG)
     assert command.stdout == "a\ufffdb"
 
 
 def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
     program = script(tmp_path / "smi", "sleep 60")
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  # a count, not paths
-    nvidia_smi.run_commands([[program], [str(tmp_path / "none")]], 0.1)
+    commands.run_commands([[program], [str(tmp_path / "none")]], 0.1)
     assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208  # a count, not paths
 
 
@@ -748,4 +755,4 @@ def test_the_kernel_tells_of_gpus_in_folders_with_an_address_only(tmp_path: Path
     for name in ("0000:01:00.0", "by-uuid"):
         write(tmp_path / f"proc/driver/nvidia/gpus/{name}/information", text)
     (tmp_path / "proc/driver/nvidia/gpus/0000:02:00.0").mkdir()
-    assert list(nvidia_smi.kernel_gpus(tmp_path)) == ["0000:01:00.0"]
+    assert list(node.kernel_gpus(tmp_path)) == ["0000:01:00.0"]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.gpufarm.core.plugins.module_utils import nvidia_smi
+from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi import node as smi_node
 
 
 def program(folder: Path, mode: int = 0o755) -> str:
@@ -21,7 +22,7 @@ def program(folder: Path, mode: int = 0o755) -> str:
 
 @pytest.fixture
 def wsl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(nvidia_smi, "WSL_DIRECTORY", str(tmp_path / "wsl"))
+    monkeypatch.setattr(smi_node, "WSL_DIRECTORY", str(tmp_path / "wsl"))
     return tmp_path / "wsl"
 
 

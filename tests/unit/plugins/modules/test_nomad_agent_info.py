@@ -19,6 +19,8 @@ import pytest
 import yaml
 from ansible_collections.gpufarm.core.plugins.doc_fragments import nomad as fragment
 from ansible_collections.gpufarm.core.plugins.module_utils import gate, nomad
+from ansible_collections.gpufarm.core.plugins.module_utils.nomad import client
+from ansible_collections.gpufarm.core.plugins.module_utils.nomad import client as nomad_client
 from ansible_collections.gpufarm.core.plugins.modules import nomad_agent_info
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import nomad_helper as farm
 from ansible_collections.gpufarm.core.tests.unit.plugins.modules import release_helper as helper
@@ -192,7 +194,7 @@ def test_other_answers_are_those_of_an_agent_that_is_not_well(
 def test_agent_that_is_busy_is_asked_again(
     server: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nomad, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(nomad_client, "FIRST_PAUSE_S", 0.01)
     server.answers[HEALTH] = [(429, "Your IP is issuing too many concurrent connections"), WELL]
     assert run(server, capsys)["state"] == "ok"
 
@@ -417,8 +419,8 @@ def test_an_agent_that_is_not_well_answers(server: Server, capsys: pytest.Captur
 def test_an_agent_that_starts_is_waited_for(
     server: Server, capsys: pytest.CaptureFixture[str], clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nomad, "FIRST_PAUSE_S", 0.01)
-    server.answers[HEALTH] = [CUT_OFF] * nomad.ATTEMPTS + [WELL]
+    monkeypatch.setattr(nomad_client, "FIRST_PAUSE_S", 0.01)
+    server.answers[HEALTH] = [CUT_OFF] * client.ATTEMPTS + [WELL]
     assert run(server, capsys, wait_for="answer")["state"] == "ok"
     assert clock.now == 1001
 
@@ -652,7 +654,7 @@ def test_no_proxy_stands_before_the_own_agent(
     server: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not even where it listens on another address than the loopback's."""
-    monkeypatch.setattr(nomad, "is_loopback", lambda _host: False)
+    monkeypatch.setattr(nomad_client, "is_loopback", lambda _host: False)
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     for name in ("no_proxy", "NO_PROXY"):

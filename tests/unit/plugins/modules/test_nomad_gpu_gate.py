@@ -243,7 +243,7 @@ def test_defaults_are_documented() -> None:
 
 
 def test_words_for_people(capsys: pytest.CaptureFixture[str], nomad: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nomad_gpu_gate.gate, "timestamp", lambda: "2026-11-21T12:00:00Z")
+    monkeypatch.setattr(nomad_gpu_gate, "utc", lambda: "2026-11-21T12:00:00Z")
     nomad.nodes["id-1"]["SchedulingEligibility"] = "ineligible"
     items = [SICK, {"node": "gpu1", "healthy": True}, {"node": "gpu2", "healthy": True}, {**SICK, "node": "nobody"}]
     result = run(capsys, nomad, items, drain=True)

@@ -18,7 +18,15 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.gpufarm.core.plugins.module_utils import nomad, nomad_jobs
+from ansible_collections.gpufarm.core.plugins.module_utils import nomad_jobs
+from ansible_collections.gpufarm.core.plugins.module_utils.nomad import client as nomad_client
+from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs import (
+    choice,
+    jobspec,
+    listing,
+    obstacles,
+    running,
+)
 from ansible_collections.gpufarm.core.plugins.modules import nomad_gpu_job_verify
 from ansible_collections.gpufarm.core.tests.unit.patience import PATIENCE_S, wait_for
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import nomad_helper as farm
@@ -39,8 +47,8 @@ def nomad_server() -> Iterator[FakeNomad]:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name, value in {"LOG_WAIT_S": 0.3, "FREE_WAIT_S": 0.3, "LOOK_S": 0.1, "PAUSE_S": 0.02}.items():
-        monkeypatch.setattr(nomad_jobs, name, value)
-    monkeypatch.setattr(nomad, "FIRST_PAUSE_S", 0.01)
+        monkeypatch.setattr(running, name, value)
+    monkeypatch.setattr(nomad_client, "FIRST_PAUSE_S", 0.01)
     for name in ("ADDR", "TOKEN", "NAMESPACE", "REGION"):
         monkeypatch.delenv(f"NOMAD_{name}", raising=False)
     before = {number: signal.getsignal(number) for number in SIGNALS}
@@ -115,7 +123,7 @@ def test_check_mode_asks_and_changes_nothing(nomad_server: FakeNomad, capsys: py
     uuid = nomad_server.uuids()[0]
     nomad_server.allocations = [held(nomad_server, uuid)]
     nomad_server.listed = RECORDED["docker"]["jobs"]
-    old = time.time() - 2 * nomad_jobs.LEFTOVER_AGE_S
+    old = time.time() - 2 * jobspec.LEFTOVER_AGE_S
     leftover = {**nomad_server.listed[0], "SubmitTime": int(old * 1e9)}
     nomad_server.listed = [{**leftover, "Meta": {**leftover["Meta"], "gives_up_at": str(int(old))}}]
     result = run(capsys, nomad_server, check_mode=True)
@@ -134,7 +142,7 @@ def test_jobs_of_a_killed_run_are_purged(
     warned: list[str] = []
     monkeypatch.setattr(nomad_gpu_job_verify.AnsibleModule, "warn", lambda _self, text: warned.append(text))
     (job,) = RECORDED["docker"]["jobs"]
-    old = time.time() - 2 * nomad_jobs.LEFTOVER_AGE_S
+    old = time.time() - 2 * jobspec.LEFTOVER_AGE_S
     meta = {**job["Meta"], "gives_up_at": str(int(old))}
     nomad_server.listed = [
         {**job, "ID": "gpufarm-verify-old", "SubmitTime": int(old * 1e9), "Meta": meta},
@@ -319,7 +327,7 @@ def test_returned_keys_are_the_documented_ones(nomad_server: FakeNomad, capsys: 
 
 def codes_in(module: ModuleType) -> set[str]:
     """The codes that a source gives to findings and problems."""
-    place = {"Finding": 0, "problem_of_node": 1, "skipped": 1}
+    place = {"Finding": 0, "problem_of": 1, "skipped": 1}
     calls = [node for node in ast.walk(ast.parse(inspect.getsource(module))) if isinstance(node, ast.Call)]
     named = [(call, getattr(call.func, "id", None) or getattr(call.func, "attr", "")) for call in calls]
     arguments = [call.args[place[name]] for call, name in named if name in place and len(call.args) > place[name]]
@@ -328,7 +336,7 @@ def codes_in(module: ModuleType) -> set[str]:
 
 
 def test_every_code_is_documented() -> None:
-    codes = codes_in(nomad_jobs) | codes_in(nomad_gpu_job_verify)
+    codes = set().union(*map(codes_in, (choice, listing, obstacles, running, nomad_gpu_job_verify)))
     assert {"wrong_gpu", "gpu_not_seen", "node_full", "job_left", "node_closed"} <= codes
     notes = " ".join(yaml.safe_load(nomad_gpu_job_verify.DOCUMENTATION)["notes"])
     assert [code for code in sorted(codes) if f"C({code})" not in notes] == []

@@ -57,7 +57,7 @@ def test_the_failure_says_everything(agent: farm.Agent, capsys: pytest.CaptureFi
         "node_missing",
         "node_unexpected",
     ]
-    assert set(result["problems"][0]) == {"node", "code", "expected", "found", "message"}
+    assert set(result["problems"][0]) == {"node", "uuid", "code", "expected", "found", "message"}
     assert result["table"] in result["msg"]
 
 

@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 import yaml
 from ansible_collections.gpufarm.core.plugins.module_utils import nvidia_smi
+from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi import query_csv
 from ansible_collections.gpufarm.core.plugins.modules import nvidia_smi_facts
 from ansible_collections.gpufarm.core.tests.unit.plugins.modules.program_helper import run_as_program
 
 CORPUS = Path(__file__).parents[1] / "module_utils" / "nvidia_smi_corpus"
 COLLECTIONS = Path(__file__).parents[4] / ".collections"
-QUERY = f"--query-gpu={','.join(nvidia_smi.QUERY_FIELDS)} --format=csv,noheader,nounits"
+QUERY = f"--query-gpu={','.join(query_csv.QUERY_FIELDS)} --format=csv,noheader,nounits"
 # Writes down how it was called, then prints the file that is named after its arguments.
 FAKE = """#!/bin/sh
 here=$(dirname "$0")

@@ -156,6 +156,7 @@ def nomad_node(name: str, gpus: list[dict[str, Any]], **values: Any) -> dict[str
         "node_pool": "default",
         "node_class": None,
         "version": "1.11.3",
+        "create_index": 10,
         "gpus": gpus,
     }
     return {**node, **values}

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 from ansible_collections.gpufarm.core.plugins.plugin_utils import report, report_page
+from ansible_collections.gpufarm.core.plugins.plugin_utils.report import history, records, sums
+from ansible_collections.gpufarm.core.plugins.plugin_utils.report import nodes as report_nodes
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.recorded import assert_recorded
 from ansible_collections.gpufarm.core.tests.unit.plugins.plugin_utils import report_helper as helper
 
@@ -340,7 +342,7 @@ def test_shares_are_rounded_where_people_read_them() -> None:
 
 def test_sums_and_means_of_what_is_known() -> None:
     values = [None, True, 1, 2.0, 2, "7"]
-    assert report.known_numbers(values) == [1, 2.0, 2]
+    assert sums.known_numbers(values) == [1, 2.0, 2]
     assert (report.mean(values), report.total([0.123456]), report.total([0.123456], 4)) == (1.7, 0.12, 0.1235)
     assert (report.mean([None]), report.total([])) == (None, None)
 
@@ -349,7 +351,7 @@ def test_sums_and_means_of_what_is_known() -> None:
     "names", [["gpu2", "gpu10"], ["570.9", "570.86"], ["1a", "a"], ["a", "a1", "b"], ["a9", "a" + "1" * 19]]
 )
 def test_names_sort_by_their_numbers(names: list[str]) -> None:
-    assert sorted(reversed(names), key=report.natural_key) == names
+    assert sorted(reversed(names), key=sums.natural_key) == names
 
 
 def test_two_mig_devices_of_one_task() -> None:
@@ -537,15 +539,15 @@ def test_history_is_bounded_in_lines() -> None:
     text: str | None = ""
     data, text = helper.build(of(one()), "")
     assert text is not None
-    data, text = helper.build(of(one()), text * (report.HISTORY_LINES + 20))
+    data, text = helper.build(of(one()), text * (history.HISTORY_LINES + 20))
     assert text is not None
-    assert len(text.splitlines()) == report.HISTORY_LINES == len(data["history"]["points"])
+    assert len(text.splitlines()) == history.HISTORY_LINES == len(data["history"]["points"])
 
 
 def test_history_is_bounded_in_bytes_and_keeps_the_totals(monkeypatch: pytest.MonkeyPatch) -> None:
     _data, text = helper.build(of(one()), "")
     assert text is not None
-    monkeypatch.setattr(report, "HISTORY_BYTES", 3 * len(text))
+    monkeypatch.setattr(history, "HISTORY_BYTES", 3 * len(text))
     data, text = helper.build(of(one()), text * 9)
     assert text is not None
     lines = [json.loads(line) for line in text.splitlines()]
@@ -847,9 +849,7 @@ def motley() -> dict[str, Any]:
     held[1]["allocation"] = helper.allocation("notebook", 5, namespace="team")
     nodes = [
         helper.nomad_node("gpu1", held),
-        helper.nomad_node(
-            "gpu2", helper.devices(others), eligibility="ineligible", meta={"gpufarm_gate_reason": "xid_79"}
-        ),
+        helper.nomad_node("gpu2", helper.devices(others), eligibility="ineligible"),
         helper.nomad_node("mig", parts, drain=True, eligibility="ineligible"),
         helper.nomad_node("pc-nomad", helper.devices(pc)),
         helper.nomad_node("bare", [], status="down"),
@@ -877,7 +877,13 @@ def motley() -> dict[str, Any]:
         ],
         "servers": [
             *dead,
-            helper.server(nodes, reasons={"gone-5555": "x", "mig-5555-4444-8888-000000000000": "maintenance"}),
+            helper.server(
+                nodes,
+                reasons={
+                    "gpu2-5555-4444-8888-000000000000": "xid_79",
+                    "mig-5555-4444-8888-000000000000": "maintenance",
+                },
+            ),
         ],
     }
 
@@ -920,7 +926,7 @@ CHOICES = {
 @pytest.fixture
 def _own_words(monkeypatch: pytest.MonkeyPatch) -> None:
     """The advice of nomad_gpu_verify in few words, so that these records are of the report alone."""
-    compare = report.nomad_api.compare
+    compare = report_nodes.nomad.compare
 
     def compared(*arguments: Any) -> Any:
         return [
@@ -934,7 +940,7 @@ def _own_words(monkeypatch: pytest.MonkeyPatch) -> None:
             for verdict in compare(*arguments)
         ]
 
-    monkeypatch.setattr(report.nomad_api, "compare", compared)
+    monkeypatch.setattr(report_nodes.nomad, "compare", compared)
 
 
 @pytest.mark.usefixtures("_own_words")
@@ -967,7 +973,7 @@ def test_page_of_a_large_farm_as_recorded(monkeypatch: pytest.MonkeyPatch) -> No
 def test_limits_of_the_page() -> None:
     limits = (report_page.DETAILED_NODES, report_page.OPEN_NODES, report_page.PROBLEM_ROWS, report_page.TABLE_ROWS)
     assert (*limits, report_page.NAMES) == (60, 6, 8, 40, 8)
-    assert (report.HISTORY_LINES, report.HISTORY_BYTES, report.SCHEMA) == (500, 4 * 1024 * 1024, 1)
+    assert (history.HISTORY_LINES, history.HISTORY_BYTES, records.SCHEMA) == (500, 4 * 1024 * 1024, 1)
 
 
 @pytest.mark.usefixtures("_own_words")

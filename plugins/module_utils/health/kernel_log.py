@@ -1,0 +1,157 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the kernel log of this boot says of GPUs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from ansible_collections.gpufarm.core.plugins.module_utils import xid
+from ansible_collections.gpufarm.core.plugins.module_utils.commands import (
+    SourceError,
+    lines_in,
+    lines_of,
+    program_path,
+    slow,
+)
+from ansible_collections.gpufarm.core.plugins.module_utils.text import clean
+from ansible_collections.gpufarm.core.plugins.module_utils.xid import Event
+
+_KERNEL_FACILITY = "0"
+
+
+_SYSLOG_LINE = re.compile(r"^<([0-9]{1,4})>\s*(?:\[\s*([0-9]{1,12}\.[0-9]{1,9})\])?\s*(?:\[\s*[TC][0-9]+\])?\s?(.*)")
+
+
+_KMSG_LINE = re.compile(r"^([0-9]{1,4}),([0-9]{1,20}),([0-9]{1,20}),[^;]*;(.*)")
+
+
+_ESCAPED = re.compile(r"\\x([0-9a-fA-F]{2})")
+
+
+@dataclasses.dataclass
+class _Seen:
+    """How much of the log was read: a kernel that wrote nothing since it started cannot be."""
+
+    records: int = 0
+    said: str = ""
+
+
+def journal_records(lines: Iterable[bytes], seen: _Seen) -> Iterator[tuple[float, str]]:
+    """Time and message of the entries that C(journalctl --output=json) prints."""
+    for line in lines:
+        if not line.startswith(b"{"):
+            seen.said = clean(line.decode("utf-8", "replace").strip()) or seen.said
+            continue
+        seen.records += 1
+        # A message that is not UTF-8, as a process can be named, is printed as a list of numbers.
+        if not any(needle in line for needle in xid.NEEDLES) and not re.search(rb'"MESSAGE"\s*:\s*\[', line):
+            continue
+        try:
+            entry = json.loads(line)
+            message, at = entry["MESSAGE"], float(entry["__REALTIME_TIMESTAMP"]) / 1e6
+            if isinstance(message, list):
+                message = bytes(message).decode("utf-8", "replace")
+        except (ValueError, KeyError, TypeError):
+            continue
+        if isinstance(message, str) and entry.get("SYSLOG_FACILITY", _KERNEL_FACILITY) == _KERNEL_FACILITY:
+            yield at, message
+
+
+def kernel_records(lines: Iterable[bytes], seen: _Seen, booted: float) -> Iterator[tuple[float, str]]:
+    """Time and message of the lines that C(dmesg --raw) prints, or that /dev/kmsg gives."""
+    for line in lines:
+        text = line.decode("utf-8", "replace")
+        syslog, kmsg = _SYSLOG_LINE.match(text), _KMSG_LINE.match(text)
+        if kmsg:
+            priority, after = int(kmsg.group(1)), int(kmsg.group(3)) / 1e6
+            message = _ESCAPED.sub(lambda match: chr(int(match.group(1), 16)), kmsg.group(4))
+        elif syslog:
+            priority, after, message = int(syslog.group(1)), float(syslog.group(2) or 0), syslog.group(3)
+        else:
+            seen.said = clean(text.strip()) or seen.said
+            continue
+        # Who writes to /dev/kmsg cannot speak as the kernel: that is facility 0 alone.
+        if priority >> 3 == 0:
+            seen.records += 1
+            yield booted + after, message
+
+
+def _kmsg_chunks(path: Path, timeout: float) -> Iterator[bytes]:
+    deadline = time.monotonic() + timeout
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        while True:
+            if time.monotonic() > deadline:
+                raise slow(f"reading {path}", timeout)
+            try:
+                chunk = os.read(descriptor, 1 << 16)
+            except BlockingIOError:
+                return
+            except BrokenPipeError:
+                # The kernel overwrote what was next; reading goes on behind it.
+                continue
+            if not chunk:
+                return
+            yield chunk
+    finally:
+        os.close(descriptor)
+
+
+def boot_time(root: Path) -> float:
+    """When the kernel started, in seconds since the epoch."""
+    try:
+        return time.time() - float((root / "proc/uptime").read_text(encoding="ascii").split()[0])
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+def kernel_events(since: float, timeout: float, root: Path, search: str | None) -> tuple[str, list[Event]]:
+    """What the kernel log of this boot says of GPUs, and where it was read; the first source that has one counts."""
+    booted = boot_time(root)
+    deadline = time.monotonic() + timeout
+
+    def left() -> float:
+        # Half of what is left, so that a source that hangs leaves time for the next one.
+        return max((deadline - time.monotonic()) / 2, 0.1)
+
+    def journal(seen: _Seen) -> Iterator[tuple[float, str]]:
+        options = ("--dmesg", "--boot", "--output=json", "--output-fields=MESSAGE,SYSLOG_FACILITY", "--no-pager")
+        yield from journal_records(lines_of([_found("journalctl"), *options], left()), seen)
+
+    def dmesg(seen: _Seen) -> Iterator[tuple[float, str]]:
+        yield from kernel_records(lines_of([_found("dmesg"), "-r"], left()), seen, booted)
+
+    def kmsg(seen: _Seen) -> Iterator[tuple[float, str]]:
+        yield from kernel_records(lines_in(_kmsg_chunks(root / "dev/kmsg", left())), seen, booted)
+
+    def _found(name: str) -> str:
+        program = program_path(name, search)
+        if program is None:
+            raise SourceError(f"there is no {name}")
+        return program
+
+    sources: dict[str, Callable[[_Seen], Iterator[tuple[float, str]]]] = {
+        "journal": journal,
+        "dmesg": dmesg,
+        "kmsg": kmsg,
+    }
+    failures = []
+    for name, read in sources.items():
+        seen = _Seen()
+        try:
+            events = xid.read_events(read(seen), since)
+            if seen.records:
+                return name, events
+            failures.append(f"{name} has no message of the kernel" + (f" ({seen.said[:120]})" if seen.said else ""))
+        except (SourceError, OSError) as error:
+            why = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+            failures.append(why + (f" ({seen.said[:120]})" if seen.said else ""))
+    return f"unreadable: {'; '.join(failures)}", []

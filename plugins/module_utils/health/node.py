@@ -1,0 +1,102 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What else tells of the GPUs of a node: Fabric Manager, the processes on them, and who declared them repaired."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ansible_collections.gpufarm.core.plugins.module_utils.commands import program_path, run_commands
+from ansible_collections.gpufarm.core.plugins.module_utils.health.options import PROCESS_WAIT
+from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.facts import Facts, Gpu
+from ansible_collections.gpufarm.core.plugins.module_utils.text import clean, utc
+
+FABRIC_MANAGER = "nvidia-fabricmanager.service"
+
+
+def fabric_manager_state(root: Path, search: str | None, timeout: float) -> str:
+    """Whether Fabric Manager runs, on a host that has NVSwitches."""
+    if not _entries(root / "proc/driver/nvidia-nvswitch/devices") and not any(
+        (root / "dev").glob("nvidia-nvswitch[0-9]*")
+    ):
+        return "not_needed"
+    program = program_path("systemctl", search)
+    if program is None:
+        return "skipped: there is no systemctl"
+    argv = [program, "show", FABRIC_MANAGER, "--property=LoadState,ActiveState,Result"]
+    (command,) = run_commands([argv], timeout)
+    state = dict(line.partition("=")[::2] for line in command.stdout.splitlines())
+    if "ActiveState" not in state:
+        return f"skipped: systemctl says {command.words[:120] or 'nothing'!r}"
+    if state.get("LoadState") == "not-found":
+        return "not_installed"
+    if state["ActiveState"] == "active":
+        return "ok"
+    return clean(f"failed: {FABRIC_MANAGER} is {state['ActiveState']} (result {state.get('Result', 'unknown')})")
+
+
+def _entries(path: Path) -> list[Path]:
+    try:
+        return list(path.iterdir())
+    except OSError:
+        return []
+
+
+# The kernel gives its first pid namespace this number, and no other one.
+HOST_PID_NAMESPACE = "pid:[4026531836]"
+
+
+def dead_pids(gpus: Sequence[Gpu], root: Path) -> dict[int, list[int]]:
+    """Pids that nvidia-smi lists and /proc has not, by position of the GPU."""
+    dead = {
+        position: [pid for pid in pids if not (root / f"proc/{pid}").exists()]
+        for position, gpu in enumerate(gpus)
+        for pids in [[process["pid"] for process in gpu["processes"] or [] if process["pid"]]]
+    }
+    return {position: pids for position, pids in dead.items() if pids}
+
+
+def processes_without_owner(
+    facts: Facts, root: Path, again: Callable[[], Mapping[str, Any]], wait: float = PROCESS_WAIT
+) -> tuple[str, dict[int, list[int]]]:
+    """Pids that hold memory of a GPU though they ended, and whether that can be told here.
+
+    The driver names processes by the host's pids. In another pid namespace, as a container has, they mean nothing.
+    """
+    if facts["platform"] == "wsl":
+        return "skipped: under WSL the driver names processes of Windows", {}
+    try:
+        # Path.readlink needs Python 3.9, which not all nodes have.
+        namespace = os.readlink(root / "proc/self/ns/pid")  # noqa: PTH115
+    except OSError as error:
+        return f"skipped: the pid namespace is unknown ({error.strerror})", {}
+    if namespace != HOST_PID_NAMESPACE:
+        return "skipped: not in the pid namespace of the host", {}
+    # Who may not see the processes of others in /proc would take them for dead.
+    if not (root / "proc/1").exists():
+        return "skipped: /proc hides the processes of others", {}
+    dead = dead_pids(facts["gpus"], root)
+    if dead:
+        # One that ended between the call and the look into /proc is gone from the next call.
+        time.sleep(wait)
+        still = {gpu["uuid"]: gpu for gpu in again()["gpus"]}
+        listed = [still.get(gpu["uuid"], {"processes": None}) for gpu in facts["gpus"]]
+        later = dead_pids(listed, root)
+        both = {position: [pid for pid in pids if pid in later.get(position, ())] for position, pids in dead.items()}
+        dead = {position: pids for position, pids in both.items() if pids}
+    return "ok", dead
+
+
+def acknowledged_at(path: str, now: float) -> tuple[str, float]:
+    """When somebody declared the GPUs repaired: the time of the file's last change."""
+    try:
+        at = Path(path).stat().st_mtime
+    except OSError:
+        return "none", 0.0
+    # A time to come would hide every Xid until then.
+    return (f"ignored: {path} is of {utc(at)}, which is in the future", 0.0) if at > now + 60 else (utc(at), at)

@@ -1,0 +1,55 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""All sources of a node, asked one after the other, and judged."""
+
+from __future__ import annotations
+
+import platform as python_platform
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ansible_collections.gpufarm.core.plugins.module_utils.health.dcgm import dcgm_findings
+from ansible_collections.gpufarm.core.plugins.module_utils.health.kernel_log import kernel_events
+from ansible_collections.gpufarm.core.plugins.module_utils.health.node import (
+    acknowledged_at,
+    fabric_manager_state,
+    processes_without_owner,
+)
+from ansible_collections.gpufarm.core.plugins.module_utils.health.options import HealthOptions, seconds_of
+from ansible_collections.gpufarm.core.plugins.module_utils.health.verdict import judge
+from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi import Facts, collect, resolve_subsets
+from ansible_collections.gpufarm.core.plugins.module_utils.xid import Event
+
+
+def probe(options: HealthOptions, *, root: str = "/", search: str | None = None) -> dict[str, Any]:
+    """Ask every source on this node, and judge. Never raises because a GPU is sick."""
+    base = Path(root)
+
+    def ask(subsets: Sequence[str]) -> Facts:
+        chosen = resolve_subsets(subsets)
+        return collect(chosen, path=options.path, timeout=options.timeout, root=root, search=search)
+
+    facts = ask(["all"])
+    acknowledged, repaired = acknowledged_at(options.acknowledged_file, time.time())
+    since = max(repaired, seconds_of(options.xid_since) if options.xid_since is not None else 0.0)
+    events: list[Event] = []
+    if facts["platform"] == "wsl":
+        kernel_log = "skipped: under WSL the driver writes its log in Windows"
+    else:
+        kernel_log, events = kernel_events(since, options.timeout, base, search)
+    dcgm, findings = dcgm_findings(options, search)
+    processes, orphans = processes_without_owner(facts, base, lambda: ask(["!min", "processes"]))
+    checks = {
+        "nvidia_smi": "ok" if facts["reason"] is None else facts["reason"],
+        "kernel_log": kernel_log,
+        "acknowledged": acknowledged,
+        "dcgm": dcgm,
+        "fabric_manager": fabric_manager_state(base, search, options.timeout),
+        "processes": processes,
+    }
+    host = python_platform.node()
+    verdict = judge(facts, events, findings, options, host=host, checks=checks, orphans=orphans)
+    return {**verdict, "checks": checks, "nvidia_smi": facts}

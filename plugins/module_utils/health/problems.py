@@ -1,0 +1,149 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What can be wrong with a GPU or its node: severity, action, expectation and next step of each code."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import TYPE_CHECKING, TypedDict
+
+from ansible_collections.gpufarm.core.plugins.module_utils import xid
+from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.failures import NEXT_STEPS
+from ansible_collections.gpufarm.core.plugins.module_utils.problem import Finding, sentences
+from ansible_collections.gpufarm.core.plugins.module_utils.xid import CRITICAL, IGNORE, WARNING
+
+if TYPE_CHECKING:
+    from ansible_collections.gpufarm.core.plugins.module_utils.health.options import HealthOptions
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """What is the same for every problem of a code."""
+
+    severity: str
+    action: str
+    expected: str
+
+
+_ANSWERS = "every GPU to answer nvidia-smi"
+
+
+PROBLEMS: dict[str, Kind] = {
+    # The reasons of nvidia_smi_facts; reset_required and gpu_lost are those of single GPUs, too.
+    "not_installed": Kind(CRITICAL, "update_driver", "an installed driver"),
+    "driver_not_loaded": Kind(CRITICAL, "reboot", "a loaded driver"),
+    "library_not_found": Kind(CRITICAL, "update_driver", "the driver's library libnvidia-ml.so.1"),
+    "library_mismatch": Kind(CRITICAL, "reboot", "kernel module and libraries of one version"),
+    "no_devices": Kind(CRITICAL, "check_hardware", "at least one GPU"),
+    "access_blocked": Kind(CRITICAL, "check_configuration", "a GPU that the operating system lets through"),
+    "permission_denied": Kind(CRITICAL, "check_configuration", "permission to use the GPUs"),
+    "gpu_lost": Kind(CRITICAL, "reboot", _ANSWERS),
+    "reset_required": Kind(CRITICAL, "reset_gpu", "a GPU that needs no reset"),
+    "interrupt_issue": Kind(CRITICAL, "check_hardware", "interrupts from every GPU"),
+    "timeout": Kind(CRITICAL, "reboot", "an answer of nvidia-smi in time"),
+    "crashed": Kind(CRITICAL, "update_driver", "an nvidia-smi that runs to its end"),
+    "unsupported": Kind(CRITICAL, "update_driver", "an nvidia-smi that knows -q -x"),
+    "invalid_output": Kind(CRITICAL, "update_driver", "a whole answer of nvidia-smi"),
+    "unknown_error": Kind(CRITICAL, "reboot", _ANSWERS),
+    "gpu_unreadable": Kind(CRITICAL, "check_configuration", _ANSWERS),
+    "gpu_count": Kind(CRITICAL, "check_hardware", "{gpus} GPUs"),
+    "gpu_init_failed": Kind(CRITICAL, "reset_gpu", "a GPU that the driver can start"),
+    "sensors_failed": Kind(WARNING, "watch", "a value from every sensor"),
+    "inforom_corrupted": Kind(WARNING, "contact_support", "an infoROM that can be read"),
+    "compute_prohibited": Kind(CRITICAL, "check_configuration", "a compute mode in which jobs may use the GPU"),
+    "recovery_action": Kind(CRITICAL, "drain_and_reset", "None"),
+    "ecc_uncorrected": Kind(CRITICAL, "drain_and_reset", "at most {ecc_uncorrected_max}"),
+    "ecc_corrected": Kind(WARNING, "watch", "at most {ecc_corrected_max}"),
+    "ecc_disabled": Kind(WARNING, "check_configuration", "ECC enabled"),
+    "ecc_mode_pending": Kind(WARNING, "reset_gpu", "one ECC mode before and after a reset"),
+    "unrepairable_memory": Kind(CRITICAL, "contact_support", "memory that can be repaired"),
+    "channel_repair_pending": Kind(CRITICAL, "drain_and_reset", "no channel of memory that waits to be repaired"),
+    "tpc_repair_pending": Kind(CRITICAL, "drain_and_reset", "no part of the chip that waits to be repaired"),
+    "sram_threshold_exceeded": Kind(CRITICAL, "contact_support", "fewer errors in SRAM than the threshold"),
+    "row_remap_pending": Kind(CRITICAL, "drain_and_reset", "no row of memory that waits to be replaced"),
+    "row_remap_failed": Kind(CRITICAL, "contact_support", "a spare row for every row that failed"),
+    "retired_pages_pending": Kind(CRITICAL, "drain_and_reset", "no page of memory that waits to be retired"),
+    "hw_slowdown": Kind(WARNING, "check_hardware", "none of {throttle_reasons}"),
+    "temperature": Kind(WARNING, "check_hardware", "less than the card's own limits"),
+    "pcie_width": Kind(WARNING, "check_hardware", "all lanes"),
+    "pcie_generation": Kind(WARNING, "check_hardware", "generation {pcie_generation_min} or newer"),
+    "nvlink_down": Kind(WARNING, "check_nvlink", "as many active links as its neighbours of the same model"),
+    "fabric_not_ready": Kind(CRITICAL, "check_nvlink", "state Completed with status Success"),
+    "fabric_unhealthy": Kind(CRITICAL, "check_nvlink", "a healthy fabric with its full bandwidth"),
+    "fabric_manager": Kind(
+        CRITICAL, "check_configuration", "an active unit nvidia-fabricmanager on a host with NVSwitch"
+    ),
+    "persistence_off": Kind(WARNING, "check_configuration", "persistence mode Enabled"),
+    "process_without_owner": Kind(WARNING, "reset_gpu", "a living process for all memory in use"),
+    "mig_pending": Kind(WARNING, "reset_gpu", "one MIG mode before and after a reset"),
+    "check_failed": Kind(WARNING, "check_configuration", "an answer"),
+}
+
+
+NUMBERED = re.compile(r"^(?:s?xid_[1-9][0-9]{0,5}|dcgm_[a-z0-9_]+)$")
+
+
+# Where the general step would send people the wrong way.
+_STEPS = {
+    **{
+        reason: step.rstrip(".") for reason, step in NEXT_STEPS.items() if reason in PROBLEMS
+    },
+    "gpu_count": "look for the missing GPU with 'lspci -d 10de:' and in the kernel log; drain the node and reseat it",
+    "compute_prohibited": "run 'nvidia-smi -c DEFAULT', or leave the node drained if it is meant to be out of use",
+    "ecc_disabled": "run 'nvidia-smi -e 1' and reset the GPU, or set ecc_required to false",
+    "fabric_manager": "read 'journalctl -u nvidia-fabricmanager'; its version must be exactly that of the driver",
+    "fabric_not_ready": "check that nvidia-fabricmanager runs and has the driver's version, then reset the GPUs",
+    "persistence_off": "enable nvidia-persistenced, or set persistence_required to false",
+    "temperature": "check fans, air flow and dust, and the load of the neighbours",
+    "hw_slowdown": "check cooling and power supply of the node",
+    "pcie_width": "reseat the GPU; if the slot is wired so, set severities or pcie_width_min",
+    "pcie_generation": "reseat the GPU and check the slot's setting in the firmware",
+    "process_without_owner": "end what still holds /dev/nvidia* ('fuser -v /dev/nvidia*'), or reset the GPU",
+}  # fmt: skip
+
+
+class Problem(TypedDict):
+    """One thing that is wrong; uuid and pci_bus_id are None for the node."""
+
+    code: str
+    severity: str
+    uuid: str | None
+    pci_bus_id: str | None
+    found: str
+    expected: str
+    action: str
+    message: str
+
+
+def problem_of(
+    finding: Finding, host: str, options: HealthOptions, uuid: str | None, pci_bus_id: str | None
+) -> Problem | None:
+    """The problem as it is told; None where its severity is to be ignored."""
+    kind = PROBLEMS.get(finding.code, Kind(WARNING, "watch", ""))
+    severity = options.severities.get(finding.code, finding.severity or kind.severity)
+    if severity == IGNORE:
+        return None
+    action = finding.action or kind.action
+    values = {**dataclasses.asdict(options), "throttle_reasons": ", ".join(options.throttle_reasons)}
+    expected = finding.expected or kind.expected.format_map(values)
+    step = finding.next_step or _STEPS.get(finding.code) or xid.ACTIONS[action]
+    where = " ".join(part for part in (f"Node {host}", _named(uuid, pci_bus_id)) if part)
+    found = finding.found.rstrip(".")
+    return {
+        "code": finding.code,
+        "severity": severity,
+        "uuid": uuid,
+        "pci_bus_id": pci_bus_id,
+        "found": found,
+        "expected": expected,
+        "action": action,
+        "message": f"{where}: found {sentences(found, expected, step[:1].lower() + step[1:])}",
+    }
+
+
+def _named(uuid: str | None, pci_bus_id: str | None) -> str:
+    if uuid and pci_bus_id:
+        return f"GPU {uuid} at {pci_bus_id}"
+    return f"GPU {uuid}" if uuid else f"device {pci_bus_id}" if pci_bus_id else ""

@@ -1,0 +1,131 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The job of a node: a task for each GPU, and its mark by which one that was left behind is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ansible_collections.gpufarm.core.plugins.module_utils import nomad
+from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs.records import Pin, Settings
+
+PREFIX = "gpufarm-verify-"
+
+
+CREATED_BY = "gpufarm.core.nomad_gpu_job_verify"
+
+
+META_CREATED_BY = "created_by"
+
+
+META_DEADLINE = "gives_up_at"
+
+
+TASK = "see"
+
+
+LEFTOVER_AGE_S = 3600.0
+
+
+DRIVERS = ("docker", "raw_exec")
+
+
+MARK = "gpufarm-verify:"
+
+
+def script(linger: int) -> str:
+    """What the task runs: its environment, the platform, the GPUs, and how nvidia-smi ended as the last line."""
+    return "\n".join(
+        (
+            # WSL's folder is not on the PATH of services.
+            "PATH=$PATH:/usr/bin:/bin:/usr/lib/wsl/lib",
+            "export PATH",
+            # No braces around the variable: Nomad would put its own value there, whatever the task has.
+            f'echo "{MARK} visible $NVIDIA_VISIBLE_DEVICES"',
+            f'case "$(uname -r)" in *[Mm]icrosoft*) echo "{MARK} wsl";; esac',
+            f'if [ -e /dev/dxg ]; then echo "{MARK} wsl"; fi',
+            "nvidia-smi -L",
+            "code=$?",
+            f'echo "{MARK} end $code"',
+            f"sleep {linger}",
+            "exit $code",
+        )
+    )
+
+
+def group_name(number: int) -> str:
+    return f"gpu-{number}"
+
+
+def job_of(
+    name: str, node: nomad.Node, pins: Sequence[Pin], settings: Settings, *, gives_up_at: int, linger: int
+) -> dict[str, Any]:
+    """What C(POST /v1/jobs) takes, for all chosen GPUs of one node."""
+    job: dict[str, Any] = {
+        "ID": name,
+        "Name": name,
+        "Type": "batch",
+        "Priority": settings.priority,
+        "Datacenters": [node["datacenter"]],
+        "Constraints": [{"LTarget": "${node.unique.id}", "Operand": "=", "RTarget": node["id"]}],
+        "Meta": {META_CREATED_BY: CREATED_BY, META_DEADLINE: str(gives_up_at)},
+        "TaskGroups": [_group(number, pin, settings, linger) for number, pin in enumerate(pins)],
+    }
+    if node["node_pool"]:
+        job["NodePool"] = node["node_pool"]
+    if settings.namespace:
+        job["Namespace"] = settings.namespace
+    return {"Job": job}
+
+
+def _group(number: int, pin: Pin, settings: Settings, linger: int) -> dict[str, Any]:
+    config: dict[str, Any] = {"command": "/bin/sh", "args": ["-c", script(linger)]}
+    if settings.driver == "docker":
+        # An entry point of the image could print anything, or run something else.
+        config = {
+            "image": settings.image,
+            "network_mode": "none",
+            "entrypoint": ["/bin/sh"],
+            "command": "-c",
+            "args": [script(linger)],
+        }
+    device = {
+        "Name": "nvidia/gpu",
+        "Count": 1,
+        "Constraints": [{"LTarget": "${device.ids}", "Operand": "set_contains", "RTarget": pin.uuid}],
+    }
+    return {
+        "Name": group_name(number),
+        "Count": 1,
+        "RestartPolicy": {"Attempts": 0, "Mode": "fail"},
+        "ReschedulePolicy": {"Attempts": 0, "Unlimited": False},
+        "EphemeralDisk": {"SizeMB": 10},
+        "Tasks": [
+            {
+                "Name": TASK,
+                "Driver": settings.driver,
+                "Config": config,
+                "KillTimeout": 1_000_000_000,
+                "LogConfig": {"MaxFiles": 1, "MaxFileSizeMB": 1},
+                "Resources": {"CPU": settings.cpu_mhz, "MemoryMB": settings.memory_mib, "Devices": [device]},
+            }
+        ],
+    }
+
+
+def leftovers(jobs: Iterable[Mapping[str, Any]], now: float) -> list[str]:
+    """IDs of jobs that a killed run left behind, from C(GET /v1/jobs?meta=true); those of a running one stay."""
+    found = []
+    for job in jobs:
+        meta = job.get("Meta") or {}
+        if not str(job.get("ID") or "").startswith(PREFIX) or meta.get(META_CREATED_BY) != CREATED_BY:
+            continue
+        try:
+            gives_up_at = float(meta.get(META_DEADLINE) or 0)
+        except ValueError:
+            gives_up_at = 0
+        if max(float(job.get("SubmitTime") or 0) / 1e9 + LEFTOVER_AGE_S, gives_up_at) < now:
+            found.append(str(job["ID"]))
+    return sorted(found)

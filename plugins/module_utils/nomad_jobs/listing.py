@@ -1,0 +1,115 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a task saw."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+
+from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs.jobspec import MARK
+from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs.records import Pin
+from ansible_collections.gpufarm.core.plugins.module_utils.problem import Finding
+from ansible_collections.gpufarm.core.plugins.module_utils.text import clean
+
+
+@dataclasses.dataclass(frozen=True)
+class Listing:
+    """What a task printed: each GPU with its MIG devices, its environment, and how nvidia-smi ended."""
+
+    gpus: Sequence[tuple[str, tuple[str, ...]]]
+    visible: str | None
+    wsl: bool
+    exit_code: int | None
+    """None where the end of the log is missing."""
+
+
+_GPU_LINE = re.compile(r"^GPU [0-9]+: .*\(UUID: (GPU-[^)\s]+)\)")
+
+
+_MIG_LINE = re.compile(r"^\s*MIG .*\(UUID: (MIG-[^)\s]+)\)")
+
+
+_END_LINE = re.compile(rf"^{MARK} end ([0-9]+)$")
+
+
+def read_listing(text: str) -> Listing:
+    gpus: list[tuple[str, tuple[str, ...]]] = []
+    visible, wsl, code = None, False, None
+    for raw in text.splitlines():
+        line = clean(raw.rstrip())
+        gpu, mig, end = _GPU_LINE.match(line), _MIG_LINE.match(line), _END_LINE.match(line)
+        if gpu:
+            gpus.append((gpu.group(1), ()))
+        elif mig and gpus:
+            gpus[-1] = (gpus[-1][0], (*gpus[-1][1], mig.group(1)))
+        elif line.startswith(f"{MARK} visible"):
+            visible = line[len(f"{MARK} visible") :].strip()
+        elif line == f"{MARK} wsl":
+            wsl = True
+        elif end:
+            code = int(end.group(1))
+    return Listing(gpus, visible, wsl, code)
+
+
+def devices_seen(listing: Listing, uuid: str) -> list[str]:
+    """What of the listing competes with this device: MIG devices stand for their GPU where one of them is meant."""
+    if not uuid.startswith("MIG-"):
+        return [gpu for gpu, _migs in listing.gpus]
+    return [device for gpu, migs in listing.gpus for device in (migs or (gpu,))]
+
+
+def judge_listing(
+    pin: Pin, assigned: Sequence[str], listing: Listing, driver: str
+) -> tuple[Finding | None, list[str], bool | None]:
+    """What is wrong, which devices were seen, and whether the task was kept to its own."""
+    seen = devices_seen(listing, pin.uuid)
+    wanted = pin.uuid.lower()
+    there = {uuid.lower() for uuid in seen}
+    separates = driver == "docker" and not listing.wsl
+    isolated = separates and there == {wanted} if seen else None
+    task = "the container" if driver == "docker" else "the task"
+    if [uuid.lower() for uuid in assigned] != [wanted]:
+        finding = Finding(
+            "wrong_gpu",
+            f"that Nomad assigned {', '.join(assigned) or 'no GPU'}",
+            f"GPU {pin.uuid}, which the job is pinned to",
+            "check with 'nomad node status -verbose' for two nodes or devices with the same ID",
+        )
+    elif not seen:
+        finding = Finding(
+            "gpu_not_seen",
+            f"no GPU that nvidia-smi lists in {task}",
+            f"GPU {pin.uuid} alone" if separates else f"GPU {pin.uuid}",
+            "run nvidia-smi on the node, then check the container toolkit's mode and its CDI specification"
+            if driver == "docker"
+            else "run nvidia-smi on the node as the user of the Nomad client",
+        )
+    elif wanted not in there:
+        finding = Finding(
+            "wrong_gpu" if separates else "gpu_not_seen",
+            f"that {task} sees {', '.join(seen)}",
+            f"GPU {pin.uuid} alone" if separates else f"GPU {pin.uuid} among them",
+            "restart Nomad on the node, and write the CDI specification anew, because GPUs changed after it was made",
+        )
+    elif separates and there != {wanted}:
+        others = [uuid for uuid in seen if uuid.lower() != wanted]
+        finding = Finding(
+            "extra_gpus_seen",
+            f"that {task} also sees {', '.join(others)}",
+            f"GPU {pin.uuid} alone",
+            "check that the image does not set NVIDIA_VISIBLE_DEVICES, that the container is not privileged, and the "
+            "mode of the container toolkit",
+        )
+    elif driver != "docker" and (listing.visible or "").lower() != wanted:
+        finding = Finding(
+            "wrong_gpu",
+            f"NVIDIA_VISIBLE_DEVICES={listing.visible or ''} in the task",
+            f"NVIDIA_VISIBLE_DEVICES={pin.uuid}",
+            "check the version of the device plugin, and that nothing else sets this variable",
+        )
+    else:
+        return None, seen, isolated
+    return finding, seen, isolated

@@ -1,0 +1,110 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The answers of a farm as one document."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ansible_collections.gpufarm.core.plugins.plugin_utils.report.cost import cost_of, read_prices
+from ansible_collections.gpufarm.core.plugins.plugin_utils.report.figures import drift_of, mig_of, summary_of
+from ansible_collections.gpufarm.core.plugins.plugin_utils.report.history import (
+    HISTORY_LINES,
+    extend_history,
+    history_line,
+    points_of,
+    read_history,
+)
+from ansible_collections.gpufarm.core.plugins.plugin_utils.report.nodes import NomadView, nodes_of, nomad_view
+from ansible_collections.gpufarm.core.plugins.plugin_utils.report.records import SCHEMA, Document, Notice, notice
+from ansible_collections.gpufarm.core.plugins.plugin_utils.report.sums import number_of, one_line
+from ansible_collections.gpufarm.core.plugins.plugin_utils.report.users import users_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What the user asked for."""
+
+    title: str = "GPU farm"
+    currency: str = "EUR"
+    productivity: float = 1.0
+    models: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    history_path: str | None = None
+
+
+def build(
+    hosts: Sequence[str],
+    answers: Sequence[Mapping[str, Any]],
+    servers: Sequence[Mapping[str, Any]],
+    options: Options,
+    *,
+    made_at: str,
+    history: str = "",
+) -> tuple[Document, str | None]:
+    """The document, and the new text of the history; None where the present one must not be written over.
+
+    C(answers) has for each host C(name), C(nomad_name), C(asked_at), C(gpus_expected) and C(health), the registered
+    result of nvidia_gpu_health. C(servers) has for each Nomad server that was asked C(server), C(asked_at), C(result),
+    the registered result of nomad_gpu_info, and C(reasons), node ID to why the node is closed.
+    """
+    view, failures = nomad_view(servers)
+    nodes = nodes_of(hosts, answers, view)
+    prices, notices = read_prices(options.models)
+    productivity = number_of(options.productivity)
+    if productivity is None:
+        notices.append(
+            notice(f"report_productivity is {one_line(options.productivity)!r}; 1 was taken", "a number from 0 on")
+        )
+        productivity = 1.0
+    lines, damaged = read_history(history, options.history_path)
+    data: Document = {
+        "schema": SCHEMA,
+        "title": options.title,
+        "made_at": made_at,
+        "currency": options.currency,
+        "productivity": productivity,
+        "summary": summary_of(nodes, view is not None),
+        "nomad": {
+            "answered": view is not None,
+            "server": view.server if view else None,
+            "asked_at": view.asked_at if view else None,
+            "failures": failures,
+        },
+        "notices": _nomad_notices(view, failures) + notices + ([damaged] if damaged else []),
+        "nodes": nodes,
+        "drift": drift_of(nodes),
+        "mig": mig_of(nodes, view is not None),
+        "users": users_of(nodes),
+        "cost": cost_of(nodes, prices, productivity, view is not None),
+        "history": {"path": options.history_path, "points": []},
+    }
+    line = history_line(data)
+    data["history"]["points"] = points_of([*lines[-HISTORY_LINES + 1 :], line])
+    return data, None if damaged else extend_history(lines, line)
+
+
+def _nomad_notices(view: NomadView | None, failures: list[dict[str, str]]) -> list[Notice]:
+    notices = []
+    for failure in failures:
+        # The modules' own errors say what to do; others, such as Ansible's, only what happened.
+        found, _word, rest = failure["reason"].partition(" Expected: ")
+        expected, _word, action = rest.partition(" Next step: ")
+        notices.append(
+            notice(
+                f"Nomad could not be asked on {failure['server']}: {found.rstrip('.')}",
+                expected.rstrip(".") or "an answer from each server that was asked",
+                action.rstrip(".") or "run playbooks/verify.yml and read 'journalctl -u nomad' on that server",
+            )
+        )
+    if view is None and not failures:
+        notices.append(
+            notice(
+                "No Nomad server was asked",
+                "a host in the group nomad_servers that is part of this run",
+                "add the servers to the inventory, or make the report without --limit",
+            )
+        )
+    return notices

@@ -1,0 +1,343 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The nodes and their GPUs, from the answers of the hosts and of Nomad."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
+
+from ansible_collections.gpufarm.core.plugins.module_utils import nomad, problem
+from ansible_collections.gpufarm.core.plugins.module_utils.pci import normal_bus_id
+from ansible_collections.gpufarm.core.plugins.plugin_utils.report.records import (
+    VERDICTS,
+    Gpu,
+    MigDevice,
+    Node,
+    NodeInNomad,
+    NodeSums,
+    Problem,
+)
+from ansible_collections.gpufarm.core.plugins.plugin_utils.report.sums import mean, natural_key, one_line, total
+
+
+@dataclasses.dataclass(frozen=True)
+class NomadView:
+    """What the first server that answered knows."""
+
+    server: str
+    asked_at: str | None
+    nodes: list[nomad.Node]
+    reasons: Mapping[str, str]
+
+
+def failure_reason(result: Mapping[str, Any]) -> str:
+    """Why a task gave no answer, in one line: Ansible's message, or the end of what the module wrote."""
+    for key in ("msg", "module_stderr", "module_stdout", "exception"):
+        text = str(result.get(key) or "").strip()
+        if text and not text.startswith("MODULE FAILURE"):
+            return one_line(text if key == "msg" else text.splitlines()[-1])
+    return one_line(result.get("msg") or "no reason was given")
+
+
+def state_of(answer: Mapping[str, Any] | None) -> tuple[str, str | None]:
+    """Whether a host answered, and if not, why."""
+    health = (answer or {}).get("health")
+    if not health:
+        return "not_asked", "it was left out of this run (--limit), or failed before it could be asked"
+    if health.get("unreachable"):
+        return "unreachable", failure_reason(health)
+    if "verdict" not in health:
+        return "failed", failure_reason(health)
+    return "answered", None
+
+
+def nomad_view(servers: Sequence[Mapping[str, Any]]) -> tuple[NomadView | None, list[dict[str, str]]]:
+    """The first server that answered, and those before it that did not."""
+    failures: list[dict[str, str]] = []
+    for entry in servers:
+        result = entry.get("result") or {}
+        if isinstance(result.get("nodes"), Sequence):
+            view = NomadView(entry["server"], entry.get("asked_at"), list(result["nodes"]), entry.get("reasons") or {})
+            return view, failures
+        failures.append({"server": str(entry.get("server")), "reason": failure_reason(result)})
+    return None, failures
+
+
+def _health_keys(gpu: Mapping[str, Any]) -> list[str]:
+    keys = [str(gpu.get("uuid") or "").lower(), normal_bus_id(gpu.get("pci_bus_id")) or ""]
+    return [key for key in keys if key]
+
+
+def is_mig(gpu: Mapping[str, Any]) -> bool:
+    return gpu.get("mig_mode") == "Enabled"
+
+
+def _allocation(device: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    found = (device or {}).get("allocation")
+    return dict(found) if found else None
+
+
+def _allocated_share(devices: Sequence[MigDevice]) -> float:
+    """How much of a GPU its MIG devices hold; by their memory, or by their number where that is unknown."""
+    if not devices:
+        return 0.0
+    sizes = [device["memory_total_mib"] or 0 for device in devices]
+    weights = sizes if all(sizes) else [1] * len(devices)
+    held = sum(weight for weight, device in zip(weights, devices, strict=True) if device["allocation"])
+    return float(round(held / sum(weights), 4))
+
+
+def _gpu(found: Mapping[str, Any], verdict: str, devices: Mapping[str, Mapping[str, Any]] | None, source: str) -> Gpu:
+    """One GPU from nvidia-smi's facts and from Nomad's devices by UUID (None without Nomad)."""
+    known = devices or {}
+    own = known.get(str(found.get("uuid")).lower())
+    migs: list[MigDevice] = [
+        {
+            "uuid": device.get("uuid"),
+            "profile": device.get("profile"),
+            "memory_total_mib": device.get("memory_total_mib"),
+            "allocation": _allocation(known.get(str(device.get("uuid")).lower())),
+        }
+        for device in found.get("mig_devices") or []
+    ]
+    whole = _allocation(own)
+    listed = [known[str(mig["uuid"]).lower()] for mig in migs if str(mig["uuid"]).lower() in known]
+    listed += [own] if own else []
+    # Nomad lists a GPU as a whole for a while after MIG was switched on.
+    share = None if devices is None else 1.0 if whole else _allocated_share(migs)
+    return {
+        "index": found.get("index"),
+        "uuid": found.get("uuid"),
+        "model": found.get("name"),
+        "pci_bus_id": found.get("pci_bus_id"),
+        "source": source,
+        "verdict": verdict,
+        "memory_total_mib": found.get("memory_total_mib"),
+        "memory_used_mib": found.get("memory_used_mib"),
+        "utilization_gpu_percent": found.get("utilization_gpu_percent"),
+        "power_draw_w": found.get("power_draw_w"),
+        "power_limit_w": found.get("power_limit_w"),
+        "temperature_gpu_c": found.get("temperature_gpu_c"),
+        "vbios_version": found.get("vbios_version"),
+        "gsp_firmware_version": found.get("gsp_firmware_version"),
+        "nomad_driver_version": listed[0].get("driver_version") if listed else None,
+        "mig_mode": found.get("mig_mode"),
+        "mig_mode_pending": found.get("mig_mode_pending"),
+        "in_nomad": None if devices is None else bool(listed),
+        "allocated_share": share,
+        "allocations": [held for held in [*(mig["allocation"] for mig in migs), whole] if held],
+        "processes": found.get("processes"),
+        "mig_devices": migs,
+    }
+
+
+def _gpus_of_answer(
+    health: Mapping[str, Any], devices: Mapping[str, Mapping[str, Any]] | None
+) -> tuple[list[Gpu], list[Mapping[str, Any]]]:
+    """The GPUs of an answer for the report, and as nvidia-smi told them."""
+    told = list((health.get("nvidia_smi") or {}).get("gpus") or [])
+    judged = list(health.get("gpus") or [])
+    by_key = {key: gpu for gpu in judged for key in _health_keys(gpu)}
+    seen = {key for gpu in told for key in _health_keys(gpu)}
+    # A GPU that only the health check knows of, such as one that fell off the bus, must not vanish.
+    told += [gpu for gpu in judged if not seen.intersection(_health_keys(gpu))]
+    gpus = []
+    for found in told:
+        match = next((by_key[key] for key in _health_keys(found) if key in by_key), None)
+        verdict = str((match or {}).get("verdict") or ("ok" if found.get("status", "ok") == "ok" else "critical"))
+        gpus.append(_gpu(found, verdict if verdict in VERDICTS else "unknown", devices, "nvidia-smi"))
+    return gpus, told
+
+
+def _gpus_of_nomad(node: nomad.Node) -> list[Gpu]:
+    """What Nomad last knew of a host that gave no answer; MIG devices are put together by their PCI address."""
+    devices = {device["uuid"].lower(): device for device in node["gpus"]}
+    gpus: list[Gpu] = []
+    parents: dict[str, dict[str, Any]] = {}
+    for device in node["gpus"]:
+        if not device.get("mig"):
+            facts = {
+                "uuid": device["uuid"],
+                "name": device["model"],
+                "pci_bus_id": device.get("pci_bus_id"),
+                "memory_total_mib": device.get("memory_mib"),
+            }
+            gpus.append(_gpu(facts, "unknown", devices, "nomad"))
+            continue
+        bus = device.get("pci_bus_id")
+        # Without an address nothing says which MIG devices share a GPU.
+        key = normal_bus_id(bus) or device["uuid"]
+        parent = parents.setdefault(
+            key,
+            {
+                "name": re.sub(r"\s*\bMIG \S+.*$", "", device["model"]) or device["model"],
+                "pci_bus_id": bus,
+                "mig_mode": "Enabled",
+                "mig_devices": [],
+            },
+        )
+        parent["mig_devices"].append({"uuid": device["uuid"], "profile": device.get("mig_profile")})
+    return gpus + [_gpu(parent, "unknown", devices, "nomad") for parent in parents.values()]
+
+
+def _wanted_of_nomad(name: str, told: Sequence[Mapping[str, Any]], driver: str | None) -> nomad.Expected:
+    """What Nomad should list for a host that answered; None where a driver does not tell UUIDs of MIG devices."""
+    uuids: list[str] | None = []
+    for gpu in told:
+        if gpu.get("status", "ok") != "ok" or not gpu.get("uuid"):
+            continue
+        own = [device.get("uuid") for device in gpu.get("mig_devices") or []] if is_mig(gpu) else [gpu["uuid"]]
+        uuids = None if uuids is None or not all(own) else uuids + [str(uuid) for uuid in own]
+    return nomad.Expected(
+        node=name,
+        uuids=None if uuids is None else tuple(uuids),
+        # With nothing that works there is nothing to be listed with a version.
+        driver_version=driver if uuids is None or uuids else None,
+    )
+
+
+def _problem_of_node(found: Mapping[str, Any]) -> Problem:
+    keys = ("code", "severity", "uuid", "pci_bus_id", "found", "expected", "action", "message")
+    return cast(Problem, {**{key: found.get(key) for key in keys}, "source": "node"})
+
+
+def _problem_of_nomad(found: problem.Problem, gpus: Iterable[Gpu]) -> Problem:
+    named = (found.uuid or "").lower()
+    return {
+        "code": found.code,
+        "severity": "warning",
+        "uuid": next((gpu["uuid"] for gpu in gpus if gpu["uuid"] and gpu["uuid"].lower() == named), None),
+        "pci_bus_id": None,
+        "found": found.found,
+        "expected": found.expected,
+        "action": found.message.partition("Next step: ")[2].rstrip("."),
+        "message": found.message,
+        "source": "nomad",
+    }
+
+
+def _nomad_of_node(node: nomad.Node, reasons: Mapping[str, str]) -> NodeInNomad:
+    return {
+        "id": node["id"],
+        "status": node["status"],
+        "eligibility": node["eligibility"],
+        "drain": node["drain"],
+        "datacenter": node["datacenter"],
+        "node_pool": node["node_pool"],
+        "version": node["version"],
+        "reason": reasons.get(node["id"]),
+    }
+
+
+def _worse(*verdicts: str) -> str:
+    return min(verdicts, key=VERDICTS.index)
+
+
+def nodes_of(hosts: Sequence[str], answers: Sequence[Mapping[str, Any]], view: NomadView | None) -> list[Node]:
+    by_host = {answer["name"]: answer for answer in answers}
+    by_name: dict[str, nomad.Node] = {}
+    for known in view.nodes if view else []:
+        by_name[known["name"]] = max(by_name.get(known["name"], known), known, key=nomad.rank)
+    nodes = []
+    wanted = []
+    for host in hosts:
+        answer = by_host.get(host)
+        name = str((answer or {}).get("nomad_name") or host)
+        node, told = _node(host, name, answer, by_name.get(name), view)
+        nodes.append(node)
+        driver = node["driver_version"]
+        wanted.append(
+            _wanted_of_nomad(name, told, driver) if node["state"] == "answered" else nomad.Expected(node=name)
+        )
+    if view:
+        _add_nomads_problems(nodes, wanted, view)
+        names = {node["nomad_name"] for node in nodes}
+        for name, extra in by_name.items():
+            if extra["gpus"] and extra["status"] != "down" and name not in names:
+                nodes.append(_node_outside(name, extra, view))
+    return sorted(nodes, key=lambda node: (VERDICTS.index(node["verdict"]), natural_key(node["name"])))
+
+
+def _node(
+    host: str, name: str, answer: Mapping[str, Any] | None, known: nomad.Node | None, view: NomadView | None
+) -> tuple[Node, list[Mapping[str, Any]]]:
+    """One host of the inventory, and its GPUs as nvidia-smi told them."""
+    state, reason = state_of(answer)
+    health: Mapping[str, Any] = ((answer or {}).get("health") or {}) if state == "answered" else {}
+    facts = health.get("nvidia_smi") or {}
+    devices = None if view is None else {gpu["uuid"].lower(): gpu for gpu in (known["gpus"] if known else [])}
+    told: list[Mapping[str, Any]] = []
+    if state == "answered":
+        gpus, told = _gpus_of_answer(health, devices)
+        verdict = health["verdict"] if health["verdict"] in VERDICTS else "unknown"
+    else:
+        gpus, verdict = (_gpus_of_nomad(known) if known else []), "unknown"
+    node: Node = {
+        "name": host,
+        "nomad_name": name,
+        "asked_at": (answer or {}).get("asked_at"),
+        "state": state,
+        "reason": reason,
+        "verdict": verdict,
+        "platform": facts.get("platform"),
+        "driver_version": facts.get("driver_version"),
+        "cuda_version": facts.get("cuda_version"),
+        "gpus_expected": (answer or {}).get("gpus_expected"),
+        "nomad": _nomad_of_node(known, view.reasons) if known and view else None,
+        "problems": [_problem_of_node(problem) for problem in health.get("problems") or []],
+        "gpus": gpus,
+        **_sums_of(gpus),
+    }
+    return node, told
+
+
+def _node_outside(name: str, known: nomad.Node, view: NomadView) -> Node:
+    gpus = _gpus_of_nomad(known)
+    return {
+        "name": name,
+        "nomad_name": name,
+        "asked_at": None,
+        "state": "not_in_inventory",
+        "reason": "Nomad lists it with GPUs, and no host of the group gpu_nodes has this name",
+        "verdict": "unknown",
+        "platform": None,
+        "driver_version": None,
+        "cuda_version": None,
+        "gpus_expected": None,
+        "nomad": _nomad_of_node(known, view.reasons),
+        "problems": [],
+        "gpus": gpus,
+        **_sums_of(gpus),
+    }
+
+
+def _sums_of(gpus: Sequence[Gpu]) -> NodeSums:
+    return {
+        "utilization_percent": mean(gpu["utilization_gpu_percent"] for gpu in gpus),
+        "power_draw_w": total(gpu["power_draw_w"] for gpu in gpus),
+        "allocated_gpus": total((gpu["allocated_share"] for gpu in gpus), 4),
+    }
+
+
+def _add_nomads_problems(nodes: list[Node], wanted: list[nomad.Expected], view: NomadView) -> None:
+    """Judge Nomad as nomad_gpu_verify does, so that both say the same in the same words."""
+    by_name: dict[str, list[problem.Problem]] = defaultdict(list)
+    for verdict in nomad.compare(wanted, view.nodes):
+        by_name[verdict.name] += verdict.problems
+    for node in nodes:
+        sick = {gpu["uuid"] for gpu in node["gpus"] if gpu["verdict"] == "critical"}
+        for found in by_name.get(node["nomad_name"], []):
+            described = _problem_of_nomad(found, node["gpus"])
+            # A GPU that is sick on the node may still be listed; the node's own problem says what is wrong with it.
+            if found.code == "gpu_unexpected" and described["uuid"] in sick:
+                continue
+            node["problems"].append(described)
+            node["verdict"] = _worse(node["verdict"], "warning")
+            for gpu in node["gpus"]:
+                if described["uuid"] == gpu["uuid"]:
+                    gpu["verdict"] = _worse(gpu["verdict"], "warning")

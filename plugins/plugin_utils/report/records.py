@@ -1,0 +1,300 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The document of the report, schema 1. Times are ISO 8601 in UTC; None is what nobody told."""
+
+from __future__ import annotations
+
+from typing import Any, NotRequired, TypedDict
+
+from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.facts import Process
+
+SCHEMA = 1
+VERDICTS = ("critical", "unknown", "warning", "ok")
+"""From what needs a look first to what needs none."""
+
+
+class Notice(TypedDict):
+    """What could not be asked or used."""
+
+    found: str
+    expected: str
+    action: str
+
+
+def notice(found: str, expected: str, action: str = "correct the variable and make the report again") -> Notice:
+    return {"found": found, "expected": expected, "action": action}
+
+
+class MigDevice(TypedDict):
+    uuid: str | None
+    profile: str | None
+    memory_total_mib: int | None
+    allocation: dict[str, Any] | None
+
+
+class Gpu(TypedDict):
+    index: int | None
+    uuid: str | None
+    model: str | None
+    pci_bus_id: str | None
+    # nvidia-smi, or nomad for what Nomad last knew of a host that gave no answer.
+    source: str
+    verdict: str
+    memory_total_mib: int | None
+    memory_used_mib: int | None
+    utilization_gpu_percent: int | None
+    power_draw_w: float | None
+    power_limit_w: float | None
+    temperature_gpu_c: int | None
+    vbios_version: str | None
+    gsp_firmware_version: str | None
+    nomad_driver_version: str | None
+    mig_mode: str | None
+    mig_mode_pending: str | None
+    # The next two are None without Nomad; the share is from 0 to 1.
+    in_nomad: bool | None
+    allocated_share: float | None
+    allocations: list[dict[str, Any]]
+    # None where they cannot be seen.
+    processes: list[Process] | None
+    mig_devices: list[MigDevice]
+
+
+class Problem(TypedDict):
+    code: str
+    severity: str
+    uuid: str | None
+    pci_bus_id: str | None
+    found: str
+    expected: str
+    action: str
+    message: str
+    # node or nomad.
+    source: str
+
+
+class NodeInNomad(TypedDict):
+    id: str
+    status: str
+    eligibility: str
+    drain: bool
+    datacenter: str
+    node_pool: str | None
+    version: str | None
+    # Why the gate closed it.
+    reason: str | None
+
+
+class NodeSums(TypedDict):
+    utilization_percent: float | None
+    power_draw_w: float | None
+    allocated_gpus: float | None
+
+
+class Node(NodeSums):
+    """Sick ones come first."""
+
+    name: str
+    nomad_name: str
+    asked_at: str | None
+    # answered, unreachable, failed, not_asked or not_in_inventory.
+    state: str
+    reason: str | None
+    verdict: str
+    platform: str | None
+    driver_version: str | None
+    cuda_version: str | None
+    gpus_expected: int | None
+    nomad: NodeInNomad | None
+    problems: list[Problem]
+    gpus: list[Gpu]
+
+
+class Summary(TypedDict):
+    nodes: int
+    nodes_answered: int
+    nodes_unanswered: int
+    gpus: int
+    # None when no host says it.
+    gpus_expected: int | None
+    gpus_expected_nodes: int
+    verdicts: dict[str, int]
+    node_verdicts: dict[str, int]
+    mig_devices: int
+    # MIG devices count as the share of their GPU; None without Nomad.
+    allocated_gpus: float | None
+    # The mean, of so many GPUs that told it; power is a sum.
+    utilization_percent: float | None
+    utilization_gpus: int
+    power_draw_w: float | None
+    power_gpus: int
+    memory_used_mib: float | None
+    memory_total_mib: float | None
+
+
+class NomadAnswer(TypedDict):
+    answered: bool
+    server: str | None
+    asked_at: str | None
+    # Each with server and reason.
+    failures: list[dict[str, str]]
+
+
+class DriftValue(TypedDict):
+    value: str
+    gpus: int
+    nodes: list[str]
+
+
+class DriftField(TypedDict):
+    field: str
+    agrees: bool
+    majority: str | None
+    # The majority first.
+    values: list[DriftValue]
+    unknown_gpus: int
+
+
+class Drift(TypedDict):
+    """Versions of one platform and model."""
+
+    platform: str
+    model: str
+    gpus: int
+    nodes: int
+    fields: list[DriftField]
+
+
+class MigGpu(TypedDict):
+    node: str
+    index: int | None
+    model: str | None
+    mode: str | None
+    pending: str | None
+    devices: list[MigDevice]
+
+
+class MigProfile(TypedDict):
+    model: str
+    profile: str
+    devices: int
+    # None without Nomad.
+    allocated: int | None
+
+
+class Mig(TypedDict):
+    gpus: list[MigGpu]
+    profiles: list[MigProfile]
+
+
+class JobUse(TypedDict):
+    namespace: str
+    job_id: str
+    devices: int
+    # Shares added up.
+    gpus: float
+    models: list[str]
+    nodes: list[str]
+    allocations: int
+    # The next two are of whole GPUs.
+    utilization_percent: float | None
+    power_draw_w: float | None
+
+
+class ProgramUse(TypedDict):
+    """Processes on GPUs that no allocation holds."""
+
+    program: str
+    gpus: int
+    memory_used_mib: float | None
+    nodes: list[str]
+
+
+class Users(TypedDict):
+    jobs: list[JobUse]
+    outside: list[ProgramUse]
+
+
+# Money is in the document's currency. A return is throughput x productivity / cost per hour; utilized GPUs are
+# utilisation added up, of so many GPUs that told it; idle is what no job holds, unused what did not compute.
+CostTotal = TypedDict(
+    "CostTotal",
+    {
+        "gpus": int,
+        "gpus_critical": int,
+        "throughput": "float | None",
+        "cost_per_hour": "float | None",
+        "return": "float | None",
+        "allocated_gpus": "float | None",
+        "utilized_gpus": "float | None",
+        "utilization_gpus": int,
+        "idle_cost_per_hour": "float | None",
+        "unused_cost_per_hour": "float | None",
+        "return_allocated": "float | None",
+        "return_utilized": "float | None",
+    },
+)
+
+
+class CostRow(CostTotal):
+    """The same of one model."""
+
+    model: str
+    relative_throughput: float | None
+    price_per_hour: float | None
+
+
+class Cost(TypedDict):
+    models: list[CostRow]
+    # Over the models that have both numbers.
+    total: CostTotal | None
+    # Names of models without them, and names that the user gave and no GPU has.
+    unpriced: list[str]
+    unmatched: list[str]
+
+
+class Sums(TypedDict):
+    gpus: int
+    utilization_sum_percent: float
+    utilization_gpus: int
+    power_draw_w: float
+    power_gpus: int
+
+
+class HistoryLine(Sums):
+    """A line of the history, a file of JSON lines, the newest last; old ones lose their nodes as the file grows."""
+
+    made_at: str
+    allocated_gpus: float | None
+    nodes: NotRequired[dict[str, Sums]]
+
+
+class Point(TypedDict):
+    made_at: str
+    gpus: int
+    utilization_percent: float | None
+    power_draw_w: float | None
+    allocated_gpus: float | None
+
+
+class History(TypedDict):
+    path: str | None
+    points: list[Point]
+
+
+class Document(TypedDict):
+    schema: int
+    title: str
+    made_at: str
+    currency: str
+    productivity: float
+    summary: Summary
+    nomad: NomadAnswer
+    notices: list[Notice]
+    nodes: list[Node]
+    drift: list[Drift]
+    mig: Mig
+    users: Users
+    cost: Cost
+    history: History

@@ -1,0 +1,70 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Who uses the GPUs."""
+
+from __future__ import annotations
+
+import posixpath
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+from ansible_collections.gpufarm.core.plugins.plugin_utils.report.records import Gpu, JobUse, Node, ProgramUse, Users
+from ansible_collections.gpufarm.core.plugins.plugin_utils.report.sums import mean, natural_key, total
+
+
+def users_of(nodes: list[Node]) -> Users:
+    jobs: dict[tuple[str, str], list[tuple[str, Gpu, dict[str, Any]]]] = defaultdict(list)
+    outside: dict[str, list[tuple[str, str, int | None]]] = defaultdict(list)
+    for node in nodes:
+        for gpu in node["gpus"]:
+            for held in gpu["allocations"]:
+                jobs[str(held.get("namespace")), str(held.get("job_id"))].append((node["name"], gpu, held))
+            if not gpu["allocations"]:
+                for process in gpu["processes"] or []:
+                    # Displays draw on every gaming PC; only what computes uses the farm.
+                    if "C" in str(process.get("type")):
+                        program = posixpath.basename(str(process.get("name") or "").replace("\\", "/")) or "not told"
+                        key = str(gpu["uuid"] or gpu["pci_bus_id"])
+                        outside[program].append((node["name"], key, process.get("memory_used_mib")))
+    found: list[JobUse] = []
+    for (namespace, job), uses in jobs.items():
+        whole = {str(gpu["uuid"]): gpu for _node_, gpu, _held in uses if not gpu["mig_devices"]}
+        shares = [_share_of(gpu, allocation) for _node_, gpu, allocation in uses]
+        found.append(
+            {
+                "namespace": namespace,
+                "job_id": job,
+                "devices": len(uses),
+                "gpus": round(sum(shares), 2),
+                "models": sorted({str(gpu["model"]) for _node_, gpu, _held in uses}),
+                "nodes": sorted({name for name, _gpu_, _held in uses}, key=natural_key),
+                "allocations": len({allocation.get("id") for _node_, _gpu_, allocation in uses}),
+                "utilization_percent": mean(gpu["utilization_gpu_percent"] for gpu in whole.values()),
+                "power_draw_w": total(gpu["power_draw_w"] for gpu in whole.values()),
+            }
+        )
+    found.sort(key=lambda user: (-user["gpus"], -user["devices"], user["namespace"], user["job_id"]))
+    programs: list[ProgramUse] = [
+        {
+            "program": program,
+            "gpus": len({key for _node_, key, _memory in used}),
+            "memory_used_mib": total(memory for _node_, _key, memory in used),
+            "nodes": sorted({name for name, _key, _memory in used}, key=natural_key),
+        }
+        for program, used in outside.items()
+    ]
+    return {"jobs": found, "outside": sorted(programs, key=lambda entry: (-entry["gpus"], entry["program"]))}
+
+
+def _share_of(gpu: Gpu, allocation: Mapping[str, Any]) -> float:
+    """What one allocation's device is of its GPU."""
+    own = [device["memory_total_mib"] or 0 for device in gpu["mig_devices"] if device["allocation"] == allocation]
+    if not own:
+        return 1.0
+    sizes = [device["memory_total_mib"] or 0 for device in gpu["mig_devices"]]
+    if not all(sizes):
+        return 1 / len(sizes)
+    # Two devices of one task are two entries here, each of which stands for its part.
+    return float(sum(own) / len(own) / sum(sizes))
