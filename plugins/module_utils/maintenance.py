@@ -67,10 +67,10 @@ class Plan:
     """How a node is to be taken out."""
 
     change: str
-    owner: str = "gpufarm.core"
-    policy: str = REFUSE
-    deadline_s: int = 3600
-    check_mode: bool = False
+    owner: str
+    policy: str
+    deadline_s: int
+    check_mode: bool
 
 
 @dataclasses.dataclass(frozen=True)

@@ -127,7 +127,7 @@ def gpus_of_node(node: Mapping[str, Any]) -> list[Gpu]:
                     "healthy": bool(instance.get("Healthy")),
                     "health_description": instance.get("HealthDescription") or None,
                     "pci_bus_id": bus,
-                    "numa_node": numa_nodes.get(normal_bus_id(bus)) if bus and numa_nodes else None,
+                    "numa_node": numa_nodes.get(normal_bus_id(bus)),
                 }
             )
     return gpus

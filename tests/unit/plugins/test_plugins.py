@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
 import json
+import re
 import runpy
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +14,7 @@ from typing import Any
 
 import pytest
 from ansible.module_utils.testing import patch_module_args
+from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.recorded import assert_recorded
 
 PLUGINS = Path(__file__).resolve().parents[3] / "plugins"
 # These collect answers.
@@ -36,6 +39,26 @@ def test_records_are_frozen() -> None:
     }
     assert len(records) > 20
     assert {name for name, record in records.items() if not record.__dataclass_params__.frozen} == COLLECT
+
+
+def test_numbers_as_recorded() -> None:
+    """Every limit, wait and default: one that changes is meant to."""
+    numbers: dict[str, Any] = {}
+    for module in modules():
+        name = module.__name__.partition(".plugins.")[2]
+        own = set(re.findall(r"^(\w+)\b", inspect.getsource(module), re.MULTILINE))
+        for key, value in vars(module).items():
+            if key in own and is_number(value):
+                numbers[f"{name}.{key}"] = value
+            elif dataclasses.is_dataclass(value) and getattr(value, "__module__", "") == module.__name__:
+                for field in dataclasses.fields(value):
+                    if is_number(field.default) or isinstance(field.default, str):
+                        numbers[f"{name}.{key}.{field.name}"] = field.default
+    assert_recorded("numbers", dict(sorted(numbers.items())))
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) or (isinstance(value, tuple) and value != () and all(map(is_number, value)))
 
 
 @pytest.mark.parametrize("path", sorted((PLUGINS / "modules").glob("[!_]*.py")), ids=lambda path: path.stem)

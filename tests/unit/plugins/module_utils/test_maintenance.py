@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ import pytest
 from ansible_collections.gpufarm.core.plugins.module_utils import gate, maintenance, nomad
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.gate_helper import Farm
 
-DRIVER = maintenance.Plan("driver branch 580")
-DRAINED = maintenance.Plan("driver branch 580", policy=maintenance.DRAIN, deadline_s=600)
+DRIVER = maintenance.Plan(
+    "driver branch 580", owner="gpufarm.core", policy=maintenance.REFUSE, deadline_s=3600, check_mode=False
+)
+DRAINED = dataclasses.replace(DRIVER, policy=maintenance.DRAIN, deadline_s=600)
 OURS = DRIVER.owner
 NOW = "2026-11-22T12:00:00Z"
 
@@ -83,7 +86,7 @@ def test_an_empty_node_is_closed_and_opened(site: Site) -> None:
     # A node is marked before it is closed.
     assert site.writes == ["/v1/client/metadata", "/v1/node/id-0/eligibility"]
 
-    again = site.maintenance.take_out(maintenance.Plan("a reboot"))
+    again = site.maintenance.take_out(dataclasses.replace(DRIVER, change="a reboot"))
     assert (again.action, again.maintenance) == ("none", "driver branch 580")
     assert len(site.writes) == 2
 
@@ -207,7 +210,7 @@ def test_marked_node_with_work_is_emptied_again(site: Site) -> None:
 
 
 def test_what_others_took_out_is_theirs(site: Site) -> None:
-    firmware = maintenance.Plan("new firmware", owner="Firmware")
+    firmware = dataclasses.replace(DRIVER, change="new firmware", owner="Firmware")
     site.maintenance.take_out(firmware)
     with pytest.raises(nomad.NomadError, match="a node that Firmware took out of work for new firmware"):
         site.maintenance.take_out(DRIVER)
@@ -318,11 +321,11 @@ def test_own_drain_is_ended_by_putting_back(site: Site) -> None:
 
 
 def test_check_mode_says_the_same_and_changes_nothing(site: Site) -> None:
-    looked = maintenance.Plan("driver branch 580", policy=maintenance.DRAIN, check_mode=True)
+    looked = dataclasses.replace(DRAINED, check_mode=True)
     site.farm.run_job("id-0", "train")
     assert site.maintenance.take_out(looked).action == "out"
     with pytest.raises(nomad.NomadError):
-        site.maintenance.take_out(maintenance.Plan("driver branch 580", check_mode=True))
+        site.maintenance.take_out(dataclasses.replace(DRIVER, check_mode=True))
     assert site.writes == []
 
 

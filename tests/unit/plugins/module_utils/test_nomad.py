@@ -276,6 +276,14 @@ def test_every_code_is_tested_and_documented() -> None:
     assert there <= set(re.findall(r"C\((\w+)\)", notes))
 
 
+def test_the_newest_living_node_of_a_name_counts() -> None:
+    def node(status: str, index: int) -> Any:
+        return nomad.describe_node({"Status": status, "CreateIndex": index})
+
+    ordered = [node("down", 7), node("down", 9), node("ready", 3), node("initializing", 5), node("ready", 8)]
+    assert sorted(reversed(ordered), key=nomad.rank) == ordered
+
+
 def test_one_uuid_on_two_nodes() -> None:
     clone = change(helper.make_node(0, 2), ID="other", Name="clone")
     verdicts = judged([wish(0)], [NODE, clone])

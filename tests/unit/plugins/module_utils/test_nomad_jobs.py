@@ -472,6 +472,12 @@ def test_how_logs_are_asked_for(nomad_server: FakeNomad) -> None:
         assert any(query.items() <= each.items() for each in asked), asked
 
 
+def test_errors_of_a_task_that_ended_well_are_not_asked_for(nomad_server: FakeNomad) -> None:
+    assert {result.verdict for result in proven(nomad_server).values()} == {"ok"}
+    streams = [query["type"] for _, path, query in nomad_server.requests if path.startswith("/v1/client/fs/logs/")]
+    assert set(streams) == {"stdout"}
+
+
 def test_a_log_that_comes_late(nomad_server: FakeNomad, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "LOG_WAIT_S", PATIENCE_S)
     uuid = nomad_server.uuids()[1]
