@@ -37,9 +37,8 @@ options:
     required: true
   servers:
     description:
-      - One entry for each Nomad server that was asked, with C(server), C(asked_at), C(result), the registered result of
-        M(gpufarm.core.nomad_gpu_info), and C(reasons), a dictionary of node IDs to why the node is closed. The first
-        one with nodes counts.
+      - One entry for each Nomad server that was asked, with C(server), C(asked_at), and C(result), the registered
+        result of M(gpufarm.core.nomad_gpu_info). The first one with nodes counts.
     type: list
     elements: dict
     default: []

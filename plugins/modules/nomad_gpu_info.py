@@ -52,6 +52,17 @@ options:
         all namespaces that the token may read when it is not set.
     type: bool
     default: false
+  gather_reasons:
+    description:
+      - Also tell why the gate, or a maintenance, has taken nodes with GPUs out of work. The list of nodes does not have
+        it, so each such node is read by a request of its own, the first fifty of them.
+    type: bool
+    default: false
+  gather_gpus:
+    description:
+      - With V(false) no node has GPUs, and the answer is a hundredth of the size.
+    type: bool
+    default: true
   only_gpu_nodes:
     description:
       - Leave out nodes without a GPU.
@@ -79,7 +90,9 @@ EXAMPLES = r"""
 
 RETURN = r"""
 nodes:
-  description: The nodes, sorted by name.
+  description: >-
+    The nodes, sorted by name. Of several with one name the last one counts: the newest that is not down, because a
+    client that lost its data registers anew.
   type: list
   elements: dict
   returned: success
@@ -125,9 +138,19 @@ nodes:
       type: str
       sample: 1.11.3
     create_index:
-      description: Index of the registration; of several nodes with one name the newest living one counts.
+      description: Nomad's index of the node's registration.
       type: int
       sample: 812
+    modify_index:
+      description: Nomad's index of the node's last change.
+      type: int
+      sample: 1040
+    closed_for:
+      description: >-
+        Why the gate or a maintenance has taken the node out of work; null when neither has, when it is not known, or
+        with O(gather_reasons=false).
+      type: str
+      sample: "maintenance: driver branch 580"
     gpus:
       description: GPUs of the node.
       type: list
@@ -229,29 +252,34 @@ index:
   sample: 1042
 """
 
+import contextlib
 import platform
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufarm.core.plugins.module_utils import nomad, nomad_options
+from ansible_collections.gpufarm.core.plugins.module_utils import gate, nomad, nomad_options
 
 # The filter is a part of the address, which proxies limit to 8 KiB; more names are picked from the whole answer.
 FILTERED_NAMES = 50
+# As many as somebody still reads.
+READ_REASONS = 50
 
 
-def read_nodes(client: nomad.Client, expression: str | None, names: list[str]) -> tuple[list[nomad.Node], int]:
+def read_nodes(
+    client: nomad.Client, expression: str | None, names: list[str], with_gpus: bool
+) -> tuple[list[nomad.Node], int]:
     """The nodes, described, and the index of the answer."""
     conditions = [expression] if expression else []
     by_name = nomad.name_filter(names)
     if names and len(names) <= FILTERED_NAMES:
         conditions.append(by_name)
-    query = {"resources": "true"}
+    query = {"resources": "true"} if with_gpus else {}
     if conditions:
         query["filter"] = " and ".join(f"({condition})" for condition in conditions)
     answer = client.items("/v1/nodes", query)
     wanted = set(names)
     nodes = [nomad.describe_node(node) for node in answer.items if not wanted or node.get("Name") in wanted]
-    return sorted(nodes, key=lambda node: (node["name"], node["id"])), answer.index
+    return sorted(nodes, key=lambda node: (node["name"], nomad.rank(node), node["id"])), answer.index
 
 
 def read_allocations(client: nomad.Client) -> dict[tuple[str, str], dict[str, Any]]:
@@ -261,12 +289,25 @@ def read_allocations(client: nomad.Client) -> dict[tuple[str, str], dict[str, An
     return nomad.devices_in_use(client.items("/v1/allocations", query).items)
 
 
+def read_reasons(client: nomad.Client, nodes: list[nomad.Node]) -> dict[str, str | None]:
+    """IDs of closed nodes to why they are, by the gate or by the maintenance, as far as Nomad tells it."""
+    closed = [node["id"] for node in nodes if node["gpus"] and node["eligibility"] != "eligible"]
+    reasons: dict[str, str | None] = {}
+    for node_id in closed[:READ_REASONS]:
+        with contextlib.suppress(nomad.NomadError):
+            meta = (client.call("GET", gate.node_path(node_id)) or {}).get("Meta") or {}
+            change = meta.get(gate.MAINTENANCE_KEY)
+            reasons[node_id] = f"maintenance: {change}" if change else meta.get(gate.REASON_KEY)
+    return reasons
+
+
 def apply(params: dict[str, Any]) -> dict[str, Any]:
     client = nomad.Client(nomad_options.connection_of(params))
-    nodes, index = read_nodes(client, params["filter"], params["node_name"] or [])
+    nodes, index = read_nodes(client, params["filter"], params["node_name"] or [], params["gather_gpus"])
     if params["only_gpu_nodes"]:
         nodes = [node for node in nodes if node["gpus"]]
     in_use = read_allocations(client) if params["gather_allocations"] else {}
+    reasons = read_reasons(client, nodes) if params["gather_reasons"] else {}
 
     def held(node: nomad.Node, gpu: nomad.Gpu) -> dict[str, Any]:
         allocation = in_use.get((node["id"], gpu["uuid"]))
@@ -274,7 +315,10 @@ def apply(params: dict[str, Any]) -> dict[str, Any]:
 
     return {
         "changed": False,
-        "nodes": [{**node, "gpus": [held(node, gpu) for gpu in node["gpus"]]} for node in nodes],
+        "nodes": [
+            {**node, "closed_for": reasons.get(node["id"]), "gpus": [held(node, gpu) for gpu in node["gpus"]]}
+            for node in nodes
+        ],
         "gpu_count": sum(len(node["gpus"]) for node in nodes),
         "index": index,
     }
@@ -286,6 +330,8 @@ def argument_spec() -> dict[str, Any]:
         "filter": {"type": "str"},
         "node_name": {"type": "list", "elements": "str"},
         "gather_allocations": {"type": "bool", "default": False},
+        "gather_reasons": {"type": "bool", "default": False},
+        "gather_gpus": {"type": "bool", "default": True},
         "only_gpu_nodes": {"type": "bool", "default": False},
     }
 

@@ -83,6 +83,7 @@ class Node(TypedDict):
     node_class: str | None
     version: str | None
     create_index: int
+    modify_index: int
     gpus: list[Gpu]
 
 
@@ -154,6 +155,7 @@ def describe_node(node: Mapping[str, Any]) -> Node:
         "node_class": node.get("NodeClass") or None,
         "version": node.get("Version") or None,
         "create_index": int(node.get("CreateIndex") or 0),
+        "modify_index": int(node.get("ModifyIndex") or 0),
         "gpus": gpus_of_node(node),
     }
 

@@ -47,8 +47,8 @@ def build(
     """The document, and the new text of the history; None where the present one must not be written over.
 
     C(answers) has for each host C(name), C(nomad_name), C(asked_at), C(gpus_expected) and C(health), the registered
-    result of nvidia_gpu_health. C(servers) has for each Nomad server that was asked C(server), C(asked_at), C(result),
-    the registered result of nomad_gpu_info, and C(reasons), node ID to why the node is closed.
+    result of nvidia_gpu_health. C(servers) has for each Nomad server that was asked C(server), C(asked_at), and
+    C(result), the registered result of nomad_gpu_info.
     """
     view, failures = nomad_view(servers)
     nodes = nodes_of(hosts, answers, view)

@@ -25,14 +25,19 @@ from ansible_collections.gpufarm.core.plugins.plugin_utils.report.records import
 from ansible_collections.gpufarm.core.plugins.plugin_utils.report.sums import mean, natural_key, one_line, total
 
 
+class ListedNode(nomad.Node):
+    """A node as nomad_gpu_info lists it."""
+
+    closed_for: str | None
+
+
 @dataclasses.dataclass(frozen=True)
 class NomadView:
     """What the first server that answered knows."""
 
     server: str
     asked_at: str | None
-    nodes: list[nomad.Node]
-    reasons: Mapping[str, str]
+    nodes: list[ListedNode]
 
 
 def failure_reason(result: Mapping[str, Any]) -> str:
@@ -62,7 +67,7 @@ def nomad_view(servers: Sequence[Mapping[str, Any]]) -> tuple[NomadView | None, 
     for entry in servers:
         result = entry.get("result") or {}
         if isinstance(result.get("nodes"), Sequence):
-            view = NomadView(entry["server"], entry.get("asked_at"), list(result["nodes"]), entry.get("reasons") or {})
+            view = NomadView(entry["server"], entry.get("asked_at"), list(result["nodes"]))
             return view, failures
         failures.append({"server": str(entry.get("server")), "reason": failure_reason(result)})
     return None, failures
@@ -221,7 +226,7 @@ def _problem_of_nomad(found: problem.Problem, gpus: Iterable[Gpu]) -> Problem:
     }
 
 
-def _nomad_of_node(node: nomad.Node, reasons: Mapping[str, str]) -> NodeInNomad:
+def _nomad_of_node(node: ListedNode) -> NodeInNomad:
     return {
         "id": node["id"],
         "status": node["status"],
@@ -230,7 +235,7 @@ def _nomad_of_node(node: nomad.Node, reasons: Mapping[str, str]) -> NodeInNomad:
         "datacenter": node["datacenter"],
         "node_pool": node["node_pool"],
         "version": node["version"],
-        "reason": reasons.get(node["id"]),
+        "reason": node["closed_for"],
     }
 
 
@@ -240,7 +245,7 @@ def _worse(*verdicts: str) -> str:
 
 def nodes_of(hosts: Sequence[str], answers: Sequence[Mapping[str, Any]], view: NomadView | None) -> list[Node]:
     by_host = {answer["name"]: answer for answer in answers}
-    by_name: dict[str, nomad.Node] = {}
+    by_name: dict[str, ListedNode] = {}
     for known in view.nodes if view else []:
         by_name[known["name"]] = max(by_name.get(known["name"], known), known, key=nomad.rank)
     nodes = []
@@ -259,12 +264,12 @@ def nodes_of(hosts: Sequence[str], answers: Sequence[Mapping[str, Any]], view: N
         names = {node["nomad_name"] for node in nodes}
         for name, extra in by_name.items():
             if extra["gpus"] and extra["status"] != "down" and name not in names:
-                nodes.append(_node_outside(name, extra, view))
+                nodes.append(_node_outside(name, extra))
     return sorted(nodes, key=lambda node: (VERDICTS.index(node["verdict"]), natural_key(node["name"])))
 
 
 def _node(
-    host: str, name: str, answer: Mapping[str, Any] | None, known: nomad.Node | None, view: NomadView | None
+    host: str, name: str, answer: Mapping[str, Any] | None, known: ListedNode | None, view: NomadView | None
 ) -> tuple[Node, list[Mapping[str, Any]]]:
     """One host of the inventory, and its GPUs as nvidia-smi told them."""
     state, reason = state_of(answer)
@@ -288,7 +293,7 @@ def _node(
         "driver_version": facts.get("driver_version"),
         "cuda_version": facts.get("cuda_version"),
         "gpus_expected": (answer or {}).get("gpus_expected"),
-        "nomad": _nomad_of_node(known, view.reasons) if known and view else None,
+        "nomad": _nomad_of_node(known) if known else None,
         "problems": [_problem_of_node(problem) for problem in health.get("problems") or []],
         "gpus": gpus,
         **_sums_of(gpus),
@@ -296,7 +301,7 @@ def _node(
     return node, told
 
 
-def _node_outside(name: str, known: nomad.Node, view: NomadView) -> Node:
+def _node_outside(name: str, known: ListedNode) -> Node:
     gpus = _gpus_of_nomad(known)
     return {
         "name": name,
@@ -309,7 +314,7 @@ def _node_outside(name: str, known: nomad.Node, view: NomadView) -> Node:
         "driver_version": None,
         "cuda_version": None,
         "gpus_expected": None,
-        "nomad": _nomad_of_node(known, view.reasons),
+        "nomad": _nomad_of_node(known),
         "problems": [],
         "gpus": gpus,
         **_sums_of(gpus),

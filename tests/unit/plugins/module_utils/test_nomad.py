@@ -313,6 +313,7 @@ def test_a_node_of_which_nothing_is_known() -> None:
         "node_class": None,
         "version": None,
         "create_index": 0,
+        "modify_index": 0,
         "gpus": [],
     }
 

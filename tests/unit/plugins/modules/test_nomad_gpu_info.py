@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import shutil
 import ssl
@@ -55,6 +56,59 @@ def test_one_request_reads_the_farm(agent: farm.Agent, capsys: pytest.CaptureFix
     assert node["node_class"] == "gpu" and node["version"] == "1.11.3" and len(node["id"]) == 36
     assert [gpu["allocation_id"] for gpu in node["gpus"]] == [None] * 4
     assert [(path, query) for path, query, _headers in agent.requests] == [("/v1/nodes", {"resources": "true"})]
+
+
+def test_without_gpus_the_answer_is_small(agent: farm.Agent, capsys: pytest.CaptureFixture[str]) -> None:
+    result = run(capsys, address=agent.url, gather_gpus=False)
+    assert [(path, query) for path, query, _headers in agent.requests] == [("/v1/nodes", {})]
+    assert result["nodes"][0]["modify_index"] == agent.nodes[0]["ModifyIndex"]
+
+
+def test_of_several_nodes_with_one_name_the_last_counts(agent: farm.Agent, capsys: pytest.CaptureFixture[str]) -> None:
+    def node(name: str, **values: Any) -> dict[str, Any]:
+        return {**agent.nodes[0], "Name": name, **values}
+
+    agent.nodes = [
+        node("b", ID="b"),
+        node("a", ID="new", CreateIndex=7),
+        node("a", ID="former", CreateIndex=9, Status="down"),
+        node("a", ID="old", CreateIndex=3),
+    ]
+    assert [node["id"] for node in run(capsys, address=agent.url)["nodes"]] == ["former", "old", "new", "b"]
+
+
+def test_why_nodes_are_closed(agent: farm.Agent, capsys: pytest.CaptureFixture[str]) -> None:
+    """The maintenance comes before the gate, which waits for its end. Who is open, or has no GPU, is not asked."""
+    metas = {
+        "gated": {"gpufarm_gate_reason": "gpu_lost"},
+        "both": {"gpufarm_gate_reason": "gpu_lost", "gpufarm_maintenance": "driver branch 580"},
+        "maintained": {"gpufarm_maintenance": "firmware"},
+        "other": {"rack": "1"},
+        "bare": None,
+        "broken": {},
+    }
+
+    def answer(request: Any) -> bool:
+        name = request.path.removeprefix("/v1/node/")
+        if name in metas:
+            request.reply(500 if name == "broken" else 200, json.dumps({"ID": name, "Meta": metas[name]}).encode(), {})
+        return name in metas
+
+    agent.answer = answer
+    closed = {**agent.nodes[0], "SchedulingEligibility": "ineligible"}
+    agent.nodes = [{**closed, "ID": name, "Name": name} for name in metas]
+    agent.nodes += [{**closed, "ID": "open", "Name": "open", "SchedulingEligibility": "eligible"}]
+    agent.nodes += [{**closed, "ID": "cpu", "Name": "cpu", "NodeResources": {}}]
+    found = {node["name"]: node["closed_for"] for node in run(capsys, address=agent.url, gather_reasons=True)["nodes"]}
+    assert found == {
+        "gated": "gpu_lost", "both": "maintenance: driver branch 580", "maintained": "maintenance: firmware",
+        "other": None, "bare": None, "broken": None, "open": None, "cpu": None,
+    }  # fmt: skip
+    assert {path for path, _query, _headers in agent.requests} == {"/v1/nodes", *(f"/v1/node/{name}" for name in metas)}
+    agent.requests.clear()
+    agent.nodes = [{**closed, "ID": "gated"}] * (nomad_gpu_info.READ_REASONS + 1)
+    run(capsys, address=agent.url, gather_reasons=True)
+    assert len(agent.requests) == 1 + nomad_gpu_info.READ_REASONS
 
 
 def test_what_an_older_nomad_does_not_tell_is_unknown(agent: farm.Agent, capsys: pytest.CaptureFixture[str]) -> None:

@@ -157,6 +157,8 @@ def nomad_node(name: str, gpus: list[dict[str, Any]], **values: Any) -> dict[str
         "node_class": None,
         "version": "1.11.3",
         "create_index": 10,
+        "modify_index": 20,
+        "closed_for": None,
         "gpus": gpus,
     }
     return {**node, **values}
@@ -182,7 +184,7 @@ def devices(smi: dict[str, Any], held: dict[int, str] | None = None) -> list[dic
 
 
 def server(nodes: list[dict[str, Any]], **values: Any) -> dict[str, Any]:
-    entry = {"server": "control", "asked_at": MADE_AT, "result": {"nodes": nodes}, "reasons": {}}
+    entry = {"server": "control", "asked_at": MADE_AT, "result": {"nodes": nodes}}
     return {**entry, **values}
 
 

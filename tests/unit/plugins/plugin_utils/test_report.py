@@ -263,9 +263,8 @@ def test_lost_gpu_that_nomad_still_lists_is_told_once() -> None:
 
 def test_reason_of_a_closed_node() -> None:
     smi = helper.facts(helper.H100, 1, 2)
-    node = helper.nomad_node("gpu01", helper.devices(smi), eligibility="ineligible")
+    node = helper.nomad_node("gpu01", helper.devices(smi), eligibility="ineligible", closed_for="xid_79 GPU-1")
     arguments = of(helper.answer("gpu01", helper.health(smi)), nomad=[node])
-    arguments["servers"][0]["reasons"] = {node["id"]: "xid_79 GPU-1"}
     assert helper.document(arguments)["nodes"][0]["nomad"]["reason"] == "xid_79 GPU-1"
 
 
@@ -849,8 +848,8 @@ def motley() -> dict[str, Any]:
     held[1]["allocation"] = helper.allocation("notebook", 5, namespace="team")
     nodes = [
         helper.nomad_node("gpu1", held),
-        helper.nomad_node("gpu2", helper.devices(others), eligibility="ineligible"),
-        helper.nomad_node("mig", parts, drain=True, eligibility="ineligible"),
+        helper.nomad_node("gpu2", helper.devices(others), eligibility="ineligible", closed_for="xid_79"),
+        helper.nomad_node("mig", parts, drain=True, eligibility="ineligible", closed_for="maintenance"),
         helper.nomad_node("pc-nomad", helper.devices(pc)),
         helper.nomad_node("bare", [], status="down"),
         helper.nomad_node("gone", helper.devices(gone, {1: "training"}), status="down", id="old"),
@@ -877,13 +876,7 @@ def motley() -> dict[str, Any]:
         ],
         "servers": [
             *dead,
-            helper.server(
-                nodes,
-                reasons={
-                    "gpu2-5555-4444-8888-000000000000": "xid_79",
-                    "mig-5555-4444-8888-000000000000": "maintenance",
-                },
-            ),
+            helper.server(nodes),
         ],
     }
 
