@@ -203,32 +203,26 @@ gpus:
   contains:
     index:
       description: Number of the GPU. V(null) for one that C(nvidia-smi) no longer counts.
-      returned: always
       type: int
       sample: 3
     uuid:
       description: UUID of the GPU.
-      returned: always
       type: str
       sample: GPU-3672890b-84a3-4d7e-93b9-0a5b5e2f7a11
     name:
       description: Product name.
-      returned: always
       type: str
       sample: NVIDIA H100 80GB HBM3
     pci_bus_id:
       description: PCI address, as C(nvidia-smi) writes it.
-      returned: always
       type: str
       sample: "00000000:1B:00.0"
     verdict:
       description: The worst severity of its problems, V(ok), V(warning) or V(critical).
-      returned: always
       type: str
       sample: critical
     problems:
       description: What is wrong with the GPU, as in RV(problems).
-      returned: always
       type: list
       elements: dict
       sample: []
@@ -240,46 +234,38 @@ problems:
   contains:
     code:
       description: One of the codes in the notes.
-      returned: always
       type: str
       sample: xid_79
     severity:
       description: V(warning) or V(critical).
-      returned: always
       type: str
       sample: critical
     uuid:
       description: UUID of the GPU. V(null) for a problem of the node, and where the UUID is not known.
-      returned: always
       type: str
       sample: GPU-3672890b-84a3-4d7e-93b9-0a5b5e2f7a11
     pci_bus_id:
       description: PCI address of the GPU or NVSwitch. V(null) for a problem of the node.
-      returned: always
       type: str
       sample: "00000000:1B:00.0"
     found:
       description: What was found, for people.
-      returned: always
       type: str
       sample: >-
         Xid 79 (the GPU fell off the bus) once at 2026-11-21T14:43:33Z, saying: pid=123, name=python, GPU has fallen off
         the bus
     expected:
       description: What was expected, for people.
-      returned: always
       type: str
       sample: no Xid 79
     action:
       description:
         - What to do, for programs. V(none), V(restart_app), V(check_app), V(reset_gpu), V(drain_and_reset), V(reboot),
           V(check_hardware), V(check_nvlink), V(check_configuration), V(update_driver), V(contact_support) or V(watch).
-      returned: always
       type: str
       sample: reboot
     message:
       description: Node, GPU, found, expected and the next step.
-      returned: always
       type: str
       sample: >-
         Node gpu01 GPU GPU-3672890b-84a3-4d7e-93b9-0a5b5e2f7a11 at 00000000:1B:00.0: found Xid 79 (the GPU fell off the
@@ -293,42 +279,34 @@ xids:
   contains:
     code:
       description: Code of the problem that it is, or would be.
-      returned: always
       type: str
       sample: xid_31
     severity:
       description: V(ignore), V(warning) or V(critical).
-      returned: always
       type: str
       sample: ignore
     uuid:
       description: UUID of the GPU. V(null) where it is not known.
-      returned: always
       type: str
       sample: GPU-3672890b-84a3-4d7e-93b9-0a5b5e2f7a11
     pci_bus_id:
       description: PCI address of the GPU or NVSwitch.
-      returned: always
       type: str
       sample: "00000000:1B:00.0"
     count:
       description: How often it was logged.
-      returned: always
       type: int
       sample: 2
     first_at:
       description: Time of the first one, UTC in ISO 8601.
-      returned: always
       type: str
       sample: "2026-11-21T14:43:33Z"
     last_at:
       description: Time of the last one, UTC in ISO 8601.
-      returned: always
       type: str
       sample: "2026-11-21T15:02:10Z"
     text:
       description: What the kernel said last; of messages that are judged by their text, the worst.
-      returned: always
       type: str
       sample: pid=123, name=python, Ch 00000008, intr 00000000. MMU Fault
 checks:
@@ -339,32 +317,26 @@ checks:
     nvidia_smi:
       description: >-
         V(ok), or RV(gpufarm.core.nvidia_smi_facts#module:ansible_facts.nvidia_smi.reason).
-      returned: always
       type: str
       sample: ok
     kernel_log:
       description: Where it was read, V(journal), V(dmesg) or V(kmsg); C(unreadable) and why, or C(skipped) under WSL.
-      returned: always
       type: str
       sample: journal
     acknowledged:
       description: Time of O(acknowledged_file), UTC in ISO 8601; V(none), or C(ignored) and why.
-      returned: always
       type: str
       sample: none
     dcgm:
       description: V(ok), V(not_installed), V(skipped), or C(failed) and why.
-      returned: always
       type: str
       sample: not_installed
     fabric_manager:
       description: V(ok), V(not_needed) without NVSwitch, V(not_installed), C(skipped) and why, or C(failed) and why.
-      returned: always
       type: str
       sample: not_needed
     processes:
       description: V(ok), or C(skipped) and why.
-      returned: always
       type: str
       sample: ok
 nvidia_smi:

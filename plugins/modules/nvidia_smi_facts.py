@@ -111,12 +111,10 @@ ansible_facts:
   contains:
     nvidia_smi:
       description: What C(nvidia-smi) says about this node.
-      returned: always
       type: complex
       contains:
         available:
           description: Whether at least one GPU answers.
-          returned: always
           type: bool
           sample: true
         reason:
@@ -138,12 +136,10 @@ ansible_facts:
             - V(unsupported), this C(nvidia-smi) does not know the call.
             - V(invalid_output), the answer of C(nvidia-smi) is damaged.
             - V(unknown_error), anything else, such as a GPU whose sensors answer with errors only.
-          returned: always
           type: str
           sample: driver_not_loaded
         message:
           description: What was found and what to do next. V(null) when all is well.
-          returned: always
           type: str
           sample: >-
             /usr/bin/nvidia-smi -q -x ended with exit code 9 and said: NVIDIA-SMI has failed because it couldn't
@@ -151,55 +147,45 @@ ansible_facts:
             Load the kernel module (modprobe nvidia), or reboot if the driver was just installed.
         platform:
           description: Whether this is Linux of its own (V(linux)) or a WSL distribution (V(wsl)).
-          returned: always
           type: str
           sample: linux
         driver_version:
           description: Version of the driver; under WSL that of Windows.
-          returned: always
           type: str
           sample: 580.159.04
         cuda_version:
           description: The newest CUDA version that the driver runs.
-          returned: always
           type: str
           sample: "13.0"
         gpus:
           description: The GPUs in the order of C(nvidia-smi), which is that of their PCI addresses.
-          returned: always
           type: list
           elements: dict
           contains:
             index:
               description: Number of the GPU. V(null) for one that C(nvidia-smi) no longer counts.
-              returned: always
               type: int
               sample: 0
             name:
               description: Product name.
-              returned: always
               type: str
               sample: NVIDIA H100 80GB HBM3
             uuid:
               description: UUID of the GPU.
-              returned: always
               type: str
               sample: GPU-551ac2af-e5cb-e273-ad80-0bc34a4646c1
             pci_bus_id:
               description: PCI address, as C(nvidia-smi) writes it.
-              returned: always
               type: str
               sample: "00000000:00:06.0"
             status:
               description: >-
                 V(ok) when the GPU answers, V(lost) when it does not, V(reset_required) when it must be reset first,
                 V(unreadable) when C(nvidia-smi) may not or cannot read it for another reason.
-              returned: always
               type: str
               sample: ok
             status_message:
               description: How that was found out. V(null) when RV(ansible_facts.nvidia_smi.gpus[].status=ok).
-              returned: always
               type: str
               sample: null
             sensors_failed:
@@ -207,554 +193,447 @@ ansible_facts:
                 - Sensors that answered with an error, such as C(ERR!), where a value was due. None on a healthy GPU.
                 - They are C(temperature_gpu_c), C(power_draw_w), C(utilization_gpu_percent), C(performance_state),
                   C(clocks.sm_mhz) and C(memory_used_mib). V(null) where no subset needed the full query.
-              returned: always
               type: list
               elements: str
               sample: []
             serial:
               description: Serial number of the board.
-              returned: always
               type: str
               sample: "1752524020260"
             architecture:
               description: Architecture of the chip.
-              returned: always
               type: str
               sample: Hopper
             minor_number:
               description: N of C(/dev/nvidiaN). V(null) under WSL.
-              returned: always
               type: int
               sample: 0
             memory_total_mib:
               description: Memory in MiB.
-              returned: always
               type: int
               sample: 81559
             memory_used_mib:
               description: Memory in use in MiB.
-              returned: always
               type: int
               sample: 0
             persistence_mode:
               description: Whether the driver stays loaded while nobody uses the GPU, V(Enabled) or V(Disabled).
-              returned: always
               type: str
               sample: Enabled
             compute_mode:
               description: Who may compute, such as V(Default), V(Exclusive_Process) or V(Prohibited).
-              returned: always
               type: str
               sample: Default
             mig_mode:
               description: Whether the GPU is divided, V(Enabled) or V(Disabled). V(null) for a GPU that cannot be.
-              returned: always
               type: str
               sample: Disabled
             mig_mode_pending:
               description: RV(ansible_facts.nvidia_smi.gpus[].mig_mode) after the next reset.
-              returned: always
               type: str
               sample: Disabled
             mig_devices:
               description: The MIG devices; none where MIG is off. From subset V(mig).
-              returned: always
               type: list
               elements: dict
               contains:
                 index:
                   description: Number of the device on its GPU.
-                  returned: always
                   type: int
                   sample: 0
                 uuid:
                   description: UUID of the device.
-                  returned: always
                   type: str
                   sample: MIG-feb88891-0321-5fef-9c87-d4af3b54259e
                 profile:
                   description: Profile of the device.
-                  returned: always
                   type: str
                   sample: 1g.10gb
                 gpu_instance_id:
                   description: Number of the GPU instance. Given together with a subset that needs the full query.
-                  returned: always
                   type: int
                   sample: 3
                 compute_instance_id:
                   description: Number of the compute instance. Given together with a subset that needs the full query.
-                  returned: always
                   type: int
                   sample: 0
                 memory_total_mib:
                   description: Memory in MiB. Given together with a subset that needs the full query.
-                  returned: always
                   type: int
                   sample: 9856
             numa_node:
               description: NUMA node next to the GPU. From subset V(topology).
-              returned: always
               type: int
               sample: 0
             cpu_affinity:
               description: CPUs next to the GPU, as the kernel lists them. From subset V(topology).
-              returned: always
               type: str
               sample: 0-15,32-47
             nvlinks:
               description: The NVLinks. V(null) while MIG is on, when they cannot be asked for. From subset V(nvlink).
-              returned: always
               type: list
               elements: dict
               contains:
                 link:
                   description: Number of the link.
-                  returned: always
                   type: int
                   sample: 0
                 active:
                   description: Whether the link is up.
-                  returned: always
                   type: bool
                   sample: true
                 speed_gb_per_s:
                   description: Speed in GB/s. V(null) for a link that is down.
-                  returned: always
                   type: float
                   sample: 26.562
             brand:
               description: Product line. From subset V(board), as the following ones.
-              returned: always
               type: str
               sample: NVIDIA
             board_part_number:
               description: Part number of the board.
-              returned: always
               type: str
               sample: 695-2G520-0200-000
             vbios_version:
               description: Version of the video BIOS.
-              returned: always
               type: str
               sample: 96.00.DA.00.0C
             gsp_firmware_version:
               description: Version of the firmware of the GPU's system processor.
-              returned: always
               type: str
               sample: 580.159.04
             virtualization_mode:
               description: Such as V(None), V(Pass-Through), V(VGPU) or V(Host VGPU).
-              returned: always
               type: str
               sample: Pass-Through
             addressing_mode:
               description: Whether the GPU can address the host's memory, V(HMM), V(ATS) or V(None).
-              returned: always
               type: str
               sample: None
             driver_model:
               description: V(WDDM), V(TCC) or V(MCDM) where Windows runs the driver.
-              returned: always
               type: str
               sample: null
             inforom_corrupted:
               description: Whether the card's memory for its own history is damaged.
-              returned: always
               type: bool
               sample: false
             memory_free_mib:
               description: Free memory in MiB. From subset V(memory), as the following ones.
-              returned: always
               type: int
               sample: 81079
             memory_reserved_mib:
               description: Memory in MiB that driver and firmware keep for themselves.
-              returned: always
               type: int
               sample: 480
             bar1_total_mib:
               description: Size in MiB of the window through which the host maps the GPU's memory.
-              returned: always
               type: int
               sample: 131072
             bar1_used_mib:
               description: How much of that window is in use, in MiB.
-              returned: always
               type: int
               sample: 1
             power_draw_w:
               description: >-
                 Power drawn in W, the average of the last second where the card measures that. From subset V(power),
                 as the following ones.
-              returned: always
               type: float
               sample: 70.54
             power_limit_w:
               description: Power limit in W that was set by software.
-              returned: always
               type: float
               sample: 700.0
             power_limit_enforced_w:
               description: Power limit in W that holds at the moment.
-              returned: always
               type: float
               sample: 700.0
             power_limit_default_w:
               description: Power limit in W that the card comes with.
-              returned: always
               type: float
               sample: 700.0
             temperature_gpu_c:
               description: >-
                 Temperature of the chip in degrees Celsius. From subset V(temperature), as the following ones.
-              returned: always
               type: int
               sample: 34
             temperature_memory_c:
               description: Temperature of the memory in degrees Celsius.
-              returned: always
               type: int
               sample: 37
             temperature_limits:
               description:
                 - At what the card protects itself. Cards with the newer way tell margins in place of temperatures.
-              returned: always
               type: dict
               contains:
                 slowdown_c:
                   description: Temperature of the chip in degrees Celsius at which the hardware slows down.
-                  returned: always
                   type: int
                   sample: null
                 shutdown_c:
                   description: Temperature of the chip in degrees Celsius at which the card turns itself off.
-                  returned: always
                   type: int
                   sample: null
                 memory_max_c:
                   description: Temperature of the memory in degrees Celsius at which the card slows down.
-                  returned: always
                   type: int
                   sample: null
                 margin_c:
                   description: How far the chip is from its limit now, in degrees Celsius; less is hotter.
-                  returned: always
                   type: int
                   sample: 53
                 slowdown_margin_c:
                   description: Margin in degrees Celsius at which the hardware slows down.
-                  returned: always
                   type: int
                   sample: -2
                 shutdown_margin_c:
                   description: Margin in degrees Celsius at which the card turns itself off.
-                  returned: always
                   type: int
                   sample: -8
             utilization_gpu_percent:
               description: >-
                 Share of the last sample period in which the GPU computed. From subset V(utilization), as the next one.
-              returned: always
               type: int
               sample: 0
             utilization_memory_percent:
               description: Share of the last sample period in which memory was read or written.
-              returned: always
               type: int
               sample: 0
             ecc:
               description: Errors of the memory. From subset V(ecc).
-              returned: always
               type: dict
               contains:
                 mode:
                   description: Whether errors are corrected, V(Enabled) or V(Disabled). V(null) without ECC memory.
-                  returned: always
                   type: str
                   sample: Enabled
                 mode_pending:
                   description: The mode after the next reset.
-                  returned: always
                   type: str
                   sample: Enabled
                 corrected:
                   description: Errors that were corrected, of all memories together.
-                  returned: always
                   type: dict
                   contains:
                     volatile:
                       description: Since the driver was loaded.
-                      returned: always
                       type: int
                       sample: 0
                     aggregate:
                       description: Since the card was made.
-                      returned: always
                       type: int
                       sample: 0
                 uncorrected:
                   description: Errors that could not be corrected, of all memories together.
-                  returned: always
                   type: dict
                   contains:
                     volatile:
                       description: Since the driver was loaded.
-                      returned: always
                       type: int
                       sample: 0
                     aggregate:
                       description: Since the card was made.
-                      returned: always
                       type: int
                       sample: 0
                 sram_threshold_exceeded:
                   description: Whether the caches had so many errors that the card should be replaced.
-                  returned: always
                   type: bool
                   sample: false
                 unrepairable_memory:
                   description: Whether memory is broken that no spare part replaces; the card should be.
-                  returned: always
                   type: bool
                   sample: false
                 channel_repair_pending:
                   description: Whether a channel of the memory waits for a reset to be repaired.
-                  returned: always
                   type: bool
                   sample: false
                 tpc_repair_pending:
                   description: Whether a part of the chip, a TPC, waits for a reset to be repaired.
-                  returned: always
                   type: bool
                   sample: false
                 remapped_rows:
                   description: Rows of memory that were replaced by spare ones. Ampere and newer.
-                  returned: always
                   type: dict
                   contains:
                     corrected:
                       description: Because of errors that were corrected.
-                      returned: always
                       type: int
                       sample: 0
                     uncorrected:
                       description: Because of errors that could not be corrected.
-                      returned: always
                       type: int
                       sample: 0
                     pending:
                       description: Whether a row waits for a reset to be replaced.
-                      returned: always
                       type: bool
                       sample: false
                     failure:
                       description: Whether a row could not be replaced; the card should be.
-                      returned: always
                       type: bool
                       sample: false
                 retired_pages:
                   description: Pages of memory that are no longer used. Older than Ampere.
-                  returned: always
                   type: dict
                   contains:
                     single_bit:
                       description: Because of several single bit errors.
-                      returned: always
                       type: int
                       sample: null
                     double_bit:
                       description: Because of a double bit error.
-                      returned: always
                       type: int
                       sample: null
                     pending:
                       description: Whether a page waits for a reset to be retired.
-                      returned: always
                       type: bool
                       sample: null
                 pending:
                   description: Whether memory waits for a reset, as a row to be remapped or as a page to be retired.
-                  returned: always
                   type: bool
                   sample: false
             recovery_action:
               description: >-
                 What the driver wants done to the GPU, such as V(None), V(Reset), V(Reboot) or V(Drain and Reset). From
                 subset V(ecc).
-              returned: always
               type: str
               sample: None
             performance_state:
               description: From V(P0), the fastest, to V(P15). From subset V(clocks), as the following ones.
-              returned: always
               type: str
               sample: P0
             clocks:
               description: Clock frequencies in MHz.
-              returned: always
               type: dict
               contains:
                 graphics_mhz:
                   description: Of the graphics clock now.
-                  returned: always
                   type: int
                   sample: 345
                 sm_mhz:
                   description: Of the multiprocessors now.
-                  returned: always
                   type: int
                   sample: 345
                 memory_mhz:
                   description: Of the memory now.
-                  returned: always
                   type: int
                   sample: 2619
                 graphics_max_mhz:
                   description: Of the graphics clock at most.
-                  returned: always
                   type: int
                   sample: 1980
                 sm_max_mhz:
                   description: Of the multiprocessors at most.
-                  returned: always
                   type: int
                   sample: 1980
                 memory_max_mhz:
                   description: Of the memory at most.
-                  returned: always
                   type: int
                   sample: 2619
             clocks_event_reasons:
               description: >-
                 Why the clocks are not at their highest now, in the words of C(nvidia-smi), such as V(gpu_idle),
                 V(sw_power_cap), V(hw_slowdown) or V(hw_thermal_slowdown).
-              returned: always
               type: list
               elements: str
               sample: [gpu_idle]
             pcie:
               description: The PCI Express link. From subset V(pcie).
-              returned: always
               type: dict
               contains:
                 generation_current:
                   description: Generation in use; lower while the GPU is idle.
-                  returned: always
                   type: int
                   sample: 5
                 generation_max:
                   description: Highest generation of GPU and host together.
-                  returned: always
                   type: int
                   sample: 5
                 generation_device_max:
                   description: Highest generation of the GPU.
-                  returned: always
                   type: int
                   sample: 5
                 generation_host_max:
                   description: Highest generation of the host's port.
-                  returned: always
                   type: int
                   sample: 5
                 width_current:
                   description: Lanes in use.
-                  returned: always
                   type: int
                   sample: 16
                 width_max:
                   description: Lanes of GPU and host together at most.
-                  returned: always
                   type: int
                   sample: 16
                 replay_count:
                   description: Packets that had to be sent again.
-                  returned: always
                   type: int
                   sample: 0
             fabric_state:
               description: >-
                 How far the GPU is registered with the NVLink fabric, V(Completed) when it is. From subset V(fabric),
                 as the following ones.
-              returned: always
               type: str
               sample: Completed
             fabric_status:
               description: Result of that registration.
-              returned: always
               type: str
               sample: Success
             fabric_health:
               description: How the GPU's links into the NVLink fabric are, in the words of C(nvidia-smi).
-              returned: always
               type: dict
               contains:
                 summary:
                   description: V(Healthy), V(Unhealthy) or V(Limited Capacity).
-                  returned: always
                   type: str
                   sample: Healthy
                 bandwidth:
                   description: V(Full) or V(Degraded).
-                  returned: always
                   type: str
                   sample: Full
                 route_recovery_in_progress:
                   description: Whether routes are being repaired.
-                  returned: always
                   type: str
                   sample: "False"
                 route_unhealthy:
                   description: Whether a route is broken.
-                  returned: always
                   type: str
                   sample: "False"
                 access_timeout_recovery:
                   description: Whether the GPU recovers from an access that timed out.
-                  returned: always
                   type: str
                   sample: "False"
                 incorrect_configuration:
                   description: What is wrong with the configuration of the fabric, V(None) when nothing is.
-                  returned: always
                   type: str
                   sample: None
             processes:
               description: >-
                 Processes that use the GPU. V(null) where they cannot be seen. From subset V(processes).
-              returned: always
               type: list
               elements: dict
               contains:
                 pid:
                   description: Number of the process.
-                  returned: always
                   type: int
                   sample: 29907
                 type:
                   description: V(C) for computing, V(G) for graphics, V(C+G) for both.
-                  returned: always
                   type: str
                   sample: C
                 name:
                   description: Its program.
-                  returned: always
                   type: str
                   sample: /usr/bin/python3
                 memory_used_mib:
                   description: Its memory on the GPU in MiB.
-                  returned: always
                   type: int
                   sample: 47119
                 gpu_instance_id:
                   description: GPU instance that it uses, with MIG.
-                  returned: always
                   type: int
                   sample: null
                 compute_instance_id:
                   description: Compute instance that it uses, with MIG.
-                  returned: always
                   type: int
                   sample: null
 """
