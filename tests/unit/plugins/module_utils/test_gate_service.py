@@ -8,11 +8,8 @@ import dataclasses
 import json
 import platform
 import re
-import shutil
 import signal
 import stat
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -530,23 +527,6 @@ def test_nomad_has_twenty_seconds() -> None:
 
 
 # --- what the role installs ------------------------------------------------------------------
-
-
-def test_role_installs_all_that_the_service_needs_and_nothing_of_ansible(tmp_path: Path) -> None:
-    """The files of the role alone, under a Python that has no Ansible in its path."""
-    variables = yaml.safe_load((COLLECTION / "roles/gpu_health/vars/main.yml").read_text())
-    folder = tmp_path / "ansible_collections/gpufarm/core/plugins/module_utils"
-    folder.mkdir(parents=True)
-    for name in variables["__gpu_health_modules"]:
-        shutil.copy(COLLECTION / "plugins/module_utils" / name, folder)
-    for name in variables["__gpu_health_packages"]:
-        shutil.copytree(COLLECTION / "plugins/module_utils" / name, folder / name)
-    name = "ansible_collections.gpufarm.core.plugins.module_utils.gate_service"
-    arguments = ["/nowhere", str(tmp_path / "status.json")]
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from {name} import main; sys.exit(main({arguments!r}))"
-    result = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=False)
-    assert result.returncode == gate_service.BROKEN, result.stderr
-    assert "/nowhere cannot be used" in result.stderr
 
 
 def test_role_writes_every_key_that_the_service_reads() -> None:
