@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -50,6 +51,12 @@ def run_in_scenario(playbook: str | Path, *options: str) -> Run:
         host: int(count) for host, count in re.findall(r"^(\S+) +: ok=.* changed=([0-9]+)", result.stdout, re.MULTILINE)
     }
     return Run(result.returncode, result.stdout + result.stderr, changed)
+
+
+def enter(*parts: str, limit: str = "all", **extra: object) -> Run:
+    """Enter parts of roles, such as ``cuda/verify``, on nodes of the scenario whose tests run."""
+    variables = json.dumps({"parts": parts, **extra})
+    return run_in_scenario(".config/molecule/enter.yml", "--limit", limit, "--extra-vars", variables)
 
 
 def restart_nomad(name: str, node: str) -> None:

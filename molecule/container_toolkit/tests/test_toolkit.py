@@ -8,9 +8,10 @@ from testinfra.host import Host
 
 from tests.simulator.docker import docker
 from tests.testinfra.helpers import daemon_reloads, gpu_uuids, reboot
-from tests.testinfra.playbooks import changed_tasks, run_in_scenario
+from tests.testinfra.playbooks import changed_tasks, enter, run_in_scenario, words
 
 CONVERGE = "molecule/container_toolkit/converge.yml"
+SETTINGS = "/etc/docker/daemon.json"
 
 
 def test_four_packages_have_one_version(host: Host) -> None:
@@ -26,11 +27,11 @@ def test_four_packages_have_one_version(host: Host) -> None:
 def test_docker_has_the_runtime_that_nomad_asks_for(host: Host) -> None:
     runtimes = json.loads(host.check_output("docker info --format '{{json .Runtimes}}'"))
     assert "nvidia" in runtimes
-    assert json.loads(host.file("/etc/docker/daemon.json").content_string)["runtimes"]["nvidia"]
+    assert json.loads(host.file(SETTINGS).content_string)["runtimes"]["nvidia"]
 
 
 def test_settings_of_the_owner_stay(host: Host) -> None:
-    file = host.file("/etc/docker/daemon.json")
+    file = host.file(SETTINGS)
     settings = json.loads(file.content_string)
     running = host.check_output("docker info --format '{{.DefaultRuntime}} {{.LoggingDriver}}'")
     if host.backend.get_hostname() == "toolkit-mig":
@@ -145,3 +146,45 @@ def test_cdi_specification_follows_the_driver() -> None:
     libraries = set(docker(*specification).split())
     assert "libnvidia-ml.so.580.159.04" in libraries
     assert "libnvidia-ml.so.580.95.05" not in libraries
+
+
+def test_docker_that_does_not_start_is_told() -> None:
+    broken = (
+        f"systemctl stop docker.service docker.socket && mv {SETTINGS} /root/ && echo '{{\"none\": 1}}' >{SETTINGS}"
+    )
+    docker("exec", "toolkit-wsl", "sh", "-c", broken)
+    run = enter("docker/main", limit="toolkit-wsl")
+    mended = f"mv /root/daemon.json {SETTINGS} && systemctl reset-failed docker.service docker.socket"
+    docker("exec", "toolkit-wsl", "sh", "-c", mended)
+    assert run.code != 0
+    told = words(run.output)
+    assert "toolkit-wsl: Docker does not run (Unable to start service docker: Job for docker.service failed" in told
+    assert "Expected: a service docker that systemd can start. Next step: read `journalctl -u docker`" in told
+    run = enter("docker/main", limit="toolkit-wsl")
+    assert run.code == 0, run.output
+
+
+def test_verification_tells_what_is_wrong() -> None:
+    def verify() -> tuple[int, str]:
+        # The driver is that of prepare.yml.
+        run = enter("nvidia_driver/verify", "container_toolkit/verify", nvidia_driver_managed=False)
+        return run.code, words(run.output)
+
+    # A restart would give its container time to end.
+    docker("exec", "toolkit-t4", "docker", "kill", "before")
+    docker("exec", "toolkit-t4", "sh", "-c", f"mv {SETTINGS} /root/ && systemctl restart docker")
+    docker("exec", "toolkit-mig", "rm", "/var/run/cdi/nvidia.yaml")
+    docker("exec", "toolkit-wsl", "systemctl", "stop", "docker.service", "docker.socket")
+    code, told = verify()
+    docker("exec", "toolkit-t4", "sh", "-c", f"mv /root/daemon.json {SETTINGS} && systemctl restart docker")
+    docker("exec", "toolkit-mig", "systemctl", "restart", "nvidia-cdi-refresh")
+    docker("exec", "toolkit-wsl", "systemctl", "start", "docker")
+    assert code != 0
+    for part in (
+        r"toolkit-t4: Docker's runtimes are [\w., ]*runc\. Expected: one named nvidia, .* Next step: run gpufarm",
+        r"toolkit-mig: the CDI specification lists nothing\. Expected also: .*=MIG-.* Next step: run `systemctl res",
+        r"toolkit-wsl: no Docker daemon answers \(.*\)\. Expected: one with a runtime named nvidia\. Next step: read",
+    ):
+        assert re.search(part, told), told
+    code, told = verify()
+    assert code == 0, told

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import json
+import re
 
 from testinfra.host import Host
 
-from tests.testinfra.playbooks import run_in_scenario
+from tests.simulator.docker import docker
+from tests.testinfra.playbooks import enter, run_in_scenario, words
 
 
 def test_toolkit_of_the_version_that_was_asked_for(host: Host) -> None:
@@ -32,3 +34,19 @@ def test_login_shells_find_the_version_that_was_asked_for_last(host: Host) -> No
 def test_check_mode_has_nothing_to_tell() -> None:
     run = run_in_scenario("molecule/cuda/converge.yml", "--check")
     assert (run.code, run.changed) == (0, {"cuda-linux": 0, "cuda-wsl": 0}), run.output
+
+
+def test_verification_tells_what_is_wrong() -> None:
+    version = "/usr/local/cuda-13.0/version.json"
+    docker("exec", "cuda-linux", "sh", "-c", f"cp -p {version} /root/ && sed -i s/13.0.2/13.1.0/ {version}")
+    docker("exec", "cuda-wsl", "sh", "-c", f"cp -p {version} /root/ && : >{version}")
+    run = enter("cuda/verify")
+    for node in ("cuda-linux", "cuda-wsl"):
+        docker("exec", node, "mv", "/root/version.json", version)
+    assert run.code != 0
+    told = words(run.output)
+    next_step = "Expected: CUDA 13.0. Next step: reinstall the package cuda-toolkit-13-0."
+    assert re.search(rf'cuda-linux: {version} says "[^}}]*"13\.1\.0".*?{next_step}', told), told
+    assert f'cuda-wsl: {version} says "nothing". {next_step}' in told
+    run = enter("cuda/verify")
+    assert run.code == 0, run.output

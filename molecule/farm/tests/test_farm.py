@@ -108,6 +108,19 @@ def test_job_on_every_gpu_sees_the_one_that_it_was_given(tmp_path: Path) -> None
     assert {gpu["verdict"] for gpu in seen["gpus"]} == {"ok"}
 
 
+def test_job_that_gets_no_gpu_fails_the_verification() -> None:
+    """Nothing else notices: Docker names the runtime, and Nomad has the GPUs."""
+    runtime = "/usr/bin/nvidia-container-runtime"
+    docker("exec", f"{FARM}-t4", "mv", runtime, "/root/")
+    code, output = run_playbook(
+        "verify.yml", "--limit", "t4", verify_jobs=True, verify_jobs_image=jobs.job_image(), verify_jobs_sample=1
+    )
+    docker("exec", f"{FARM}-t4", "mv", "/root/nvidia-container-runtime", runtime)
+    assert code != 0
+    told = words(output)
+    assert re.search(r"Node t4, GPU GPU-\S+: found .*nvidia-container-runtime.* Expected: .* Next step: ", told), output
+
+
 def test_report_shows_every_gpu(tmp_path: Path) -> None:
     page = tmp_path / "new" / "farm.html"
     models = {"Tesla T4": {"relative_throughput": 0.2, "price_per_hour": 0.4}}

@@ -136,6 +136,9 @@ def test_driver_that_came_after_nomad_and_a_node_that_an_earlier_run_left_out() 
     docker("exec", T4, "systemctl", "start", "nomad")
     wait_for("the agent has looked for GPUs in vain", lambda: not node()["NodeResources"]["Devices"])
     faults.apply_to_container(T4, faults.restore_driver)
+    code, output = playbooks.run_playbook(FARM, "verify.yml", "--limit", "t4", **CHANGE, verify_timeout=0)
+    assert code != 0
+    assert "Node t4: found no GPU device at all. Expected: 4 GPUs. Next step: " in words(output), output
     take_out("a run that was killed")
     assert node()["SchedulingEligibility"] == "ineligible"
     code, output = playbooks.run_playbook(FARM, "health.yml", "--limit", "t4", health_nomad_timeout=0)

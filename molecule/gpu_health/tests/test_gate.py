@@ -16,6 +16,7 @@ from testinfra.host import Host
 from tests.simulator.docker import docker
 from tests.simulator.gpu import faults
 from tests.testinfra.helpers import nomad_api
+from tests.testinfra.playbooks import enter, words
 
 NODE, SERVER = "health-t4", "health-server"
 PROGRAM, CONFIG, STATUS = "/usr/local/sbin/gpufarm-health", "/etc/gpufarm/health.json", "/run/gpufarm/health.json"
@@ -278,6 +279,17 @@ def test_status_does_not_go_on_saying_healthy_while_nomad_is_away(host: Host) ->
     finally:
         host.check_output("systemctl start nomad")
     until(lambda: status()["healthy"], "healthy again", host)
+
+
+def test_verification_tells_of_a_gate_that_cannot_work(host: Host) -> None:
+    host.check_output(f"cp -p {CONFIG} /root/whole.json && truncate --size=20 {CONFIG}")
+    run = enter("gpu_health/verify", limit=NODE)
+    host.check_output(f"mv /root/whole.json {CONFIG}")
+    assert run.code != 0
+    said = rf'{NODE}: {PROGRAM} ended with 2 and said "{NODE}: no verdict: {CONFIG} cannot be used \(.*'
+    assert re.search(rf"{said}\. Expected: a verdict\. Next step: what it says itself", words(run.output)), run.output
+    run = enter("gpu_health/verify", limit=NODE)
+    assert run.code == 0, run.output
 
 
 def playbook(name: str, *options: str) -> str:

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 from testinfra.host import Host
 
 from tests.simulator.docker import docker
 from tests.simulator.gpu import faults
 from tests.testinfra.helpers import boot_id, daemon_reloads, gpu_uuids
-from tests.testinfra.playbooks import changed_tasks, run_in_scenario
+from tests.testinfra.playbooks import changed_tasks, enter, run_in_scenario, words
 
 CONVERGE = "molecule/nvidia_driver/converge.yml"
 WANTED = {"driver-t4": ("570.", 4), "driver-h100": ("580.", 8), "driver-wsl": ("58", 1)}
@@ -101,6 +103,8 @@ def test_check_mode_sees_a_driver_that_does_not_answer() -> None:
     docker("exec", "driver-h100", "systemctl", "stop", "nvidia-persistenced")
     faults.apply_to_container("driver-h100", faults.unload_driver)
     unloaded = run_in_scenario(CONVERGE, "--check", "--limit", "driver-h100")
+    # A container has no module for its machine's kernel, and modprobe says so.
+    unbuilt = run_in_scenario(CONVERGE, "--limit", "driver-h100")
     faults.apply_to_container("driver-h100", faults.restore_driver)
     faults.apply_to_container("driver-h100", lambda profile: faults.mismatch_driver(profile, "580.1.1"))
     mismatched = run_in_scenario(CONVERGE, "--check", "--limit", "driver-h100", "-e", "nvidia_driver_reboot=false")
@@ -111,5 +115,32 @@ def test_check_mode_sees_a_driver_that_does_not_answer() -> None:
         "Load the kernel module of a driver that is new on this node",
         "Have the persistence daemon running",
     ]
+    assert unbuilt.code != 0
+    told = words(unbuilt.output)
+    assert re.search(
+        r'driver-h100: nvidia-smi says ".*" \(driver_not_loaded\); modprobe says ".* Module nvidia not', told
+    )
+    assert "Expected: a driver that lists at least one GPU. Next step: run `dkms status` and read the make.log" in told
     assert mismatched.code != 0
     assert "library_mismatch" in mismatched.output
+
+
+def test_verification_tells_what_is_wrong() -> None:
+    smi = "/usr/lib/wsl/lib/nvidia-smi"
+    faults.apply_to_container("driver-h100", faults.block_driver)
+    docker("exec", "driver-wsl", "mv", smi, "/root/")
+    run = enter("nvidia_driver/verify", nvidia_driver_branch="580")
+    docker("exec", "driver-wsl", "mv", "/root/nvidia-smi", smi)
+    faults.apply_to_container("driver-h100", faults.restore_driver)
+    assert run.code != 0
+    told = words(run.output)
+    no_answer = r"\. Expected: a driver that lists at least one GPU\. Next step:"
+    for part in (
+        r"driver-t4: driver 570\.[0-9.]+ runs\. Expected: branch 580\. Next step: run gpufarm\.core\.nvidia_driver",
+        rf'driver-h100: nvidia-smi says ".*" \(access_blocked\){no_answer} run `nvidia-modprobe -c 0`',
+        rf'driver-wsl: nvidia-smi says ".*" \(not_installed\){no_answer} install the NVIDIA driver in Windows',
+    ):
+        assert re.search(part, told), told
+    branches = "{{ '570' if inventory_hostname == 'driver-t4' else '580' }}"
+    run = enter("nvidia_driver/verify", nvidia_driver_branch=branches)
+    assert run.code == 0, run.output
