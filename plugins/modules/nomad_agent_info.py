@@ -156,6 +156,8 @@ from ansible_collections.gpufarm.core.plugins.module_utils.text import clean_all
 
 PAUSE_S = 1.0
 SHORTEST_S = 1.0
+# What Nomad's servers add to the time that they have given a client, heartbeat_grace.
+HEARTBEAT_GRACE_S = 10.0
 # HTTP 500 is an answer about a state here; an agent that takes no more connections at the moment has answered nothing.
 REPEAT = frozenset({429})
 
@@ -263,17 +265,25 @@ def ask_servers(client: nomad.Client, answers: Answers) -> None:
     told = inner(inner(own, "stats"), "client")
     answers.node_id = told.get("node_id")
     answers.servers = [text for part in str(told.get("known_servers") or "").split(",") if (text := part.strip())]
-    heartbeat = told.get("heartbeat_ttl") or "0s"
-    if not answers.servers or heartbeat == "0s":
+    ttl, last = str(told.get("heartbeat_ttl") or "0s"), str(told.get("last_heartbeat") or "0s")
+    # Servers that are gone are known for ever.
+    if not answers.servers or seconds_of(ttl) == 0 or seconds_of(last) > seconds_of(ttl) + HEARTBEAT_GRACE_S:
         known = ", ".join(answers.servers) or "no servers"
         raise nomad.NomadError(
-            found=f"the client knows {known} and its heartbeat_ttl is {heartbeat}"
+            found=f"the client knows {known}, its heartbeat_ttl is {ttl} and its last_heartbeat {last} ago"
             if told
             else "an agent that is no client",
             expected="a client with servers",
             next_step="read `journalctl -u nomad` on this host",
             transient=True,
         )
+
+
+def seconds_of(duration: str) -> float:
+    """Go's text for a time, such as 1m2.5s."""
+    units = {"h": 3600, "m": 60, "s": 1, "ms": 1e-3, "\N{MICRO SIGN}s": 1e-6, "us": 1e-6, "ns": 1e-9}
+    parts = re.findall(r"([0-9]+(?:\.[0-9]*)?)([a-z\N{MICRO SIGN}]+)", duration)
+    return sum(float(number) * units.get(unit, 0) for number, unit in parts)
 
 
 def ask_node(client: nomad.Client, answers: Answers) -> None:

@@ -128,7 +128,8 @@ def main() -> None:
     except OSError as error:
         module.fail_json(
             msg=f"{platform.node()}: found that {module.params['dest']} cannot be written ({error}). Expected: a "
-            "folder that this task may write to, with room. Next step: check 'dest' and the free space, and use 'become'."
+            "folder that this task may write to, with room. Next step: check 'dest' and the free space, or use "
+            "'become'."
         )
     module.exit_json(**result)
 

@@ -42,8 +42,11 @@ def stats(newest: str = "2026-11-21T15:11:01Z") -> dict[str, Any]:
     return {"Timestamp": 1795273862000000000, "Uptime": 86400, "DeviceStats": [group]}
 
 
-def own(known_servers: str = "192.0.2.1:4647, 192.0.2.2:4647", heartbeat_ttl: str = "14.3s") -> dict[str, Any]:
-    return {"stats": {"client": {"known_servers": known_servers, "heartbeat_ttl": heartbeat_ttl}}}
+def own(
+    known_servers: str = "192.0.2.1:4647, 192.0.2.2:4647", heartbeat_ttl: str = "14.3s", last_heartbeat: str = "3.1s"
+) -> dict[str, Any]:
+    told = {"known_servers": known_servers, "heartbeat_ttl": heartbeat_ttl, "last_heartbeat": last_heartbeat}
+    return {"stats": {"client": told}}
 
 
 class Server(farm.Agent):
@@ -386,6 +389,12 @@ def test_client_tells_of_its_node(
         ("answer", HEALTH, [(404, "a"), (502, "b"), WELL]),
         ("leader", LEADER, [NO_LEADER, (200, ""), (200, "192.0.2.1:4647")]),
         ("client", SELF, [(500, "a"), (200, own(heartbeat_ttl="0s")), (200, own())]),
+        # Servers that are gone are known for ever; a heartbeat may be late by Nomad's own grace.
+        (
+            "client",
+            SELF,
+            [(200, own(last_heartbeat=last)) for last in ("1m2.5s", "24.4s", "24.3s")],
+        ),
         ("client", SELF, [(200, {"stats": {"nomad": {}}}), (200, own(known_servers="")), (200, own())]),
         ("client", SELF, [(200, None), (200, {"stats": {"client": {"known_servers": "a:1"}}}), (200, own())]),
     ],
@@ -501,8 +510,8 @@ def test_an_agent_that_hangs_does_not_hang_the_module(
         (
             "client",
             {SELF: [(200, own(heartbeat_ttl="0s"))]},
-            "no heartbeats in 3 s, at last the client knows 192.0.2.1:4647, 192.0.2.2:4647 "
-            "and its heartbeat_ttl is 0s. "
+            "no heartbeats in 3 s, at last the client knows 192.0.2.1:4647, 192.0.2.2:4647, "
+            "its heartbeat_ttl is 0s and its last_heartbeat 3.1s ago. "
             "Expected: heartbeats to a server. "
             "Next step: read `journalctl -u nomad` on this host and check that port 4647 of the servers is open to it.",
             ("ok", None, "192.0.2.1:4647", 86400, ["192.0.2.1:4647", "192.0.2.2:4647"]),
@@ -510,7 +519,8 @@ def test_an_agent_that_hangs_does_not_hang_the_module(
         (
             "client",
             {SELF: [(200, own("", "9s"))]},
-            "no heartbeats in 3 s, at last the client knows no servers and its heartbeat_ttl is 9s. "
+            "no heartbeats in 3 s, at last the client knows no servers, its heartbeat_ttl is 9s and its "
+            "last_heartbeat 3.1s ago. "
             "Expected: heartbeats to a server. "
             "Next step: read `journalctl -u nomad` on this host and check that port 4647 of the servers is open to it.",
             ("ok", None, "192.0.2.1:4647", 86400, []),
