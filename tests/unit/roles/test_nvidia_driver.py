@@ -120,6 +120,7 @@ def test_stream_that_rhel_9_is_on(state: str | None, stream: str, is_new: bool) 
     given = {"__nvidia_driver_stream_file": file, "platform": "RedHat: RedHat 9.4"}
     assert value("__nvidia_driver_stream_now", **given) == stream
     assert value("__nvidia_driver_branch_is_new", **given) is is_new
+    assert value("__nvidia_driver_branch_is_other", **given) is bool(stream and is_new)
 
 
 def test_locks_that_rhel_10_has() -> None:
@@ -130,6 +131,9 @@ def test_locks_that_rhel_10_has() -> None:
     assert value("__nvidia_driver_locks_of_others", **given) == ["nvidia-driver-3:570.195.03-1.el10.*"]
     assert value("__nvidia_driver_branch_is_new", **given) is False
     assert value("__nvidia_driver_branch_is_new", nvidia_driver_branch="590", **given) is True
+    assert value("__nvidia_driver_branch_is_other", **given) is True
+    given["__nvidia_driver_locks"] = {"stdout_lines": LOCKS.splitlines()[:2]}
+    assert value("__nvidia_driver_branch_is_other", **given) is False
 
 
 @pytest.mark.parametrize(
