@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -63,10 +64,18 @@ class Product:
         return [GO / self.folder, TOOLCHAIN, BUILDER_SUITE, BUILDER_PACKAGES, repr(self)]
 
 
+def pinned(folder: str, module: str) -> str:
+    """Return the version of a module that the go.mod of a folder asks for."""
+    (found,) = re.findall(
+        rf"{re.escape(module)} v([0-9.]+)$", (GO / folder / "go.mod").read_text("ascii"), re.MULTILINE
+    )
+    return str(found)
+
+
 NOMAD = Product(
     name="nomad",
     folder="nomad",
-    version="1.11.3",
+    version=pinned("nomad", "github.com/hashicorp/nomad"),
     packages=("github.com/hashicorp/nomad",),
     ldflags="-s -w",
     output="nomad",
@@ -92,8 +101,9 @@ NVIDIA_PLUGIN = Product(
 )
 
 
-def container_toolkit_of(version: str, folder: str) -> Product:
-    """Return NVIDIA's container toolkit in one version."""
+def container_toolkit_of(folder: str) -> Product:
+    """Return NVIDIA's container toolkit in the version of one folder."""
+    version = pinned(folder, TOOLKIT)
     programs = ("nvidia-cdi-hook", "nvidia-container-runtime", "nvidia-container-runtime-hook", "nvidia-ctk")
     return Product(
         name="nvidia-container-toolkit",
@@ -106,10 +116,7 @@ def container_toolkit_of(version: str, folder: str) -> Product:
     )
 
 
-CONTAINER_TOOLKITS = (
-    container_toolkit_of("1.20.0", "container-toolkit-older"),
-    container_toolkit_of("1.20.1", "container-toolkit"),
-)
+CONTAINER_TOOLKITS = (container_toolkit_of("container-toolkit-older"), container_toolkit_of("container-toolkit"))
 PRODUCTS = (NOMAD, NVIDIA_PLUGIN, *CONTAINER_TOOLKITS)
 
 

@@ -13,11 +13,11 @@ import yaml
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, trust_as_template
 from ansible_collections.gpufarm.core.tests.unit.plugins.modules import release_helper as helper
+from ansible_collections.gpufarm.core.tests.unit.roles import role_helper
 
 from tests.simulator.mirror.serve import badly_signed
 
-TASKS = Path(__file__).resolve().parents[3] / "roles/_common/tasks"
-VARIABLES = TASKS.parent / "vars/main.yml"
+TASKS = role_helper.ROLES / "_common/tasks"
 PACKAGES = (
     b"Package: scenario\nVersion: 1.0\nArchitecture: all\nFilename: ./scenario.deb\nSize: 1\nSHA256: " + b"a" * 64
 )
@@ -61,12 +61,7 @@ def server(gpg: helper.Gpg, signer: str) -> Iterator[helper.Server]:
 def rendered(task: str, repository: dict[str, Any]) -> str:
     """What one of the tasks writes."""
     tasks = {each["name"].split(" {{")[0]: each for each in yaml.safe_load((TASKS / "apt_repository.yml").read_text())}
-    variables = {
-        name: trust_as_template(text)
-        for name, text in yaml.safe_load(VARIABLES.read_text()).items()
-        if name.startswith("_common_repository_") and isinstance(text, str)
-    }
-    templar = Templar(loader=DataLoader(), variables={**variables, "common_repository": repository})
+    templar = Templar(DataLoader(), variables={**role_helper.variables("_common"), "common_repository": repository})
     return str(templar.template(trust_as_template(tasks[task]["ansible.builtin.copy"]["content"])))
 
 
@@ -83,13 +78,11 @@ def rendered(task: str, repository: dict[str, Any]) -> str:
     ],
 )  # fmt: skip
 def test_what_is_missing(lines: list[str], missing: list[str]) -> None:
-    variables = DataLoader().load_from_file(str(VARIABLES), trusted_as_template=True)
     given = {
         "common_repository": {"packages": ["driver=570.*", "module=570.*", "tool"]},
         "_common_repository_installed": {"stdout_lines": lines},
     }
-    templar = Templar(loader=DataLoader(), variables={**variables, **given})
-    assert templar.template(variables["_common_repository_missing"]) == missing
+    assert role_helper.value("_common_repository_missing", {**role_helper.variables("_common"), **given}) == missing
 
 
 @pytest.mark.parametrize(
@@ -105,16 +98,17 @@ def test_what_is_missing(lines: list[str], missing: list[str]) -> None:
     ],
 )
 def test_what_needs_no_list(entry: bool, packages: dict[str, Any], installed: list[str], complete: bool) -> None:
-    variables = DataLoader().load_from_file(str(VARIABLES), trusted_as_template=True)
     given = {
-        "ansible_facts": {"os_family": "Debian"},
         "common_repository": {"packages": ["tool"]},
         "_common_repository_entry": {"changed": entry},
         "_common_repository_packages": packages,
         "_common_repository_installed": {"stdout_lines": installed},
     }
-    templar = Templar(loader=DataLoader(), variables={**variables, **given})
-    assert templar.template(variables["_common_repository_complete"]) is complete
+    known = role_helper.variables("_common")
+    assert role_helper.value("_common_repository_complete", {**known, **given}) is complete
+    # dnf's tasks do not list what is installed.
+    del given["_common_repository_installed"]
+    assert role_helper.value("_common_repository_complete", {**known, **given}) is False
 
 
 class Apt:

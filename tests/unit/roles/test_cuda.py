@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
-from ansible.parsing.dataloader import DataLoader
-from ansible.template import Templar
+from ansible_collections.gpufarm.core.tests.unit.roles import role_helper
 
-VARS = Path(__file__).resolve().parents[3] / "roles/cuda/vars/main.yml"
 APT = """\
 cuda-toolkit-13-0
 cuda-toolkit-12-8-config-common
@@ -27,9 +22,8 @@ cuda-toolkit-13-0.x86_64                  13.0.2-1      nvidia-cuda
 
 @pytest.mark.parametrize(("said", "found"), [(APT, ["12.8", "13.0"]), (DNF, ["12.8", "13.0"]), ("", []), (None, [])])
 def test_versions_of_the_repository(said: str | None, found: list[str]) -> None:
-    variables: dict[str, Any] = DataLoader().load_from_file(str(VARS), trusted_as_template=True)
-    variables["__cuda_packages"] = {"stdout": said}
-    assert Templar(DataLoader(), variables=variables).template(variables["__cuda_versions"]) == found
+    known = {**role_helper.variables("cuda"), "__cuda_packages": {"stdout": said}}
+    assert role_helper.value("__cuda_versions", known) == found
 
 
 @pytest.mark.parametrize(
@@ -42,7 +36,6 @@ def test_versions_of_the_repository(said: str | None, found: list[str]) -> None:
     ],
 )
 def test_what_is_refused(version: str, refusal: str, told: str) -> None:
-    variables: dict[str, Any] = DataLoader().load_from_file(str(VARS), trusted_as_template=True)
-    variables.update(cuda_version=version, __nvidia_repository_refusal=refusal)
-    found = Templar(DataLoader(), variables=variables).template(variables["__cuda_refusal"])
+    given = {"cuda_version": version, "__nvidia_repository_refusal": refusal}
+    found = role_helper.value("__cuda_refusal", {**role_helper.variables("cuda"), **given})
     assert found.startswith(told) and bool(found) is bool(told)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from ansible.parsing.dataloader import DataLoader
-from ansible.template import Templar
+from ansible_collections.gpufarm.core.tests.unit.roles import role_helper
 
 ROLE = Path(__file__).resolve().parents[3] / "roles/nvidia_driver"
 LOCKS = """\
@@ -19,35 +19,10 @@ bash-0:5.2.26-4.el10.*"""
 
 
 def value(name: str, **given: Any) -> Any:
-    loader = DataLoader()
-    files = [
-        loader.load_from_file(str(ROLE / part / "main.yml"), trusted_as_template=True) for part in ("defaults", "vars")
-    ]
-    facts = {"distribution": "Debian", "distribution_major_version": "13", "kernel": "6.12.57+deb13-amd64"}
+    facts = role_helper.facts(given.pop("platform", "Debian: Debian 13.1"), kernel="6.12.57+deb13-amd64")
     facts.update(given.pop("facts", {}))
-    variables = {**files[0], **files[1], "ansible_facts": facts, "_common_is_wsl": False, **given}
-    return Templar(loader, variables=variables).template(variables[name])
-
-
-@pytest.mark.parametrize(
-    ("managed", "wsl", "version", "refusal", "told"),
-    [
-        (True, False, "13", "", ""),
-        (True, False, "13", "the distribution is Linux Mint.", "the distribution is Linux Mint. Next step: install"),
-        (False, False, "13", "the distribution is Linux Mint.", ""),
-        (True, True, "13", "the distribution is Linux Mint.", ""),
-        (True, False, "8", "", "the distribution is Rocky 8. Expected: 9 or newer"),
-    ],
-)
-def test_what_is_refused(managed: bool, wsl: bool, version: str, refusal: str, told: str) -> None:
-    facts = {"os_family": "Debian"}
-    if version == "8":
-        facts = {"os_family": "RedHat", "distribution": "Rocky", "distribution_major_version": version}
-    found = value(
-        "__nvidia_driver_refusal", nvidia_driver_managed=managed, _common_is_wsl=wsl,
-        __nvidia_repository_refusal=refusal, facts=facts, ansible_version={"full": "2.19.9"},
-    )  # fmt: skip
-    assert found.startswith(told) and bool(found) is bool(told)
+    known = {**role_helper.variables("_common", "nvidia_driver"), "ansible_facts": facts, "_common_is_wsl": False}
+    return role_helper.value(name, {**known, **given})
 
 
 def test_packages_are_asked_for_by_branch() -> None:
@@ -92,24 +67,6 @@ def test_what_pins_other_branches() -> None:
     ]
     given = {"nvidia_driver_branch": "580", "_common_repository_installed": {"stdout_lines": lines}}
     assert value("__nvidia_driver_pinnings_of_others", **given) == ["nvidia-driver-pinning-570"]
-
-
-@pytest.mark.parametrize(
-    ("kernel", "more"),
-    [
-        ("6.12.57+deb13-amd64", ["linux-headers-amd64"]),
-        ("6.1.0-40-cloud-amd64", ["linux-headers-cloud-amd64"]),
-        ("6.1.0-40-rt-arm64", ["linux-headers-rt-arm64"]),
-        ("6.9.0-mine", []),
-    ],
-)
-def test_headers_of_the_next_kernel_come_on_debian(kernel: str, more: list[str]) -> None:
-    assert value("__nvidia_driver_headers", facts={"kernel": kernel}) == [f"linux-headers-{kernel}", *more]
-
-
-def test_other_distributions_get_the_headers_of_the_running_kernel() -> None:
-    facts = {"distribution": "Ubuntu", "kernel": "6.8.0-1-generic"}
-    assert value("__nvidia_driver_headers", facts=facts) == ["linux-headers-6.8.0-1-generic"]
 
 
 @pytest.mark.parametrize("answer", [True, "true", "yes"])
@@ -160,19 +117,23 @@ def test_next_step_where_the_system_keeps_the_gpu_away(platform: str, step: str)
 )
 def test_stream_that_rhel_9_is_on(state: str | None, stream: str, is_new: bool) -> None:
     file = {"failed": False} if state is None else {"content": base64.b64encode(state.encode()).decode()}
-    given = {"__nvidia_driver_stream_file": file, "facts": {"distribution_major_version": "9"}}
+    given = {"__nvidia_driver_stream_file": file, "platform": "RedHat: RedHat 9.4"}
     assert value("__nvidia_driver_stream_now", **given) == stream
     assert value("__nvidia_driver_branch_is_new", **given) is is_new
+    assert value("__nvidia_driver_branch_is_other", **given) is bool(stream and is_new)
 
 
 def test_locks_that_rhel_10_has() -> None:
     given = {
         "__nvidia_driver_locks": {"stdout_lines": LOCKS.splitlines()},
-        "facts": {"distribution_major_version": "10"},
+        "platform": "RedHat: RedHat 10.0",
     }
     assert value("__nvidia_driver_locks_of_others", **given) == ["nvidia-driver-3:570.195.03-1.el10.*"]
     assert value("__nvidia_driver_branch_is_new", **given) is False
     assert value("__nvidia_driver_branch_is_new", nvidia_driver_branch="590", **given) is True
+    assert value("__nvidia_driver_branch_is_other", **given) is True
+    given["__nvidia_driver_locks"] = {"stdout_lines": LOCKS.splitlines()[:2]}
+    assert value("__nvidia_driver_branch_is_other", **given) is False
 
 
 @pytest.mark.parametrize(

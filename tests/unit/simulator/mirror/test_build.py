@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.simulator import cache
 from tests.simulator.mirror import build
@@ -50,10 +51,11 @@ def test_products_are_pinned(product: build.Product) -> None:
     assert f"{product.module} {found[1]} h1:" in sums
 
 
-def test_versions_are_those_of_the_modules() -> None:
-    for product in (build.NOMAD, *build.CONTAINER_TOOLKITS):
-        module = (build.GO / product.folder / "go.mod").read_text("ascii")
-        assert f"{product.module} v{product.version}\n" in module
+def test_versions_are_those_that_the_roles_install() -> None:
+    for product in (build.NOMAD, build.NVIDIA_PLUGIN, build.CONTAINER_TOOLKITS[-1]):
+        role = product.name.removeprefix("nvidia-").replace("-", "_")
+        defaults = yaml.safe_load((cache.ROOT / "roles" / role / "defaults/main.yml").read_text("utf-8"))
+        assert product.version == defaults[f"{role}_version"]
     for product in build.CONTAINER_TOOLKITS:
         assert f"internal/info.version={product.version}" in product.ldflags
     assert len({product.version for product in build.CONTAINER_TOOLKITS}) == 2
