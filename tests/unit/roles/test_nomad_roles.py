@@ -173,6 +173,13 @@ def valued(name: str, **given: Any) -> Any:
     return Templar(loader, variables={**variables, **given}).template(trust_as_template("{{ " + name + " }}"))
 
 
+def test_files_that_an_agent_reads_when_it_starts() -> None:
+    assert valued("__nomad_files", nomad_plugin_dir="/p", nomad_config_dir="/etc/nomad.d")[1:] == [
+        "/p/nomad-device-nvidia", "/etc/systemd/system/nomad.service", "/etc/nomad.d/nomad.hcl",
+        "/etc/nomad.d/server.hcl", "/etc/nomad.d/client.hcl", "/etc/nomad.d/device_nvidia.hcl",
+    ]  # fmt: skip
+
+
 GPUS = [{"uuid": "GPU-1"}, {"uuid": "GPU-2"}]
 FACTS = {"nvidia_smi": {"available": True, "driver_version": "580.1", "gpus": GPUS}}
 KNOWN = {
