@@ -26,7 +26,7 @@ class DamagedListError(ValueError):
     """A list of distributions that cannot be read to its end; the message holds the line."""
 
 
-def _is_utf16(raw: bytes) -> bool:
+def is_utf16(raw: bytes) -> bool:
     """Told by NUL bytes: of a list about half; in a Chinese message perhaps only those of its line ends."""
     return raw.count(0) * 5 > len(raw) or (0 < raw.count(b"\n\0") == raw.count(b"\n"))
 
@@ -37,7 +37,7 @@ def decode(raw: bytes) -> str:
     A byte order mark is rare and tells nothing that the NUL bytes do not. What is neither UTF-16 nor UTF-8 comes from a
     console's code page: its letters do not matter, its ASCII does.
     """
-    if _is_utf16(raw):
+    if is_utf16(raw):
         text = raw.decode("utf-16-le" if raw[1::2].count(0) >= raw[::2].count(0) else "utf-16-be")
     else:
         text = raw.decode("utf-8", errors="replace")
