@@ -14,7 +14,8 @@ description:
   - Runs commands in a WSL distribution from inside a distribution of the same Windows machine and user, through WSL's
     interop and C(wsl.exe), without SSH.
   - Files travel through standard input and output, binary safe and of any size.
-  - For distributions of another Windows machine there is P(community.general.wsl#connection).
+  - For distributions of another Windows machine there is P(community.general.wsl#connection). The inventory plugin
+    P(gpufarm.core.wsl#inventory) fills in the variables of both.
 extends_documentation_fragment:
   - connection_pipelining
 options:
@@ -102,7 +103,6 @@ from ansible_collections.gpufarm.core.plugins.module_utils import wsl
 
 display = Display()
 
-PLACES = ("/mnt/c/Windows/System32/wsl.exe", "/mnt/c/Program Files/WSL/wsl.exe")
 # CreateProcessW takes no more, the program's name included.
 LONGEST_COMMAND_LINE = 32_766
 # wsl.exe ends with -1 for an error of its own; Linux keeps the last byte.
@@ -145,7 +145,7 @@ class Connection(ConnectionBase):  # type: ignore[misc] # ansible-core has no ty
 
     def _find(self) -> str:
         named = self.get_option("wsl_exe")
-        for place in [named] if named else [shutil.which("wsl.exe"), *PLACES]:
+        for place in [named] if named else [shutil.which("wsl.exe"), *wsl.PLACES]:
             if place and Path(place).is_file():
                 return str(place)
         raise AnsibleConnectionFailure(

@@ -12,6 +12,9 @@ from typing import Any
 # wsl.exe refuses other names when a distribution is registered, and reads its own options by blanks alone: a name or a
 # user that needs quotes cannot be given to it (ParseArgument in src/windows/common/helpers.cpp).
 NAME = re.compile(r"[a-zA-Z0-9._-]+")
+# Where a distribution finds wsl.exe if Windows' folders are not on its PATH. The second is needed where no user is
+# logged on (WSL#9231).
+PLACES = ("/mnt/c/Windows/System32/wsl.exe", "/mnt/c/Program Files/WSL/wsl.exe")
 STATES = ("Stopped", "Running", "Installing", "Uninstalling", "Converting", "Exporting")
 
 _ROW = re.compile(r"([* ]) ([a-zA-Z0-9._-]+) +(\S+(?: \S+)*) +([0-9]{1,3})[ \t]*")

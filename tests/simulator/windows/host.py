@@ -59,6 +59,13 @@ class Machine:
     # The value DefaultShell of HKLM\\SOFTWARE\\OpenSSH; OpenSSH takes cmd.exe where there is none.
     default_shell: str | None = None
     installed: bool = True
+    has_program_files: bool = True
+    has_powershell: bool = True
+    openssh: bool = True
+    # The code page of consoles is 65001, so .NET begins a program's input with a byte order mark.
+    console_utf8: bool = False
+    # What a profile prints before an answer.
+    banner: str = ""
 
 
 class Windows:

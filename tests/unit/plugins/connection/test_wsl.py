@@ -18,6 +18,7 @@ import yaml
 from ansible.errors import AnsibleConnectionFailure, AnsibleError, AnsibleFileNotFound
 from ansible.playbook.play_context import PlayContext
 from ansible_collections.gpufarm.core.plugins.connection import wsl
+from ansible_collections.gpufarm.core.plugins.module_utils import wsl as module_utils
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -290,10 +291,10 @@ def test_wsl_exe_is_the_first_of_path_then_where_windows_has_it(
     monkeypatch.setenv("PATH", str(windows.mounted(PROGRAM_FILES).parent), prepend=os.pathsep)
     connect(windows, {"wsl_exe": None}).exec_command("true")
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    monkeypatch.setattr(wsl, "PLACES", (str(tmp_path / "nowhere"), str(windows.mounted(SYSTEM32))))
+    monkeypatch.setattr(module_utils, "PLACES", (str(tmp_path / "nowhere"), str(windows.mounted(SYSTEM32))))
     connect(windows, {"wsl_exe": None}).exec_command("true")
     assert [program for program, _line in windows.calls()] == [PROGRAM_FILES, SYSTEM32]
-    monkeypatch.setattr(wsl, "PLACES", ())
+    monkeypatch.setattr(module_utils, "PLACES", ())
     with pytest.raises(
         AnsibleConnectionFailure, match=r"wsl.exe was not found .neither on PATH nor below /mnt/c.. Exp"
     ):
