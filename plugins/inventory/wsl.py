@@ -203,7 +203,6 @@ from typing import Any
 
 from ansible.errors import AnsibleParserError
 from ansible.plugins.inventory import BaseInventoryPlugin, Cacheable, Constructable
-from ansible.utils.unsafe_proxy import wrap_var
 from ansible_collections.gpufarm.core.plugins.plugin_utils import wsl
 
 NUMBERS = ("port", "distribution_ssh_port")
@@ -428,9 +427,7 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
         self._set(name, variables)
 
     def _add_distribution(self, host: wsl.Host, answer: Mapping[str, Any], distribution: Mapping[str, Any]) -> None:
-        variables = wrap_var(
-            distribution_variables(host, distribution) | connection_variables(host, answer, distribution)
-        )
+        variables = distribution_variables(host, distribution) | connection_variables(host, answer, distribution)
         if not self._wanted(variables):
             return
         name = f"{host.name}-{distribution['name']}"
@@ -466,16 +463,16 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
         return True
 
     def _new_host(self, name: str, group: str) -> str:
-        plain = str(wrap_var(name))
-        if plain in self._ours:
-            raise AnsibleParserError(f"Two hosts are named {plain}. Next step: give another hostname, or other names.")
-        self._ours.add(plain)
-        self.inventory.add_host(plain, group=group)
-        return plain
+        if name in self._ours:
+            raise AnsibleParserError(f"Two hosts are named {name}. Next step: give another hostname, or other names.")
+        self._ours.add(name)
+        self.inventory.add_host(name, group=group)
+        return name
 
     def _set(self, name: str, variables: Mapping[str, Any]) -> None:
+        # None of these is a template: what machines say was never trusted, and str() takes it from a configuration.
         for key, value in variables.items():
-            self.inventory.set_variable(name, key, wrap_var(value))
+            self.inventory.set_variable(name, key, value)
 
 
 def fingerprint(host: wsl.Host, question: wsl.Question) -> str:

@@ -131,6 +131,11 @@ def test_commands_run_at_home_under_the_shell_that_was_asked_for(windows: Window
     assert connection.exec_command("echo $BASH")[1] == b"/bin/bash\n"
 
 
+def test_a_command_is_no_pattern_of_file_names(windows: Windows, tmp_path: Path) -> None:
+    (tmp_path / "home of me" / "echo one").touch()
+    assert connect(windows).exec_command("echo *")[1] == b"echo one\n"
+
+
 def test_standard_input_belongs_to_the_command(windows: Windows) -> None:
     data = random.Random(1).randbytes(300_000)  # noqa: S311 # no secret
     assert connect(windows).exec_command("cat", in_data=data) == (0, data, b"")

@@ -335,6 +335,15 @@ def test_a_cached_second_run_asks_nobody(here: Windows, tmp_path: Path) -> None:
     assert len(here.calls()) == asked + 4
 
 
+def test_a_password_is_no_part_of_what_a_cache_goes_by() -> None:
+    question = asking.Question()
+    first, second, other = (
+        wsl.fingerprint(wsl.host_of({"name": name, "password": password, "psrp": {"secret": password}}), question)
+        for name, password in (("a", "x"), ("a", "y"), ("b", "x"))
+    )
+    assert first == second != other
+
+
 def test_what_failed_is_not_cached(here: Windows, tmp_path: Path) -> None:
     other = Windows.create(tmp_path / "other", dataclasses.replace(here.machine, installed=True))
     program = other.mounted(SYSTEM32)

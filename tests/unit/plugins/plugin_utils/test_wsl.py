@@ -111,6 +111,12 @@ def test_all_are_started_on_request_but_for_appliances(windows: Windows, ask: An
 
 
 @WAYS
+def test_what_runs_without_an_answer_runs(windows: Windows, ask: Any) -> None:
+    answer = ask(windows, dataclasses.replace(QUESTION, details="all"))
+    assert states(answer)["docker-desktop"] == ("Running", True, False)
+
+
+@WAYS
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_a_machine_without_a_distribution(windows: Windows, ask: Any, language: str) -> None:
     with windows.changed() as changed:
@@ -270,6 +276,26 @@ def test_a_distribution_that_can_tell_little(windows: Windows, root: Path) -> No
     assert (odd["release"], odd["release_id"], odd["systemd"], odd["ip"], odd["gpus"]) == (
         "", "", False, "172.28.112.9", [],
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("shell", ["/bin/sh", "/bin/bash"])
+def test_what_it_asks_reads_none_of_the_questions(tmp_path: Path, shell: str) -> None:
+    # dash has read the rest by then, bash reads a line at a time.
+    (tmp_path / "ip").write_text("#!/bin/sh\ncat\necho nonsense >&2\n", encoding="utf-8")
+    (tmp_path / "ip").chmod(0o755)
+    done = subprocess.run(
+        [shell], input=wsl.PROBE.encode(), capture_output=True, check=True, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    )
+    assert wsl.parse_probe(done.stdout)["kernel"]
+    assert done.stderr == b""
+
+
+def test_a_distribution_that_does_not_answer_in_time() -> None:
+    table = "  NAME    STATE           VERSION\n* a       Running         2\n"
+    answer = wsl.Answer(
+        "wsl.exe", wsl.Output(0, b"a\n"), wsl.Output(0, table.encode()), {"a": wsl.Output(None, b"@@release\n")}
+    )
+    assert wsl.read(answer, QUESTION)["distributions"][0]["error"] == "it did not answer in time"
 
 
 def test_what_steers_a_terminal_is_cut_out() -> None:
