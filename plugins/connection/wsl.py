@@ -93,7 +93,7 @@ import shutil
 import subprocess
 import time
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from ansible.errors import AnsibleConnectionFailure, AnsibleError, AnsibleFileNotFound
 from ansible.module_utils.common.text.converters import to_bytes, to_text
@@ -231,29 +231,29 @@ class Connection(ConnectionBase):  # type: ignore[misc] # ansible-core has no ty
 
     def _become(self, process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
         """Answer a password prompt; return what was printed until privilege escalation had succeeded."""
-        assert process.stdin and process.stdout and process.stderr
+        stdin, stdout, stderr = (cast("IO[bytes]", each) for each in (process.stdin, process.stdout, process.stderr))
         until = time.monotonic() + self.get_option("become_timeout")
-        seen: dict[IO[bytes], bytes] = {process.stdout: b"", process.stderr: b""}
+        seen: dict[IO[bytes], bytes] = {stdout: b"", stderr: b""}
         answered = False
         with selectors.DefaultSelector() as selector:
             for stream in seen:
                 os.set_blocking(stream.fileno(), False)
                 selector.register(stream, selectors.EVENT_READ)
-            while not self.become.check_success(seen[process.stdout]):
+            while not self.become.check_success(seen[stdout]):
                 if not answered and any(self.become.check_password_prompt(text) for text in seen.values()):
-                    process.stdin.write(to_bytes(self.become.get_option("become_pass") or "") + b"\n")
-                    process.stdin.flush()
+                    stdin.write(to_bytes(self.become.get_option("become_pass") or "") + b"\n")
+                    stdin.flush()
                     answered = True
                 ready = selector.select(max(0.0, until - time.monotonic())) if selector.get_map() else []
                 if not ready:
                     process.kill()
-                    self._refuse_own_error(process.wait(), seen[process.stdout])
+                    self._refuse_own_error(process.wait(), seen[stdout])
                     raise AnsibleError(
                         f"{self._name}: privilege escalation did not succeed{self._said(b' '.join(seen.values()))}. "
                         "Next step: set ansible_become_password, or let the user become without one."
                     )
                 for key, _events in ready:
-                    stream = process.stdout if key.fileobj is process.stdout else process.stderr
+                    stream = stdout if key.fileobj is stdout else stderr
                     chunk = stream.read()
                     if chunk:
                         seen[stream] += chunk
@@ -261,9 +261,7 @@ class Connection(ConnectionBase):  # type: ignore[misc] # ansible-core has no ty
                         selector.unregister(stream)
         for stream in seen:
             os.set_blocking(stream.fileno(), True)
-        return self.become.strip_become_success(seen[process.stdout]), self.become.strip_become_prompt(
-            seen[process.stderr]
-        )
+        return self.become.strip_become_success(seen[stdout]), self.become.strip_become_prompt(seen[stderr])
 
     def put_file(self, in_path: str, out_path: str) -> None:
         super().put_file(in_path, out_path)
