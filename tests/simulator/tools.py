@@ -15,6 +15,7 @@ KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 PACKAGES = {
     "/usr/include/stdio.h": "libc6-dev",
     "/usr/include/yaml.h": "libyaml-dev",
+    "/usr/sbin/sshd": "openssh-server",
     KEYRING: "debian-archive-keyring",
     "apt-ftparchive": "apt-utils",
     "dockerd": "docker.io",
@@ -26,18 +27,21 @@ PACKAGES = {
     "make": "make",
     "mmdebstrap": "mmdebstrap",
     "openssl": "openssl",
+    "ssh": "openssh-client",
     "unshare": "util-linux",
 }
 # What unit tests run or build with; without one of them they skip.
 FOR_TESTS = (
     "/usr/include/stdio.h",
     "/usr/include/yaml.h",
+    "/usr/sbin/sshd",
     "gcc",
     "gpg",
     "gpgconf",
     "gpgv",
     "make",
     "openssl",
+    "ssh",
     "unshare",
 )
 ONE_AT_A_TIME = threading.Lock()

@@ -20,6 +20,7 @@ RUN_BY = {
     r"ansible-playbook -i my-lab\.yml gpufarm\.core\.(site|verify|health|report)": FARM,
     r"export NOMAD_ADDR=http://192\.0\.2\.10:4646": FARM,
     r"cd ~/\.ansible/collections/ansible_collections/gpufarm/core": FARM,
+    r"ansible-inventory -i examples/inventories/lab\.wsl\.yml --graph": "tests/unit/plugins/inventory/test_wsl.py",
     r"nomad job run examples/jobs/gpu-docker\.nomad\.hcl": FARM,
     r"\.venv/bin/molecule (test|converge) -s common": SCENARIOS,
     r"export GPUFARM_CORE=\$PWD": SCENARIOS,

@@ -1,0 +1,322 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: wsl
+short_description: Run tasks in another WSL distribution of the same Windows machine
+version_added: 1.0.0
+author:
+  - gpufarm contributors (@gpufarm)
+description:
+  - Runs commands in a WSL distribution from inside a distribution of the same Windows machine and user, through WSL's
+    interop and C(wsl.exe), without SSH.
+  - Files travel through standard input and output, binary safe and of any size.
+  - For distributions of another Windows machine there is P(community.general.wsl#connection). The inventory plugin
+    P(gpufarm.core.wsl#inventory) fills in the variables of both.
+extends_documentation_fragment:
+  - connection_pipelining
+options:
+  distribution:
+    description: Name of the distribution, as C(wsl.exe --list) prints it.
+    type: str
+    default: inventory_hostname
+    vars:
+      - name: inventory_hostname
+      - name: wsl_distribution
+      - name: ansible_wsl_distribution
+  remote_user:
+    description:
+      - User in the distribution.
+      - If not set, it is the distribution's default user.
+    type: str
+    vars:
+      - name: ansible_user
+      - name: ansible_wsl_user
+    ini:
+      - section: defaults
+        key: remote_user
+    env:
+      - name: ANSIBLE_REMOTE_USER
+    cli:
+      - name: user
+    keyword:
+      - name: remote_user
+  wsl_exe:
+    description:
+      - Path of C(wsl.exe) as this distribution sees it.
+      - If not set, it is the first on E(PATH), else where Windows and WSL's own package have it below C(/mnt/c).
+    type: str
+    vars:
+      - name: ansible_wsl_exe
+  start:
+    description:
+      - Whether a command may start a distribution that is stopped, as C(wsl.exe) does by itself.
+      - If V(false), each connection first asks which distributions run, at the cost of one more start of C(wsl.exe).
+    type: bool
+    default: true
+    vars:
+      - name: ansible_wsl_start
+  become_timeout:
+    description: Seconds to wait for the password prompt, or the success, of privilege escalation.
+    type: int
+    default: 10
+    vars:
+      - name: ansible_wsl_become_timeout
+notes:
+  - Each command costs one start of C(wsl.exe), as does each file.
+  - A command of more than about 24,000 bytes is refused, because Windows takes no command line of more than 32,766
+    characters. Modules do not count, for they come as files or, with pipelining, through standard input.
+  - The distribution needs C(/bin/sh), C(cat), C(wc) and C(base64).
+"""
+
+EXAMPLES = r"""
+# An inventory
+all:
+  vars:
+    ansible_connection: gpufarm.core.wsl
+  hosts:
+    Debian:
+    build:
+      wsl_distribution: Ubuntu-24.04
+      ansible_user: root
+"""
+
+import base64
+import errno
+import os
+import selectors
+import shlex
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import IO, Any, cast
+
+from ansible.errors import AnsibleConnectionFailure, AnsibleError, AnsibleFileNotFound
+from ansible.module_utils.common.text.converters import to_bytes, to_text
+from ansible.plugins.connection import ConnectionBase
+from ansible.utils.display import Display
+from ansible_collections.gpufarm.core.plugins.module_utils import wsl
+
+display = Display()
+
+# CreateProcessW takes no more, the program's name included.
+LONGEST_COMMAND_LINE = 32_766
+# wsl.exe ends with -1 for an error of its own; Linux keeps the last byte.
+OWN_ERROR = 255
+
+
+class Connection(ConnectionBase):  # type: ignore[misc] # ansible-core has no types
+    """Commands in a distribution, through wsl.exe."""
+
+    transport = "gpufarm.core.wsl"
+    has_pipelining = True
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._connected = False
+        self._exe = ""
+
+    def _connect(self) -> Connection:
+        if not self._connected:
+            self._exe = self._find()
+            if not wsl.NAME.fullmatch(self._name):
+                raise AnsibleConnectionFailure(
+                    f"{self._name!r} cannot be the name of a WSL distribution. Expected: letters, digits, dots, "
+                    "underscores and dashes. Next step: set wsl_distribution to a name that `wsl.exe --list` prints."
+                )
+            user = self.get_option("remote_user")
+            if user and (user.startswith("-") or any(char in user for char in ' \t\r\n"')):
+                raise AnsibleConnectionFailure(
+                    f"{self._name}: {user!r} cannot be given to wsl.exe as a user. Next step: set ansible_user."
+                )
+            if not self.get_option("start"):
+                self._require_running()
+            display.vvv(f"ESTABLISH WSL CONNECTION FOR USER: {user or '(default)'}", host=self._name)
+            self._connected = True
+        return self
+
+    @property
+    def _name(self) -> str:
+        return str(self.get_option("distribution"))
+
+    def _find(self) -> str:
+        named = self.get_option("wsl_exe")
+        for place in [named] if named else [shutil.which("wsl.exe"), *wsl.PLACES]:
+            if place and Path(place).is_file():
+                return str(place)
+        raise AnsibleConnectionFailure(
+            f"{self._name}: wsl.exe was not found ({named or 'neither on PATH nor below /mnt/c'}). Expected: Ansible "
+            "runs in a WSL distribution of that Windows machine, with drive C mounted. Next step: set ansible_wsl_exe."
+        )
+
+    def _require_running(self) -> None:
+        with self._started(["--list", "--running", "--quiet"], stdin=subprocess.DEVNULL) as process:
+            stdout, stderr = process.communicate()
+        self._refuse_own_error(process.returncode, stdout)
+        if self._name not in wsl.parse_names(stdout):
+            raise AnsibleConnectionFailure(
+                f"{self._name}: the distribution does not run{self._said(stderr)}. Expected: it runs, for "
+                f"ansible_wsl_start is false. Next step: `wsl.exe -d {self._name}`, or ansible_wsl_start: true."
+            )
+
+    @staticmethod
+    def _said(raw: bytes) -> str:
+        text = wsl.readable(raw)
+        return f" ({text})" if text else ""
+
+    def _started(self, arguments: list[str], **streams: Any) -> subprocess.Popen[bytes]:
+        streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
+        try:
+            # A folder of Windows' own: of another one, wsl.exe would complain that the distribution does not have it.
+            return subprocess.Popen([self._exe, *arguments], cwd=Path(self._exe).parent, **streams)
+        except OSError as error:
+            if error.errno == errno.ENOEXEC:
+                raise AnsibleConnectionFailure(
+                    f"{self._name}: this distribution cannot run {self._exe}: interop with Windows is switched off. "
+                    "Expected: `[interop] enabled` is not false in /etc/wsl.conf, and /proc/sys/fs/binfmt_misc has "
+                    "WSLInterop. Next step: correct it, then `wsl.exe --terminate` this distribution from Windows."
+                ) from error
+            raise AnsibleConnectionFailure(f"{self._name}: {self._exe} cannot be started: {error}.") from error
+
+    def _arguments(self, command: str) -> list[str]:
+        """Options of wsl.exe for a command of a shell.
+
+        The command is wrapped so that what Windows' command line has to carry is letters, digits and blanks: neither
+        its quoting rules nor its code pages touch what a user has written, and standard input stays free.
+        """
+        shell = self._play_context.executable or "/bin/sh"
+        code = base64.b64encode(to_bytes(command, errors="surrogate_or_strict")).decode("ascii")
+        # IFS and -f keep the unquoted word whole; they end with this shell.
+        script = f"cd 2>/dev/null;set -f;IFS=;c=$(echo {code}|base64 -d)||exit 127;exec {shell} -c $c"
+        user = self.get_option("remote_user")
+        arguments = ["-d", self._name, *(["-u", user] if user else []), "--exec", "/bin/sh", "-c", script]
+        length = len(self._exe) + sum(len(argument) + 3 for argument in arguments)
+        if length > LONGEST_COMMAND_LINE:
+            raise AnsibleError(
+                f"{self._name}: the command has {len(command)} characters, which makes a Windows command line of "
+                f"{length}. Expected: at most {LONGEST_COMMAND_LINE}. Next step: put it into a file (copy, script)."
+            )
+        return arguments
+
+    def _refuse_own_error(self, code: int, stdout: bytes) -> None:
+        """Raise what wsl.exe itself has to say; it comes on standard output, in Windows' language."""
+        if code != OWN_ERROR:
+            return
+        found = wsl.error_code(stdout)
+        if not found and not wsl.is_utf16(stdout[:4096]):
+            return
+        user = self.get_option("remote_user")
+        next_step = {
+            "WSL_E_DISTRO_NOT_FOUND": "wsl.exe has no such distribution. Expected: one of this Windows user's, as "
+            "`wsl.exe --list` prints them. Next step: set wsl_distribution.",
+            "WSL_E_USER_NOT_FOUND": f"the distribution has no user {user!r}. Next step: set ansible_user.",
+        }.get(
+            (found or "").rpartition("/")[2],
+            f"the distribution does not start. Next step: `wsl.exe -d {self._name}` in a terminal of Windows.",
+        )
+        raise AnsibleConnectionFailure(f"{self._name}: {next_step} wsl.exe says: {wsl.readable(stdout)}")
+
+    def exec_command(self, cmd: str, in_data: bytes | None = None, sudoable: bool = True) -> tuple[int, bytes, bytes]:
+        super().exec_command(cmd, in_data=in_data, sudoable=sudoable)
+        display.vvv(f"EXEC {to_text(cmd)}", host=self._name)
+        with self._started(self._arguments(cmd)) as process:
+            before = self._become(process) if sudoable and self.become and self.become.expect_prompt() else (b"", b"")
+            stdout, stderr = process.communicate(in_data)
+        self._refuse_own_error(process.returncode, stdout)
+        return process.returncode, before[0] + stdout, before[1] + stderr
+
+    def _become(self, process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
+        """Answer a password prompt; return what was printed until privilege escalation had succeeded."""
+        stdin, stdout, stderr = (cast("IO[bytes]", each) for each in (process.stdin, process.stdout, process.stderr))
+        until = time.monotonic() + self.get_option("become_timeout")
+        seen: dict[IO[bytes], bytes] = {stdout: b"", stderr: b""}
+        answered = False
+        with selectors.DefaultSelector() as selector:
+            for stream in seen:
+                os.set_blocking(stream.fileno(), False)
+                selector.register(stream, selectors.EVENT_READ)
+            while not self.become.check_success(seen[stdout]):
+                if not answered and any(self.become.check_password_prompt(text) for text in seen.values()):
+                    stdin.write(to_bytes(self.become.get_option("become_pass") or "") + b"\n")
+                    stdin.flush()
+                    answered = True
+                ready = selector.select(max(0.0, until - time.monotonic())) if selector.get_map() else []
+                if not ready:
+                    process.kill()
+                    self._refuse_own_error(process.wait(), seen[stdout])
+                    raise AnsibleError(
+                        f"{self._name}: privilege escalation did not succeed{self._said(b' '.join(seen.values()))}. "
+                        "Next step: set ansible_become_password, or let the user become without one."
+                    )
+                for key, _events in ready:
+                    stream = stdout if key.fileobj is stdout else stderr
+                    chunk = stream.read()
+                    if chunk:
+                        seen[stream] += chunk
+                    elif chunk is not None:
+                        selector.unregister(stream)
+        for stream in seen:
+            os.set_blocking(stream.fileno(), True)
+        return self.become.strip_become_success(seen[stdout]), self.become.strip_become_prompt(seen[stderr])
+
+    def put_file(self, in_path: str, out_path: str) -> None:
+        super().put_file(in_path, out_path)
+        display.vvv(f"PUT {in_path} TO {out_path}", host=self._name)
+        target = shlex.quote(self._absolute(out_path))
+        try:
+            source = Path(to_text(in_path)).open("rb")  # noqa: SIM115 # closed below
+        except FileNotFoundError as error:
+            raise AnsibleFileNotFound(f"{self._name}: {in_path} is not there to be copied.") from error
+        with source:
+            size = os.fstat(source.fileno()).st_size
+            with self._started(self._arguments(f"cat >{target} && wc -c <{target}"), stdin=source) as process:
+                stdout, stderr = process.communicate()
+        self._refuse_own_error(process.returncode, stdout)
+        if process.returncode:
+            raise AnsibleError(f"{self._name}: {out_path} cannot be written: {wsl.readable(stderr or stdout)}")
+        if stdout.strip() != str(size).encode():
+            raise AnsibleError(
+                f"{self._name}: of the {size} bytes of {in_path}, {wsl.readable(stdout)} arrived in {out_path}. "
+                "Next step: look whether the distribution was terminated meanwhile, and run it again."
+            )
+
+    def fetch_file(self, in_path: str, out_path: str) -> None:
+        super().fetch_file(in_path, out_path)
+        display.vvv(f"FETCH {in_path} TO {out_path}", host=self._name)
+        source = shlex.quote(self._absolute(in_path))
+        target = Path(to_text(out_path))
+        with target.open("wb") as file:
+            # The size goes ahead on another stream, so that a file that ends too early is told from a short one.
+            with self._started(self._arguments(f"wc -c <{source} >&2 && cat {source}"), stdout=file) as process:
+                _nothing, stderr = process.communicate(b"")
+            arrived = os.fstat(file.fileno()).st_size
+        try:
+            if process.returncode:
+                with target.open("rb") as file:
+                    self._refuse_own_error(process.returncode, file.read(4096))
+                raise AnsibleError(f"{self._name}: {in_path} cannot be read: {wsl.readable(stderr)}")
+            size = (stderr.split() or [b"?"])[-1]
+            # A log may have grown meanwhile.
+            if not size.isdigit() or arrived < int(size):
+                raise AnsibleError(
+                    f"{self._name}: of the {wsl.readable(size)} bytes of {in_path}, {arrived} arrived. "
+                    "Next step: look whether the distribution was terminated meanwhile, and run it again."
+                )
+        except AnsibleError:
+            target.unlink(missing_ok=True)
+            raise
+
+    @staticmethod
+    def _absolute(path: str) -> str:
+        # A relative path that begins with a dash would be an option; home is where commands run.
+        return path if path.startswith(("/", "./")) else f"./{path}"
+
+    def reset(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._connected = False

@@ -1,0 +1,481 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: wsl
+short_description: WSL distributions of Windows machines
+version_added: 1.0.0
+author:
+  - gpufarm contributors (@gpufarm)
+description:
+  - Asks Windows machines for their WSL distributions, each in one connection and all at the same time.
+  - Windows machines are in the group C(wsl_hosts), distributions in the group C(wsl_instances), each with the variables
+    of its connection.
+  - A machine that does not answer is a warning; its host has C(wsl_reachable) V(false) and the reason in C(wsl_error).
+  - The configuration is a YAML file whose name ends in C(.wsl.yml) or C(.wsl.yaml).
+extends_documentation_fragment:
+  - constructed
+  - inventory_cache
+requirements:
+  - OpenSSH's client, for machines with O(windows_hosts[].connection=ssh)
+  - community.general 12.2.0 or newer and paramiko, to run tasks in distributions of these machines
+  - pypsrp, for machines with O(windows_hosts[].connection=psrp)
+options:
+  plugin:
+    description: The name of this plugin.
+    type: str
+    required: true
+    choices:
+      - gpufarm.core.wsl
+  windows_hosts:
+    description:
+      - The Windows machines.
+      - Of each the distributions of one user are found, because they belong to a user.
+      - Values may be templates, the names may not.
+    type: list
+    elements: dict
+    required: true
+    suboptions:
+      name:
+        description: Name of the machine in the inventory.
+        type: str
+        required: true
+      connection:
+        description:
+          - How the machine is asked.
+          - V(local) is the Windows below the distribution that Ansible runs in, through interop.
+          - V(ssh) is OpenSSH's own client, so its keys, agent, jump hosts and C(~/.ssh/config) count. It asks for no
+            password. The shell on the other side may be cmd or PowerShell.
+          - V(psrp) is PowerShell Remoting.
+        type: str
+        choices:
+          - local
+          - ssh
+          - psrp
+        default: ssh
+      address:
+        description: Address, or name in C(~/.ssh/config). If not set, it is the name.
+        type: str
+      port:
+        description: Port, if it is not the usual one.
+        type: int
+      user:
+        description: The Windows user who owns the distributions.
+        type: str
+      password:
+        description: Password of the user, for V(psrp).
+        type: str
+      private_key:
+        description: File with the private key, for V(ssh).
+        type: path
+      ssh_arguments:
+        description: More arguments for C(ssh), such as C(-J jump).
+        type: list
+        elements: str
+      psrp:
+        description: More arguments of pypsrp's C(WSMan), such as C(ssl), C(auth), C(cert_validation) or C(path).
+        type: dict
+      wsl_exe:
+        description:
+          - Path of C(wsl.exe). For V(local), it is that which this distribution sees.
+          - If not set, it is the first on E(PATH), else that of WSL's own package, which may be the only one that works
+            while nobody is logged on.
+        type: path
+      distribution_connection:
+        description:
+          - How tasks run in the distributions.
+          - V(wsl) is P(gpufarm.core.wsl#connection) for V(local), and P(community.general.wsl#connection) for V(ssh).
+          - V(ssh) is each distribution's own SSH server. The Windows machine is the jump host to its address, where
+            O(windows_hosts[].connection=ssh). With V(psrp) there is no other way than V(ssh), and the Windows machine's
+            own address has to lead there.
+        type: str
+        choices:
+          - wsl
+          - ssh
+        default: wsl
+      distribution_user:
+        description: User in the distributions. If not set, it is each one's default user.
+        type: str
+      distribution_ssh_port:
+        description: Port of the distributions' own SSH servers.
+        type: int
+        default: 22
+  details:
+    description:
+      - Which distributions are looked into for release, address, systemd, kernel and GPUs.
+      - V(running) starts none, V(all) starts those that are stopped.
+    type: str
+    choices:
+      - none
+      - running
+      - all
+    default: running
+  exclude_distributions:
+    description: Patterns of names that are left out; by default appliances that no task should run in.
+    type: list
+    elements: str
+    default:
+      - docker-desktop*
+      - podman-*
+      - rancher-desktop*
+  hostname:
+    description:
+      - Template of a distribution's name in the inventory, made of its variables.
+      - If not set, it is the name of the Windows machine, a dash and the name of the distribution.
+    type: str
+  filters:
+    description:
+      - Conditions on the variables of a distribution, in order. The first that is true decides.
+      - A distribution for which none is true is in the inventory.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      include:
+        description: Condition under which a distribution is in the inventory.
+        type: str
+      exclude:
+        description: Condition under which it is not.
+        type: str
+  workers:
+    description: How many machines are asked at the same time.
+    type: int
+    default: 100
+  timeout:
+    description: Seconds after which a machine counts as one that does not answer.
+    type: int
+    default: 30
+notes:
+  - O(compose), O(groups), O(keyed_groups) and O(filters) see the variables of distributions; Windows machines have none
+    of them.
+  - What a machine has answered is kept in the cache, what could not be asked is not.
+  - What comes from the machines, and the names of hosts, are never templates.
+"""
+
+EXAMPLES = r"""
+# lab.wsl.yml: two Windows machines by SSH, and the one that Ansible runs on
+plugin: gpufarm.core.wsl
+windows_hosts:
+  - name: gaming-pc
+    user: alice
+  - name: workstation
+    address: 192.0.2.32
+    user: bob
+    distribution_user: root
+  - name: here
+    connection: local
+groups:
+  gpu_nodes: wsl_version == 2 and wsl_running
+keyed_groups:
+  - key: wsl_host
+    prefix: on
+compose:
+  gpu_node_gpus: wsl_gpus | default([]) | length
+filters:
+  - exclude: wsl_distribution.startswith('old-')
+cache: true
+cache_plugin: ansible.builtin.jsonfile
+cache_connection: ~/.cache/gpufarm-wsl
+
+# PowerShell Remoting, with the password from the environment
+# plugin: gpufarm.core.wsl
+# windows_hosts:
+#   - name: workstation
+#     connection: psrp
+#     user: bob
+#     password: "{{ lookup('ansible.builtin.env', 'BOB') }}"
+#     psrp:
+#       auth: ntlm
+#       cert_validation: false
+"""
+
+import fnmatch
+import hashlib
+import json
+import shlex
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, fields
+from typing import Any
+
+from ansible.errors import AnsibleParserError
+from ansible.plugins.inventory import BaseInventoryPlugin, Cacheable, Constructable
+from ansible_collections.gpufarm.core.plugins.plugin_utils import wsl
+
+NUMBERS = ("port", "distribution_ssh_port")
+CHOICES = {"connection": tuple(wsl.ASK), "distribution_connection": ("wsl", "ssh")}
+DETAILS = ("release", "release_id", "release_version", "kernel", "systemd", "ip", "gpus", "error")
+# What pypsrp calls an option, and what Ansible's connection psrp does.
+PSRP_VARIABLES = {"auth": "auth", "path": "path", "proxy": "proxy"}
+
+
+def host_of(described: Any) -> wsl.Host:
+    """A Windows machine from its description; what cannot be meant is refused."""
+    if not isinstance(described, Mapping) or not described.get("name"):
+        raise ValueError(f"each of windows_hosts needs a name, found {described!r}")
+    name = str(described["name"])
+    unknown = sorted(set(described) - {each.name for each in fields(wsl.Host)})
+    if unknown:
+        raise ValueError(f"{name} has unknown options: {', '.join(unknown)}")
+    found = {key: value for key, value in described.items() if value is not None}
+    for key in NUMBERS:
+        if key in found and not str(found[key]).isdecimal():
+            raise ValueError(f"{key} of {name} is no number: {found[key]!r}")
+    for key, choices in CHOICES.items():
+        if found.get(key, choices[0]) not in choices:
+            raise ValueError(f"{key} of {name} is {found[key]!r}. Expected: one of {', '.join(choices)}")
+    if not isinstance(found.get("ssh_arguments", []), list) or not isinstance(found.get("psrp", {}), Mapping):
+        raise ValueError(f"ssh_arguments of {name} must be a list, psrp a dictionary")
+    settings: dict[str, Any] = {"address": name}
+    for key, value in found.items():
+        if key in NUMBERS:
+            settings[key] = int(value)
+        elif key == "ssh_arguments":
+            settings[key] = tuple(str(each) for each in value)
+        else:
+            settings[key] = dict(value) if key == "psrp" else str(value)
+    host = wsl.Host(**settings)
+    if host.address.startswith("-"):
+        raise ValueError(f"address of {name} begins with a dash: {host.address!r}")
+    return host
+
+
+def windows_variables(host: wsl.Host, answer: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What connects to the Windows machine itself."""
+    found: dict[str, Any] = {"wsl_connection": host.connection, "ansible_connection": host.connection}
+    if answer:
+        found["wsl_exe"] = answer["program"]
+        found["wsl_computer_name"] = answer["computer_name"]
+        found["wsl_distributions"] = [each["name"] for each in answer["distributions"]]
+    if host.connection != "local":
+        found |= machine_variables(host, answer)
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def machine_variables(host: wsl.Host, answer: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Variables of Ansible's own connections to another machine."""
+    found: dict[str, Any] = {"ansible_host": host.address, "ansible_port": host.port, "ansible_user": host.user}
+    if host.connection == "psrp":
+        found["ansible_password"] = host.password
+        for key, value in host.psrp.items():
+            if key == "ssl":
+                found["ansible_psrp_protocol"] = "https" if value else "http"
+            elif key == "cert_validation":
+                found["ansible_psrp_cert_validation"] = "validate" if value else "ignore"
+            elif key in PSRP_VARIABLES:
+                found[f"ansible_psrp_{PSRP_VARIABLES[key]}"] = value
+    else:
+        found["ansible_ssh_private_key_file"] = host.private_key
+        found["ansible_ssh_common_args"] = shlex.join(host.ssh_arguments) or None
+        found["ansible_shell_type"] = (answer or {}).get("shell")
+    return found
+
+
+def connection_variables(host: wsl.Host, answer: Mapping[str, Any], distribution: Mapping[str, Any]) -> dict[str, Any]:
+    """What runs tasks in a distribution."""
+    found: dict[str, Any] = {"wsl_user": host.distribution_user}
+    if host.connection == "psrp" or host.distribution_connection == "ssh":
+        found |= {
+            "ansible_connection": "ssh",
+            "ansible_host": host.address if host.connection == "psrp" else distribution.get("ip"),
+            "ansible_port": host.distribution_ssh_port,
+            "ansible_user": host.distribution_user,
+        }
+        if host.connection == "ssh":
+            # An address behind NAT is known to its Windows machine only.
+            proxy = shlex.join(["ssh", "-W", "[%h]:%p", *wsl.ssh_options(host), "--", host.address])
+            found["ansible_ssh_common_args"] = f"-o ProxyCommand={shlex.quote(proxy)}"
+    elif host.connection == "local":
+        found |= {
+            "ansible_connection": "gpufarm.core.wsl",
+            "ansible_user": host.distribution_user,
+            "ansible_wsl_exe": answer["program"],
+        }
+    else:
+        # That connection does not read ~/.ssh/config, so it gets what ssh makes of it.
+        ssh = answer["ssh"]
+        found |= {
+            "ansible_connection": "community.general.wsl",
+            "ansible_host": ssh.get("hostname", host.address),
+            "ansible_port": int(ssh.get("port", host.port or 22)),
+            "ansible_user": ssh.get("user", host.user),
+            "ansible_ssh_private_key_file": host.private_key or ssh.get("identityfile"),
+            "ansible_paramiko_proxy_command": proxy_command(ssh),
+            "wsl_remote_ssh_shell_type": answer["shell"],
+        }
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def proxy_command(ssh: Mapping[str, str]) -> str | None:
+    """The way through jump hosts, for a connection that knows a command only."""
+    if "proxycommand" in ssh:
+        return ssh["proxycommand"]
+    if "proxyjump" not in ssh:
+        return None
+    *before, last = ssh["proxyjump"].split(",")
+    return shlex.join(["ssh", "-W", "[%h]:%p", *(["-J", ",".join(before)] if before else []), "--", _as_url(last)])
+
+
+def _as_url(jump: str) -> str:
+    # As a destination of its own, a jump host with a port is written as an address of ssh.
+    return jump if "://" in jump else f"ssh://{jump}"
+
+
+def distribution_variables(host: wsl.Host, distribution: Mapping[str, Any]) -> dict[str, Any]:
+    """What is known of a distribution."""
+    known = {
+        "wsl_host": host.name,
+        "wsl_distribution": distribution["name"],
+        "wsl_state": distribution["state"],
+        "wsl_running": distribution["running"],
+        "wsl_version": distribution["version"],
+        "wsl_default": distribution["default"],
+    }
+    return known | {f"wsl_{key}": distribution[key] for key in DETAILS if key in distribution}
+
+
+class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: ignore[misc] # ansible-core has no types
+    """Windows machines and their distributions."""
+
+    NAME = "gpufarm.core.wsl"
+
+    def verify_file(self, path: str) -> bool:
+        return bool(super().verify_file(path)) and path.endswith((".wsl.yml", ".wsl.yaml"))
+
+    def parse(self, inventory: Any, loader: Any, path: str, cache: bool = True) -> None:
+        super().parse(inventory, loader, path, cache)
+        self._read_config_data(path)
+        hosts = self._hosts(path)
+        question = wsl.Question(
+            details=str(self.get_option("details")),
+            exclude=tuple(str(each) for each in self.get_option("exclude_distributions")),
+            timeout_s=self.get_option("timeout"),
+        )
+        answers = self._answers(hosts, question, path, cache)
+        self._ours: set[str] = set()
+        self.inventory.add_group("wsl_hosts")
+        self.inventory.add_group("wsl_instances")
+        for host in hosts:
+            self._add_windows(host, answers[host.name])
+        for host in hosts:
+            answer = answers[host.name]
+            if not isinstance(answer, wsl.WslError):
+                for distribution in answer["distributions"]:
+                    if not any(fnmatch.fnmatchcase(distribution["name"], pattern) for pattern in question.exclude):
+                        self._add_distribution(host, answer, distribution)
+
+    def _hosts(self, path: str) -> list[wsl.Host]:
+        hosts = []
+        try:
+            for described in self.get_option("windows_hosts"):
+                templated = {
+                    key: value if key == "name" else self.templar.template(value) for key, value in described.items()
+                }
+                hosts.append(host_of(templated))
+            names = [host.name for host in hosts]
+            twice = sorted({name for name in names if names.count(name) > 1})
+            if twice:
+                raise ValueError(f"two of windows_hosts have the same name: {', '.join(twice)}")
+        except ValueError as error:
+            raise AnsibleParserError(f"{path}: {error}.") from None
+        if self.get_option("workers") < 1 or self.get_option("timeout") < 1:
+            raise AnsibleParserError(f"{path}: workers and timeout must be 1 or more.")
+        return hosts
+
+    def _answers(
+        self, hosts: list[wsl.Host], question: wsl.Question, path: str, cache: bool
+    ) -> dict[str, dict[str, Any] | wsl.WslError]:
+        """Each host's answer, or why there is none: from the cache, or from all others at the same time."""
+        cached = self.get_option("cache")
+        known: dict[str, Any] = {}
+        if cached and cache:
+            try:
+                known = self._cache[self.get_cache_key(path)]
+            except KeyError:
+                known = {}
+        keys = {host.name: fingerprint(host, question) for host in hosts}
+        missing = [host for host in hosts if keys[host.name] not in known]
+
+        def ask(host: wsl.Host) -> dict[str, Any] | wsl.WslError:
+            try:
+                return wsl.ASK[host.connection](host, question)
+            except wsl.WslError as error:
+                return error
+
+        answers: dict[str, dict[str, Any] | wsl.WslError] = {
+            host.name: known[keys[host.name]] for host in hosts if host not in missing
+        }
+        with ThreadPoolExecutor(max(1, min(self.get_option("workers"), len(missing)))) as pool:
+            answers |= zip([host.name for host in missing], pool.map(ask, missing), strict=True)
+        if cached and missing:
+            self._cache[self.get_cache_key(path)] = {
+                keys[name]: answer for name, answer in answers.items() if not isinstance(answer, wsl.WslError)
+            }
+        return answers
+
+    def _add_windows(self, host: wsl.Host, answer: dict[str, Any] | wsl.WslError) -> None:
+        name = self._new_host(host.name, "wsl_hosts")
+        failure = answer if isinstance(answer, wsl.WslError) else None
+        variables = windows_variables(host, None if isinstance(answer, wsl.WslError) else answer)
+        variables["wsl_reachable"] = failure is None
+        if failure:
+            variables["wsl_error"] = str(failure)
+            self.display.warning(f"{host.name}: {failure}")
+        self._set(name, variables)
+
+    def _add_distribution(self, host: wsl.Host, answer: Mapping[str, Any], distribution: Mapping[str, Any]) -> None:
+        variables = distribution_variables(host, distribution) | connection_variables(host, answer, distribution)
+        if not self._wanted(variables):
+            return
+        name = f"{host.name}-{distribution['name']}"
+        template = self.get_option("hostname")
+        if template:
+            self.templar.available_variables = variables
+            try:
+                name = str(self.templar.template(template))
+            except Exception as error:
+                raise AnsibleParserError(f"hostname cannot be made for {name}: {error}") from None
+        if distribution.get("error"):
+            self.display.warning(f"{name}: nothing is known from inside: {distribution['error']}")
+        name = self._new_host(name, "wsl_instances")
+        self._set(name, variables)
+        strict = self.get_option("strict")
+        self._set_composite_vars(self.get_option("compose"), variables, name, strict=strict)
+        self._add_host_to_composed_groups(self.get_option("groups"), variables, name, strict=strict)
+        self._add_host_to_keyed_groups(self.get_option("keyed_groups"), variables, name, strict=strict)
+
+    def _wanted(self, variables: Mapping[str, Any]) -> bool:
+        self.templar.available_variables = variables
+        for condition in self.get_option("filters"):
+            if len(condition) != 1 or not set(condition) <= {"include", "exclude"}:
+                raise AnsibleParserError(f"A filter needs either include or exclude, found {dict(condition)!r}.")
+            ((kind, expression),) = condition.items()
+            try:
+                if self.templar.evaluate_conditional(expression):
+                    return bool(kind == "include")
+            except Exception as error:
+                if self.get_option("strict"):
+                    where = f"{variables['wsl_host']}, {variables['wsl_distribution']}"
+                    raise AnsibleParserError(f"The filter {expression!r} fails for {where}: {error}") from None
+        return True
+
+    def _new_host(self, name: str, group: str) -> str:
+        if name in self._ours:
+            raise AnsibleParserError(f"Two hosts are named {name}. Next step: give another hostname, or other names.")
+        self._ours.add(name)
+        self.inventory.add_host(name, group=group)
+        return name
+
+    def _set(self, name: str, variables: Mapping[str, Any]) -> None:
+        # None of these is a template: what machines say was never trusted, and str() takes it from a configuration.
+        for key, value in variables.items():
+            self.inventory.set_variable(name, key, value)
+
+
+def fingerprint(host: wsl.Host, question: wsl.Question) -> str:
+    """What an answer belongs to, without the password: whoever changes it asks anew."""
+    described = [{**asdict(host), "password": None, "psrp": sorted(host.psrp)}, asdict(question)]
+    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,466 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""What a Windows host says of its WSL distributions, asked in one connection.
+
+Each way of asking ends in the same three things: the names that run, an answer for each of them from inside, and the
+list of all. They are read in one place, whichever way they came.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ansible_collections.gpufarm.core.plugins.module_utils import wsl
+from ansible_collections.gpufarm.core.plugins.module_utils.text import clean_all
+
+# Windows looks for the first on PATH; in session 0, which SSH and PSRP have, only the second may work (WSL#9231).
+PROGRAMS = ("wsl.exe", r"C:\Program Files\WSL\wsl.exe")
+# cmd.exe takes no longer command line.
+LONGEST_COMMAND = 8191
+MARK = "gpufarm-wsl"
+
+
+class WslError(Exception):
+    """A Windows host gave no usable answer; the message says what was found and the next step."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """A Windows host, as its inventory source describes it."""
+
+    name: str
+    connection: str = "ssh"
+    address: str = ""
+    port: int | None = None
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    private_key: str | None = None
+    ssh_arguments: tuple[str, ...] = ()
+    psrp: Mapping[str, Any] = field(default_factory=dict)
+    wsl_exe: str | None = None
+    distribution_connection: str = "wsl"
+    distribution_user: str | None = None
+    distribution_ssh_port: int = 22
+
+
+@dataclass(frozen=True)
+class Question:
+    """What every host is asked."""
+
+    # Which distributions are looked into: none, those that run, or all, which starts the others.
+    details: str = "running"
+    exclude: tuple[str, ...] = ()
+    timeout_s: int = 30
+
+    @property
+    def names(self) -> str:
+        """Options of wsl.exe that print the names to look into; they succeed without a distribution, too."""
+        return "--list --quiet" if self.details == "all" else "--list --running --quiet"
+
+    @property
+    def refused(self) -> str:
+        """A regular expression of names that are not looked into, for Python as for .NET."""
+        if self.details == "none":
+            return "."
+        patterns = "|".join(re.escape(each).replace(r"\*", ".*").replace(r"\?", ".") for each in self.exclude)
+        return f"^({patterns})$" if patterns else "^$"
+
+
+@dataclass(frozen=True)
+class Output:
+    """What one run of wsl.exe gave; no code where it did not end in time."""
+
+    code: int | None
+    stdout: bytes
+    stderr: bytes = b""
+
+    def said(self) -> str:
+        if self.code is None:
+            return "no end in time"
+        return wsl.readable(self.stdout) or wsl.readable(self.stderr) or f"exit code {self.code}"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a host has answered, before it is read."""
+
+    program: str
+    names: Output
+    listed: Output
+    probes: Mapping[str, Output]
+    computer_name: str | None = None
+    shell: str | None = None
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Inside a distribution
+
+# Read by its shell from standard input, so that no quoting rule of Windows touches it. Its first line may get a byte
+# order mark in front, which .NET sends where a console's code page is UTF-8; nothing it starts may read what follows.
+PROBE = """\
+:
+s() { echo "@@$1"; shift; "$@" 2>/dev/null </dev/null; }
+s release cat /etc/os-release
+s kernel cat /proc/sys/kernel/osrelease
+s systemd ls -d /run/systemd/system
+s route ip -4 route get 192.0.2.1
+s addresses hostname -I
+s gpus /usr/lib/wsl/lib/nvidia-smi --query-gpu=name,uuid,driver_version --format=csv,noheader
+s end
+"""
+
+
+def parse_probe(raw: bytes) -> dict[str, Any]:
+    """The variables of a distribution, from what PROBE printed in it."""
+    parts: dict[str, list[str]] = {}
+    lines: list[str] = []
+    for line in raw.decode("utf-8", errors="replace").replace("\r", "").split("\n"):
+        if line.startswith("@@"):
+            lines = parts.setdefault(line[2:], [])
+        elif line.strip():
+            lines.append(line.strip())
+    if "end" not in parts:
+        raise ValueError(f"its answer breaks off: {wsl.readable(raw)[-200:]}")
+    release = dict(line.split("=", 1) for line in parts["release"] if "=" in line)
+    route = " ".join(parts["route"])
+    source = re.search(r"\bsrc ([0-9.]+)", route)
+    addresses = [address for address in " ".join(parts["addresses"]).split() if re.fullmatch(r"[0-9.]+", address)]
+    gpus = [line.rsplit(", ", 2) for line in parts["gpus"]]
+    found: dict[str, Any] = clean_all(
+        {
+            "release": _unquoted(release.get("PRETTY_NAME")),
+            "release_id": _unquoted(release.get("ID")),
+            "release_version": _unquoted(release.get("VERSION_ID")),
+            "kernel": next(iter(parts["kernel"]), ""),
+            "systemd": bool(parts["systemd"]),
+            "ip": source.group(1) if source else next(iter(addresses), ""),
+            "gpus": [
+                {"name": gpu[0], "uuid": gpu[1], "driver_version": gpu[2]}
+                for gpu in gpus
+                if len(gpu) == 3 and gpu[1].startswith("GPU-")
+            ],
+        }
+    )
+    return found
+
+
+def _unquoted(value: str | None) -> str:
+    return (value or "").strip("\"'")
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Reading
+
+
+def read(answer: Answer, question: Question) -> dict[str, Any]:
+    """What a host has answered, as plain data that a cache can hold."""
+    code = wsl.error_code(answer.listed.stdout)
+    if answer.listed.code is None or (answer.listed.code and code):
+        raise WslError(f"{answer.program} does not list the distributions: {answer.listed.said()}.")
+    try:
+        rows = wsl.parse_distribution_list(answer.listed.stdout)
+    except wsl.DamagedListError as error:
+        raise WslError(f"{error} Next step: run `wsl.exe --list --verbose` there and compare.") from error
+    running = set(wsl.parse_names(answer.names.stdout)) if question.details != "all" else set()
+    distributions = []
+    for row in rows:
+        probe = answer.probes.get(row["name"])
+        found: dict[str, Any] = {}
+        if probe is not None:
+            try:
+                if probe.code:
+                    raise ValueError(probe.said())
+                if probe.code is None:
+                    raise ValueError("it did not answer in time")
+                found = parse_probe(probe.stdout)
+                running.add(row["name"])
+                # It was asked for the list before it started.
+                row["state"] = "Running" if row["state"] == "Stopped" else row["state"]
+            except ValueError as error:
+                found = {"error": str(error)}
+        # Where states are translated, the names that run say what a state means.
+        distributions.append({**row, "running": row["name"] in running or row["state"] == "Running", **found})
+    return {
+        "program": answer.program,
+        "computer_name": answer.computer_name,
+        "shell": answer.shell,
+        "distributions": distributions,
+    }
+
+
+def _nobody_answered(refusals: Sequence[str]) -> WslError:
+    said = "; ".join(refusals)
+    if "WSL_E_LOCAL_SYSTEM_NOT_SUPPORTED" in said:
+        next_step = "ask as the user who owns the distributions, never as LocalSystem"
+    else:
+        next_step = (
+            "log on as the user who owns the distributions and run `wsl.exe --version`; without a session it needs "
+            "WSL 2.2.4 or newer"
+        )
+    return WslError(f"No wsl.exe answered ({said}). Expected: one on PATH or {PROGRAMS[1]}. Next step: {next_step}.")
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Through interop, from inside WSL
+
+
+def ask_local(host: Host, question: Question) -> dict[str, Any]:
+    """Ask this very machine's Windows."""
+    until = time.monotonic() + question.timeout_s
+    places = [host.wsl_exe] if host.wsl_exe else [shutil.which("wsl.exe"), *wsl.PLACES]
+    refusals = []
+    for place in dict.fromkeys(filter(None, places)):
+        names = _interop(place, question.names.split(), b"", until)
+        if names.code == 0:
+            break
+        refusals.append(f"{place}: {names.said()}")
+    else:
+        raise _nobody_answered(refusals or ["none was found"])
+    listed = _interop(place, ["--list", "--verbose"], b"", until)
+    wanted = [name for name in wsl.parse_names(names.stdout) if not re.search(question.refused, name)]
+    probes = {name: _interop(place, ["-d", name, "--exec", "/bin/sh"], PROBE.encode(), until) for name in wanted}
+    return read(Answer(place, names, listed, probes), question)
+
+
+def _interop(program: str, arguments: Sequence[str], given: bytes, until: float) -> Output:
+    try:
+        done = subprocess.run(
+            [program, *arguments], input=given, capture_output=True, check=False, cwd=Path(program).parent,
+            timeout=max(0.1, until - time.monotonic()),
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as late:
+        return Output(None, late.stdout or b"", late.stderr or b"")
+    except OSError as error:
+        return Output(126, b"", str(error).encode())
+    return Output(done.returncode, done.stdout, done.stderr)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# In PowerShell
+
+# Windows PowerShell 5.1, which every Windows has. Raw bytes go through base64: what PowerShell itself reads from a
+# program it decodes by the console's code page. Processes run side by side, and a hanging one ends at the deadline.
+SCRIPT = r"""
+$ErrorActionPreference = 'Stop'
+$ProgressPreference = 'SilentlyContinue'
+$until = [DateTime]::UtcNow.AddSeconds(@SECONDS@)
+$probe = [Text.Encoding]::ASCII.GetBytes('@PROBE@')
+function Text64($text) { [Convert]::ToBase64String([Text.Encoding]::UTF8.GetBytes($text)) }
+function Ask($program, $words, $given) {
+  $info = New-Object Diagnostics.ProcessStartInfo $program, $words
+  $info.UseShellExecute = $false
+  $info.RedirectStandardInput = $true
+  $info.RedirectStandardOutput = $true
+  $info.RedirectStandardError = $true
+  $run = @{ out = New-Object IO.MemoryStream; err = New-Object IO.MemoryStream }
+  $run.child = [Diagnostics.Process]::Start($info)
+  $run.reads = @()
+  $run.reads += $run.child.StandardOutput.BaseStream.CopyToAsync($run.out)
+  $run.reads += $run.child.StandardError.BaseStream.CopyToAsync($run.err)
+  try {
+    if ($given) { $run.child.StandardInput.BaseStream.Write($given, 0, $given.Length) }
+    $run.child.StandardInput.Close()
+  } catch { }
+  $run
+}
+function Hear($run) {
+  $left = [Math]::Max(1, [int]($until - [DateTime]::UtcNow).TotalMilliseconds)
+  $code = $null
+  if ($run.child.WaitForExit($left)) { $code = $run.child.ExitCode } else { $run.child.Kill() }
+  $whole = [Threading.Tasks.Task]::WaitAll($run.reads, 2000)
+  @{
+    code = $code
+    out = [Convert]::ToBase64String($run.out.ToArray())
+    err = [Convert]::ToBase64String($run.err.ToArray())
+  }
+}
+$said = @{ name = Text64 $env:COMPUTERNAME; refusals = @(); probes = @{} }
+try { $said.shell = Text64 (Get-ItemProperty 'HKLM:\SOFTWARE\OpenSSH').DefaultShell } catch { }
+foreach ($program in @(@PROGRAMS@)) {
+  try {
+    $names = Hear (Ask $program '@NAMES@' $null)
+    if ($names.code -eq 0) { $said.program = $program; break }
+    $said.refusals += @{ program = $program; code = $names.code; out = $names.out; err = $names.err }
+  } catch {
+    $said.refusals += @{ program = $program; code = 126; out = ''; err = Text64 $_.Exception.Message }
+  }
+}
+if ($said.program) {
+  $text = [Text.Encoding]::ASCII.GetString([Convert]::FromBase64String($names.out)) -replace '[^A-Za-z0-9._\r\n-]', ''
+  $runs = @{}
+  foreach ($name in ($text -split '[\r\n]+')) {
+    if ($name -and ($name -notmatch '@REFUSED@')) { $runs[$name] = Ask $said.program "-d $name --exec /bin/sh" $probe }
+  }
+  $said.names = $names
+  $said.list = Hear (Ask $said.program '--list --verbose' $null)
+  foreach ($name in @($runs.Keys)) { $said.probes[$name] = Hear $runs[$name] }
+}
+'@MARK@ ' + (ConvertTo-Json $said -Depth 4 -Compress)
+"""
+
+
+def script(host: Host, question: Question) -> str:
+    """The script that asks Windows; its words are ours, and what comes from a configuration is quoted."""
+    programs = [host.wsl_exe] if host.wsl_exe else PROGRAMS
+    values = {
+        # The connection ends later than what it carries.
+        "@SECONDS@": str(max(1, question.timeout_s * 4 // 5)),
+        "@PROBE@": _single(PROBE),
+        "@PROGRAMS@": ", ".join(f"'{_single(program)}'" for program in programs),
+        "@NAMES@": question.names,
+        "@REFUSED@": _single(question.refused),
+        "@MARK@": MARK,
+    }
+    lines = [line.strip() for line in SCRIPT.strip().splitlines()]
+    return re.sub("|".join(values), lambda found: values[found.group()], "\n".join(lines))
+
+
+def _single(text: str) -> str:
+    return text.replace("'", "''")
+
+
+def command(host: Host, question: Question) -> str:
+    """The script as a command that cmd.exe and PowerShell, whichever SSH starts, take in the same way."""
+    code = base64.b64encode(script(host, question).encode("utf-16-le")).decode("ascii")
+    words = f"powershell.exe -NoProfile -NonInteractive -EncodedCommand {code}"
+    if len(words) > LONGEST_COMMAND:
+        raise WslError(
+            f"The command for Windows has {len(words)} characters. Expected: at most {LONGEST_COMMAND}. "
+            "Next step: shorten exclude_distributions."
+        )
+    return words
+
+
+def parse_answer(text: str) -> Answer:
+    """What SCRIPT printed; whatever a profile or a banner has printed around it is left out."""
+    for line in text.splitlines():
+        if line.startswith(f"{MARK} "):
+            try:
+                said = json.loads(line[len(MARK) :])
+                if not said.get("program"):
+                    raise _nobody_answered([f"{each['program']}: {_output(each).said()}" for each in said["refusals"]])
+                return Answer(
+                    program=said["program"],
+                    names=_output(said["names"]),
+                    listed=_output(said["list"]),
+                    probes={name: _output(probe) for name, probe in said["probes"].items()},
+                    computer_name=_text(said.get("name")) or None,
+                    shell="powershell" if re.search(r"(powershell|pwsh)", _text(said.get("shell")), re.I) else "cmd",
+                )
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise WslError(f"The answer of PowerShell is damaged: {error!r} in {line[:200]!r}.") from error
+    raise WslError(
+        f"PowerShell gave no answer: {wsl.readable(text.encode()[-400:]) or 'nothing was printed'}. "
+        "Next step: run `powershell.exe -NoProfile -Command 1` there."
+    )
+
+
+def _output(said: Mapping[str, Any]) -> Output:
+    try:
+        return Output(said["code"], base64.b64decode(said["out"]), base64.b64decode(said["err"]))
+    except binascii.Error as error:
+        raise ValueError(str(error)) from error
+
+
+def _text(code: str | None) -> str:
+    return base64.b64decode(code or "").decode("utf-8", errors="replace")
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Over SSH
+
+
+def ssh_options(host: Host) -> list[str]:
+    """Options of ssh that reach a Windows host."""
+    options = [] if host.port is None else ["-p", str(host.port)]
+    options += ["-l", host.user] if host.user else []
+    options += ["-i", host.private_key] if host.private_key else []
+    return [*options, *host.ssh_arguments]
+
+
+def ask_ssh(host: Host, question: Question) -> dict[str, Any]:
+    """Ask by OpenSSH's own client, so that keys, agent, jump hosts and ~/.ssh/config are the user's."""
+    timeout = str(question.timeout_s)
+    arguments = ["ssh", "-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={timeout}", *ssh_options(host)]
+    try:
+        done = subprocess.run(
+            [*arguments, "--", host.address, command(host, question)], stdin=subprocess.DEVNULL, capture_output=True,
+            check=False, timeout=question.timeout_s,
+        )  # fmt: skip
+    except FileNotFoundError as error:
+        raise WslError("ssh was not found. Next step: install OpenSSH's client.") from error
+    except subprocess.TimeoutExpired as late:
+        raise WslError(
+            f"No answer within {timeout} s. Next step: look whether it is on, or raise the option timeout."
+        ) from late
+    text = done.stdout.decode("utf-8", errors="replace")
+    if done.returncode == 255 and MARK not in text:
+        raise WslError(
+            f"ssh cannot connect to {host.address}: {wsl.readable(done.stderr)}. "
+            f"Next step: try `ssh {host.address}` as this user."
+        )
+    if MARK not in text:
+        text = f"{text}\n{wsl.readable(done.stderr)}"
+    return {**read(parse_answer(text), question), "ssh": _settings(host)}
+
+
+def _settings(host: Host) -> dict[str, str]:
+    """What ssh itself makes of a host's name: connections that do not read its configuration need that."""
+    done = subprocess.run(
+        ["ssh", "-G", *ssh_options(host), "--", host.address],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+    )
+    lines = [line.split(" ", 1) for line in done.stdout.decode("utf-8", errors="replace").splitlines() if " " in line]
+    keys = [value for key, value in lines if key == "identityfile"]
+    found = {key: value for key, value in lines if key in ("hostname", "port", "user", "proxyjump", "proxycommand")}
+    # Several are those that ssh tries by itself, as others do.
+    return {**found, "identityfile": keys[0]} if len(keys) == 1 else found
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Over PSRP
+
+
+def ask_psrp(host: Host, question: Question) -> dict[str, Any]:
+    """Ask by PowerShell Remoting."""
+    try:
+        from pypsrp.client import Client  # type: ignore[import-not-found] # noqa: PLC0415 # for these hosts only
+    except ImportError as error:
+        raise WslError(
+            f"pypsrp is missing ({error}). Next step: `pip install pypsrp` where Ansible runs, or connection: ssh."
+        ) from error
+    options = {"connection_timeout": question.timeout_s, **host.psrp}
+    if host.port is not None:
+        options["port"] = host.port
+    try:
+        with Client(host.address, username=host.user, password=host.password, **options) as client:
+            text, streams, failed = client.execute_ps(script(host, question))
+    except Exception as error:
+        # Of pypsrp, requests or what they use.
+        raise WslError(
+            f"PSRP cannot ask {host.address}: {type(error).__name__}: {error}. Next step: try Enter-PSSession."
+        ) from error
+    if failed and MARK not in text:
+        text = f"{text}\n{' '.join(str(each) for each in streams.error)}"
+    return read(parse_answer(text), question)
+
+
+ASK: Mapping[str, Callable[[Host, Question], dict[str, Any]]] = {
+    "local": ask_local,
+    "ssh": ask_ssh,
+    "psrp": ask_psrp,
+}

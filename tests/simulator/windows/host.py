@@ -1,0 +1,121 @@
+"""The state of one Windows machine: a folder that its programs, and the tests, read and write."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[3]
+SYSTEM32 = r"C:\Windows\System32\wsl.exe"
+PROGRAM_FILES = r"C:\Program Files\WSL\wsl.exe"
+# A program that WSL's interop starts: its file is a Windows program there, so only its name and place are the same.
+PROGRAM = """\
+#!{python} -SE
+import sys
+sys.path.insert(0, {root!r})
+from tests.simulator.windows import interop
+sys.exit(interop.main({folder!r}, {path!r}, sys.argv[1:]))
+"""
+
+
+@dataclass
+class Distribution:
+    """One distribution. Its commands run in a container, or on this machine below a folder with files of its own."""
+
+    name: str
+    state: str = "Running"
+    version: int = 2
+    default: bool = False
+    container: str | None = None
+    # Its etc and usr lie over this machine's; without it, commands run on this machine as it is.
+    root: str | None = None
+    users: dict[str, int] = field(default_factory=lambda: {"root": 0})
+    # The code with which every start of it fails, as that of a disk that is lost.
+    broken: str | None = None
+    # Another program than wsl.exe ends it after so many bytes of a command's output.
+    cut_after: int | None = None
+
+
+@dataclass
+class Machine:
+    """What the programs of the machine go by."""
+
+    name: str
+    distributions: list[Distribution] = field(default_factory=list)
+    language: str = "en"
+    # Store WSL before 2.2.4: the wsl.exe of PATH fails without an interactive session (WSL#9231).
+    session_zero_fails: bool = False
+    local_system: bool = False
+    # Text mode applied twice, as a relay between wsl.exe and the reader may do (tailscale#3170).
+    double_cr: bool = False
+    # Before 0.64.0 wsl.exe does not know WSL_UTF8.
+    knows_utf8: bool = True
+    # The value DefaultShell of HKLM\\SOFTWARE\\OpenSSH; OpenSSH takes cmd.exe where there is none.
+    default_shell: str | None = None
+    installed: bool = True
+    has_program_files: bool = True
+    has_powershell: bool = True
+    openssh: bool = True
+    # The code page of consoles is 65001, so .NET begins a program's input with a byte order mark.
+    console_utf8: bool = False
+    # What a profile prints before an answer.
+    banner: str = ""
+
+
+class Windows:
+    """A machine in its folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @classmethod
+    def create(cls, folder: Path, machine: Machine) -> Windows:
+        folder.mkdir(parents=True, exist_ok=True)
+        windows = cls(folder)
+        windows._write(machine)
+        (folder / "calls").touch()
+        for path in (SYSTEM32, PROGRAM_FILES):
+            program = windows.mounted(path)
+            program.parent.mkdir(parents=True, exist_ok=True)
+            program.write_text(
+                PROGRAM.format(python=sys.executable, root=str(ROOT), folder=str(folder), path=path), encoding="utf-8"
+            )
+            program.chmod(0o755)
+        return windows
+
+    def mounted(self, path: str) -> Path:
+        """Return where a distribution of this machine has a file of drive C."""
+        return self.folder / "mnt/c" / path.removeprefix("C:\\").replace("\\", "/")
+
+    @property
+    def machine(self) -> Machine:
+        known = json.loads((self.folder / "machine.json").read_text(encoding="utf-8"))
+        return Machine(**{**known, "distributions": [Distribution(**each) for each in known["distributions"]]})
+
+    @contextmanager
+    def changed(self) -> Iterator[Machine]:
+        """Give the machine to change; nobody else changes it meanwhile."""
+        with (self.folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            machine = self.machine
+            yield machine
+            self._write(machine)
+
+    def _write(self, machine: Machine) -> None:
+        new = self.folder / "machine.json.new"
+        new.write_text(json.dumps(asdict(machine)), encoding="utf-8")
+        new.replace(self.folder / "machine.json")
+
+    def log(self, program: str, command_line: str) -> None:
+        with (self.folder / "calls").open("a", encoding="utf-8") as calls:
+            calls.write(json.dumps([program, command_line]) + "\n")
+
+    def calls(self) -> list[Any]:
+        """Return what was started, in order: program and command line."""
+        return [json.loads(line) for line in (self.folder / "calls").read_text(encoding="utf-8").splitlines()]

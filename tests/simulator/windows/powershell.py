@@ -1,0 +1,674 @@
+"""powershell.exe: runs the part of Windows PowerShell's language that the collection writes, and refuses the rest.
+
+There is no PowerShell to be had for the tests, so this reads and runs the script itself; it knows nothing of what the
+script is for. An expression that is a statement prints its value, as there, so a forgotten assignment is seen.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.simulator.windows import command_line
+from tests.simulator.windows.host import PROGRAM_FILES, ROOT, SYSTEM32, Windows
+
+TOKENS = re.compile(
+    r"""
+    (?P<blank>[ \t]+) | (?P<end>[\r\n;]) | (?P<comment>\#[^\n]*)
+  | (?P<single>'(?:[^']|'')*') | (?P<double>"[^"`]*")
+  | (?P<variable>\$(?:env:)?\w+)
+  | (?P<operator>-(?:and|or|not|eq|ne|match|notmatch|replace|split)\b)
+  | (?P<number>\d+(?![\w.]))
+  | (?P<hash>@\{) | (?P<array>@\() | (?P<static>::) | (?P<add>\+=)
+  | (?P<type>\[(?![0-9$'"])[A-Za-z][\w.]*(?:\[\])?\])
+  | (?P<word>-?[A-Za-z][\w-]*(?:\.[\w.]+)?)
+  | (?P<mark>[()\[\]{}.,=+*/-])
+    """,
+    re.VERBOSE,
+)
+KEYWORDS = {"begin", "process", "end", "data", "filter", "param", "return", "while", "switch", "do", "until", "trap"}
+BINARY = ("-and", "-or", "-eq", "-ne", "-match", "-notmatch", "-replace", "-split")
+
+
+class Refused(Exception):
+    """Something that this interpreter does not know, or that PowerShell would refuse."""
+
+
+class Thrown(Exception):
+    """A terminating error."""
+
+
+class Break(Exception):
+    """break."""
+
+
+VOID = object()
+
+
+@dataclass
+class Token:
+    kind: str
+    text: str
+    # Whether blanks stand before it: in a command they end an argument.
+    apart: bool
+
+
+def tokens(text: str) -> list[Token]:
+    found = []
+    index, apart = 0, True
+    while index < len(text):
+        match = TOKENS.match(text, index)
+        if not match or not match.lastgroup:
+            raise Refused(f"cannot read {text[index : index + 30]!r}")
+        kind, index = match.lastgroup, match.end()
+        if kind == "operator":
+            kind = "operator"
+        if kind in ("blank", "comment"):
+            apart = True
+            continue
+        found.append(Token(kind, match.group(), apart))
+        apart = kind == "end"
+    return [*found, Token("end", "", True)]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# .NET, as far as it is used
+
+
+@dataclass
+class Encoding:
+    name: str
+
+    def GetBytes(self, text: str | None) -> bytes:
+        if text is None:
+            raise Thrown("Array cannot be null.")
+        return text.encode(self.name, "replace")
+
+    def GetString(self, raw: bytes) -> str:
+        return raw.decode(self.name, "replace").replace("\ufffd", "?" if self.name == "ascii" else "\ufffd")
+
+
+@dataclass
+class Span:
+    seconds: float
+
+    @property
+    def TotalMilliseconds(self) -> float:
+        return self.seconds * 1000
+
+
+@dataclass
+class Instant:
+    seconds: float
+
+    def AddSeconds(self, more: float) -> Instant:
+        return Instant(self.seconds + more)
+
+    def __sub__(self, other: Instant) -> Span:
+        return Span(self.seconds - other.seconds)
+
+
+class MemoryStream:
+    def __init__(self) -> None:
+        self.raw = bytearray()
+
+    def ToArray(self) -> bytes:
+        return bytes(self.raw)
+
+
+class ProcessStartInfo:
+    def __init__(self, program: str, arguments: str) -> None:
+        self.FileName, self.Arguments = program, arguments
+        self.UseShellExecute = True
+        self.RedirectStandardInput = self.RedirectStandardOutput = self.RedirectStandardError = False
+
+
+class Reader:
+    """BaseStream of a redirected output."""
+
+    def __init__(self, file: Any) -> None:
+        self.file = file
+
+    @property
+    def BaseStream(self) -> Reader:
+        return self
+
+    def CopyToAsync(self, into: MemoryStream) -> threading.Thread:
+        def copy() -> None:
+            while chunk := os.read(self.file.fileno(), 65536):
+                into.raw += chunk
+
+        thread = threading.Thread(target=copy, daemon=True)
+        thread.start()
+        return thread
+
+
+class Writer:
+    """StandardInput and its BaseStream."""
+
+    def __init__(self, file: Any) -> None:
+        self.file = file
+
+    @property
+    def BaseStream(self) -> Writer:
+        return self
+
+    def Write(self, raw: bytes, start: int, count: int) -> object:
+        try:
+            self.file.write(raw[start : start + count])
+            self.file.flush()
+        except BrokenPipeError as error:
+            raise Thrown("The pipe is being closed.") from error
+        return VOID
+
+    def Close(self) -> object:
+        self.file.close()
+        return VOID
+
+
+class Process:
+    """A running wsl.exe. Its code is read from a pipe, because Linux would keep its last byte only."""
+
+    START = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from tests.simulator.windows import powershell as p; p.child()"
+    )
+
+    def __init__(self, windows: Windows, info: ProcessStartInfo) -> None:
+        if info.UseShellExecute:
+            raise Thrown("The Process object must have the UseShellExecute property set to false.")
+        known = {"wsl.exe": SYSTEM32, SYSTEM32: SYSTEM32, PROGRAM_FILES: PROGRAM_FILES}
+        if not windows.machine.installed or info.FileName not in known:
+            raise Thrown("The system cannot find the file specified")
+        if not windows.machine.has_program_files and known[info.FileName] == PROGRAM_FILES:
+            raise Thrown("The system cannot find the file specified")
+        self.codes, writer = os.pipe()
+        self.child = subprocess.Popen(
+            [sys.executable, "-SEc", self.START, str(ROOT), str(windows.folder), known[info.FileName], info.Arguments,
+             str(writer)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, pass_fds=(writer,), bufsize=0,
+        )  # fmt: skip
+        os.close(writer)
+        self.StandardInput = Writer(self.child.stdin)
+        self.StandardOutput, self.StandardError = Reader(self.child.stdout), Reader(self.child.stderr)
+        if windows.machine.console_utf8:
+            # Process sets AutoFlush on a StreamWriter of Console.InputEncoding, which then writes its mark.
+            self.StandardInput.Write(b"\xef\xbb\xbf", 0, 3)
+
+    def WaitForExit(self, milliseconds: int) -> bool:
+        try:
+            self.child.wait(milliseconds / 1000)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    @property
+    def ExitCode(self) -> int:
+        code = int(os.read(self.codes, 20) or b"1")
+        return code - 2**32 if code >= 2**31 else code
+
+    def Kill(self) -> object:
+        self.child.kill()
+        return VOID
+
+
+def child() -> None:
+    """Run wsl.exe with a command line as Windows gives it."""
+    from tests.simulator.windows import wsl  # noqa: PLC0415 # of another process
+
+    _program, _root, folder, path, line, codes = sys.argv
+    from pathlib import Path  # noqa: PLC0415
+
+    code = wsl.main(Windows(Path(folder)), path, line, {}, session=0)
+    os.write(int(codes), str(code).encode())
+
+
+def wait_all(tasks: list[threading.Thread], milliseconds: int) -> bool:
+    until = time.monotonic() + milliseconds / 1000
+    for task in tasks:
+        task.join(max(0.0, until - time.monotonic()))
+    return not any(task.is_alive() for task in tasks)
+
+
+def to_json(value: Any, depth: int) -> Any:
+    if isinstance(value, (dict, list)) and depth < 0:
+        return "System.Collections.Hashtable"
+    if isinstance(value, dict):
+        return {key: to_json(inner, depth - 1) for key, inner in value.items()}
+    return [to_json(inner, depth - 1) for inner in value] if isinstance(value, list) else value
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The language
+
+
+@dataclass
+class Function:
+    parameters: list[str]
+    body: list[Token]
+
+
+@dataclass
+class Scope:
+    values: dict[str, Any]
+    outer: Scope | None = None
+
+    def get(self, name: str) -> Any:
+        if name in self.values:
+            return self.values[name]
+        return self.outer.get(name) if self.outer else None
+
+
+@dataclass
+class Interpreter:
+    windows: Windows
+    functions: dict[str, Function] = field(default_factory=dict)
+
+    def run(self, text: str) -> list[Any]:
+        return Block(self, tokens(text), Scope({"true": True, "false": False, "null": None})).statements()
+
+    def static(self, name: str, member: str, arguments: list[Any] | None) -> Any:
+        known: Mapping[tuple[str, str], Callable[..., Any]] = {
+            ("DateTime", "UtcNow"): lambda: Instant(time.monotonic()),
+            ("Text.Encoding", "ASCII"): lambda: Encoding("ascii"),
+            ("Text.Encoding", "UTF8"): lambda: Encoding("utf-8"),
+            ("Convert", "ToBase64String"): lambda raw: base64.b64encode(raw).decode(),
+            ("Convert", "FromBase64String"): lambda text: base64.b64decode(text, validate=True),
+            ("Math", "Max"): max,
+            ("Diagnostics.Process", "Start"): lambda info: Process(self.windows, info),
+            ("Threading.Tasks.Task", "WaitAll"): wait_all,
+        }
+        if (name, member) not in known:
+            raise Refused(f"[{name}]::{member}")
+        return known[name, member](*(arguments or []))
+
+    def command(self, name: str, arguments: list[Any], options: dict[str, Any], scope: Scope) -> Any:
+        if name in self.functions:
+            function = self.functions[name]
+            if options or len(arguments) > len(function.parameters):
+                raise Refused(f"{name} does not take {arguments} {options}")
+            given = dict(zip(function.parameters, [*arguments, *[None] * len(function.parameters)], strict=False))
+            return unrolled(Block(self, function.body, Scope(given, scope)).statements())
+        match name, arguments:
+            case "New-Object", ["Diagnostics.ProcessStartInfo", [program, words]]:
+                return ProcessStartInfo(program, words)
+            case "New-Object", ["IO.MemoryStream"]:
+                return MemoryStream()
+            case "Get-ItemProperty", [r"HKLM:\SOFTWARE\OpenSSH"]:
+                if not self.windows.machine.openssh:
+                    raise Thrown(r"Cannot find path 'HKLM:\SOFTWARE\OpenSSH' because it does not exist.")
+                return {"DefaultShell": self.windows.machine.default_shell}
+            case "ConvertTo-Json", [value]:
+                text = json.dumps(to_json(value, int(options["-Depth"])), separators=(",", ":"))
+                # Windows PowerShell 5.1 escapes these.
+                return re.sub("['<>&]", lambda found: f"\\u{ord(found.group()):04x}", text)
+        raise Refused(f"command {name} {arguments} {options}")
+
+
+def unrolled(values: list[Any]) -> Any:
+    """Return what a variable gets of so many outputs."""
+    return None if not values else values[0] if len(values) == 1 else values
+
+
+def truth(value: Any) -> bool:
+    return bool(value) if not isinstance(value, list) or len(value) != 1 else truth(value[0])
+
+
+class Block:
+    """Runs tokens."""
+
+    def __init__(self, interpreter: Interpreter, all_tokens: list[Token], scope: Scope) -> None:
+        self.interpreter, self.tokens, self.scope = interpreter, all_tokens, scope
+        self.at = 0
+
+    @property
+    def next(self) -> Token:
+        return self.tokens[self.at] if self.at < len(self.tokens) else Token("end", "", True)
+
+    def take(self, text: str | None = None) -> Token:
+        token = self.next
+        if text is not None and token.text != text:
+            raise Refused(f"found {token.text!r} instead of {text!r}")
+        self.at += 1
+        return token
+
+    def inner(self) -> list[Token]:
+        """Take a block in braces and return what is in it."""
+        while self.next.kind == "end":
+            self.take()
+        self.take("{")
+        start, depth = self.at, 1
+        while depth:
+            if self.at >= len(self.tokens):
+                raise Refused("a block does not end")
+            text = self.take().text
+            depth += (text in ("{", "@{")) - (text == "}")
+        return self.tokens[start : self.at - 1]
+
+    def statements(self) -> list[Any]:
+        found: list[Any] = []
+        while self.at < len(self.tokens):
+            if self.next.kind == "end":
+                self.take()
+            else:
+                found += self.statement()
+                if self.next.kind != "end":
+                    raise Refused(f"found {self.next.text!r} behind a statement")
+        return found
+
+    def sub(self, body: list[Token]) -> list[Any]:
+        return Block(self.interpreter, body, self.scope).statements()
+
+    def statement(self) -> list[Any]:  # one for each kind
+        word = self.next.text if self.next.kind == "word" else ""
+        if word == "function":
+            self.take()
+            name = self.take().text
+            if name.lower() in KEYWORDS:
+                raise Refused(f"{name} is a keyword")
+            parameters = []
+            self.take("(")
+            while self.next.text != ")":
+                parameters.append(self.take().text[1:].lower())
+                if self.next.text == ",":
+                    self.take()
+            self.take(")")
+            self.interpreter.functions[name] = Function(parameters, self.inner())
+            return []
+        if word == "if":
+            return self.condition()
+        if word == "foreach":
+            return self.loop()
+        if word == "try":
+            self.take()
+            body = self.inner()
+            self.take("catch")
+            handler = self.inner()
+            try:
+                return self.sub(body)
+            except Thrown as error:
+                scope = Scope({"_": {"Exception": {"Message": str(error)}}}, self.scope)
+                block = Block(self.interpreter, handler, self.scope)
+                block.scope = Scope(self.scope.values, scope)
+                self.scope.values["_"] = scope.values["_"]
+                return block.statements()
+        if word == "break":
+            self.take()
+            raise Break
+        value = self.assignment_or_pipeline()
+        return [] if value is VOID else value if isinstance(value, list) else [value]
+
+    def condition(self) -> list[Any]:
+        self.take("if")
+        self.take("(")
+        chosen = truth(self.pipeline())
+        self.take(")")
+        body = self.inner()
+        other = None
+        if self.next.text == "else":
+            self.take()
+            other = self.inner()
+        return self.sub(body) if chosen else self.sub(other or [])
+
+    def loop(self) -> list[Any]:
+        self.take("foreach")
+        self.take("(")
+        name = self.take().text[1:].lower()
+        self.take("in")
+        values = self.pipeline()
+        self.take(")")
+        body = self.inner()
+        found: list[Any] = []
+        for value in values if isinstance(values, list) else [] if values is None else [values]:
+            self.scope.values[name] = value
+            try:
+                found += self.sub(body)
+            except Break:
+                break
+        return found
+
+    def assignment_or_pipeline(self) -> Any:
+        start = self.at
+        if self.next.kind == "variable":
+            target = self.target()
+            if self.next.text in ("=", "+="):
+                sign = self.take().text
+                value = self.pipeline()
+                if value is VOID:
+                    value = None
+                self.assign(target, value, sign == "+=")
+                return VOID
+            self.at = start
+        return self.pipeline()
+
+    def target(self) -> list[Any]:
+        path: list[Any] = [self.take().text[1:].lower()]
+        while True:
+            if self.next.text == "." and not self.next.apart:
+                self.take()
+                path.append(self.take().text)
+            elif self.next.kind == "word" and self.next.text.startswith(".") and not self.next.apart:
+                path += self.take().text[1:].split(".")
+            elif self.next.text == "[" and not self.next.apart:
+                self.take()
+                path.append(self.expression())
+                self.take("]")
+            else:
+                return path
+
+    def assign(self, path: list[Any], value: Any, more: bool) -> None:
+        if len(path) == 1:
+            self.scope.values[path[0]] = value
+            return
+        owner = self.scope.get(path[0])
+        for key in path[1:-1]:
+            owner = member(owner, key)
+        if more:
+            value = [*(member(owner, path[-1]) or []), *(value if isinstance(value, list) else [value])]
+        if isinstance(owner, dict):
+            owner[path[-1]] = value
+        elif hasattr(owner, path[-1]):
+            setattr(owner, path[-1], value)
+        else:
+            raise Thrown(f"The property '{path[-1]}' cannot be found on this object.")
+
+    def pipeline(self) -> Any:
+        if self.next.kind == "word" and self.next.text not in ("if", "foreach", "try"):
+            return self.command()
+        return self.expression()
+
+    def command(self) -> Any:
+        name = self.take().text
+        if name.lower() in KEYWORDS:
+            raise Refused(f"{name} is a keyword")
+        arguments: list[Any] = []
+        options: dict[str, Any] = {}
+        while self.next.kind != "end" and self.next.text not in (")", "}"):
+            token = self.next
+            if token.kind == "word" and token.text.startswith("-"):
+                option = self.take().text
+                takes = self.next.kind == "number"
+                options[option] = self.take().text if takes else True
+                continue
+            value = self.take().text if token.kind == "word" else self.primary()
+            while self.next.text == "," and value is not VOID:
+                self.take()
+                value = [*(value if isinstance(value, list) else [value]), self.primary()]
+            arguments.append(value)
+        return self.interpreter.command(name, arguments, options, self.scope)
+
+    def expression(self) -> Any:
+        left = self.sum()
+        while self.next.kind == "operator" and self.next.text in BINARY:
+            operator = self.take().text
+            if operator in ("-and", "-or"):
+                # The right side is read in any case; it changes nothing here.
+                right = self.sum()
+                left = (truth(left) and truth(right)) if operator == "-and" else (truth(left) or truth(right))
+                continue
+            left = compared(operator, left, self.sum())
+        return left
+
+    def sum(self) -> Any:
+        left = self.comma()
+        while self.next.text in ("+", "-"):
+            sign = self.take().text
+            right = self.comma()
+            left = left + right if sign == "+" else left - right
+        return left
+
+    def comma(self) -> Any:
+        values = [self.unary()]
+        while self.next.text == ",":
+            self.take()
+            values.append(self.unary())
+        return values[0] if len(values) == 1 else values
+
+    def unary(self) -> Any:
+        if self.next.text == "-not":
+            self.take()
+            return not truth(self.unary())
+        if self.next.kind == "type" and self.tokens[self.at + 1].kind != "static":
+            name = self.take().text
+            if name != "[int]":
+                raise Refused(f"cast to {name}")
+            return round(self.unary())
+        return self.primary()
+
+    def primary(self) -> Any:
+        token = self.take()
+        match token.kind:
+            case "variable":
+                value = self.variable(token.text)
+            case "single":
+                value = token.text[1:-1].replace("''", "'")
+            case "double":
+                value = re.sub(r"\$(\w+)", lambda found: str(self.scope.get(found.group(1).lower())), token.text[1:-1])
+            case "number":
+                value = int(token.text)
+            case "type":
+                self.take("::")
+                # The name may come with members behind it.
+                name, *behind = self.take().text.split(".")
+                arguments = self.arguments() if not behind and self.next.text == "(" else None
+                value = self.interpreter.static(token.text[1:-1], name, arguments)
+                if behind:
+                    return self.members(self.called(value, behind))
+            case "array":
+                value = self.pipeline() if self.next.text != ")" else []
+                self.take(")")
+                value = value if isinstance(value, list) else [] if value is None else [value]
+            case "hash":
+                value = self.hash()
+            case _ if token.text == "(":
+                value = self.pipeline()
+                self.take(")")
+            case _:
+                raise Refused(f"found {token.text!r} where a value is expected")
+        return self.members(value)
+
+    def variable(self, text: str) -> Any:
+        if text.startswith("$env:"):
+            return {"COMPUTERNAME": self.interpreter.windows.machine.name}.get(text[5:])
+        return self.scope.get(text[1:].lower())
+
+    def arguments(self) -> list[Any]:
+        found = []
+        self.take("(")
+        while self.next.text != ")":
+            found.append(self.argument())
+            if self.next.text == ",":
+                self.take()
+        self.take(")")
+        return found
+
+    def argument(self) -> Any:
+        # A comma ends an argument of a method.
+        left = self.unary()
+        while self.next.text in ("+", "-"):
+            sign = self.take().text
+            right = self.unary()
+            left = left + right if sign == "+" else left - right
+        return left
+
+    def hash(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        while True:
+            while self.next.kind == "end":
+                self.take()
+            if self.next.text == "}":
+                self.take()
+                return found
+            key = self.take().text
+            self.take("=")
+            found[key] = self.pipeline()
+
+    def called(self, value: Any, names: list[str]) -> Any:
+        """Follow members; the last is a method where parentheses stand behind it."""
+        for name in names[:-1]:
+            value = member(value, name)
+        if self.next.text == "(" and not self.next.apart:
+            method = getattr(value, names[-1], None)
+            if method is None:
+                raise Thrown(f"Method invocation failed because it does not contain a method named '{names[-1]}'.")
+            return method(*self.arguments())
+        return member(value, names[-1])
+
+    def members(self, value: Any) -> Any:
+        while not self.next.apart:
+            if self.next.text == ".":
+                self.take()
+                value = self.called(value, self.take().text.split("."))
+            elif self.next.text == "[":
+                self.take()
+                value = member(value, self.expression())
+                self.take("]")
+            else:
+                break
+        return value
+
+
+def member(value: Any, name: Any) -> Any:
+    """Return a member; what is not there is null, as without strict mode."""
+    if isinstance(value, dict):
+        return list(value) if name == "Keys" else value.get(name)
+    if name == "Length" and isinstance(value, (bytes, str, list)):
+        return len(value)
+    return getattr(value, name, None) if value is not None else None
+
+
+def compared(operator: str, left: Any, right: Any) -> Any:
+    if operator in ("-eq", "-ne"):
+        return (left == right) is (operator == "-eq")
+    if operator == "-replace":
+        return re.sub(right[0], right[1], left, flags=re.IGNORECASE)
+    if operator == "-split":
+        return re.split(right, left, flags=re.IGNORECASE)
+    return bool(re.search(right, left, re.IGNORECASE)) is (operator == "-match")
+
+
+def run(windows: Windows, script: str) -> str:
+    """Return what a script prints."""
+    return "".join(f"{line}\r\n" for line in Interpreter(windows).run(script))
+
+
+def main(windows: Windows, line: str) -> int:
+    """Run powershell.exe with what follows its name."""
+    words = command_line.split(f"powershell.exe {line}")[1:]
+    if words[:-1] != ["-NoProfile", "-NonInteractive", "-EncodedCommand"]:
+        sys.stderr.write(f"powershell.exe: {words[:-1]} is not doubled\r\n")
+        return 1
+    try:
+        sys.stdout.write(run(windows, base64.b64decode(words[-1], validate=True).decode("utf-16-le")))
+    except Thrown as error:
+        sys.stderr.write(f'#< CLIXML\r\n<Objs><S S="Error">{error}</S></Objs>')
+        return 1
+    return 0

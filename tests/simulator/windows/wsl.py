@@ -1,0 +1,248 @@
+"""wsl.exe: lists distributions, and runs commands in them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NoReturn
+
+from tests.simulator.windows import command_line as lines
+from tests.simulator.windows.host import SYSTEM32, Distribution, Machine, Windows
+
+# localization/strings/<language>/Resources.resw; the last is Windows' own text for ERROR_CANT_ACCESS_FILE, as seen in
+# WSL#9221 and WSL#10190 (German and simplified Chinese are assumed).
+TEXTS = {
+    "en": {
+        "none": "Windows Subsystem for Linux has no installed distributions.\n"
+        "You can resolve this by installing a distribution with the instructions below:\n\n"
+        "Use 'wsl.exe --list --online' to list available distributions\nand 'wsl.exe --install <Distro>' to install.",
+        "not_running": "There are no running distributions.",
+        "no_such": "There is no distribution with the supplied name.",
+        "no_user": "User not found.",
+        "disk": "The system cannot find the file specified.",
+        "local_system": "Running WSL as local system is not supported.",
+        "usage": "Invalid command line argument: {}\nPlease use 'wsl.exe --help' to get a list of supported arguments.",
+        "code": "{}\nError code: {}",
+        "missing": "Argument {} is missing a required parameter.",
+        "no_access": "The file cannot be accessed by the system.",
+    },
+    "de": {
+        "none": "Windows-Subsystem für Linux verfügt über keine installierten Distributionen.\n"
+        "Sie können dies beheben, indem Sie eine Distribution mit den folgenden Anweisungen installieren:",
+        "not_running": "Es werden keine Distributionen ausgeführt.",
+        "no_such": "Es ist keine Distribution mit dem angegebenen Namen vorhanden.",
+        "no_user": "Benutzer nicht gefunden.",
+        "disk": "Das System kann die angegebene Datei nicht finden.",
+        "local_system": "Das Ausführen von WSL als lokales System wird nicht unterstützt.",
+        "usage": "Ungültiges Befehlszeilenargument: {}",
+        "code": "{}\nFehlercode: {}",
+        "missing": "Für Argument {} fehlt ein erforderlicher Parameter.",
+        "no_access": "Das System kann nicht auf die Datei zugreifen.",
+    },
+    "zh": {
+        "none": "适用于 Linux 的 Windows 子系统没有已安装的分发。\n可按照以下说明安装分发来解决此问题:",
+        "not_running": "没有正在运行的分发。",
+        "no_such": "不存在具有所提供名称的分发。",
+        "no_user": "找不到用户。",
+        "disk": "系统找不到指定的文件。",
+        "local_system": "不支持将 WSL 作为本地系统运行。",
+        "usage": "无效的命令行参数: {}",
+        "code": "{}\n错误代码: {}",
+        "missing": "参数 {} 缺少必需的参数。",
+        "no_access": "系统无法访问此文件。",
+    },
+}
+# WslMain returns -1 for each error of its own, so that callers can tell it from one of a Linux program.
+FAILED = 0xFFFFFFFF
+# What a distribution's own files lie over, and what its kernel says of itself.
+ENTER = """\
+set -e
+root=$1; shift
+for part in etc usr; do
+    [ ! -d "$root/$part" ] || mount -t overlay overlay -o "lowerdir=$root/$part:/$part" "/$part"
+done
+[ ! -f "$root/osrelease" ] || mount --bind "$root/osrelease" /proc/sys/kernel/osrelease
+mount -t tmpfs tmpfs /run
+[ ! -e "$root/systemd" ] || mkdir -p /run/systemd/system
+exec "$@"
+"""
+
+
+class Failed(Exception):
+    """wsl.exe ends with a message of its own."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """One run of wsl.exe."""
+
+    windows: Windows
+    machine: Machine
+    environment: Mapping[str, str]
+
+    def text(self, name: str, *values: str) -> str:
+        return TEXTS[self.machine.language][name].format(*values)
+
+    def print(self, text: str) -> None:
+        """Print as the C runtime does: UTF-16LE without a mark unless WSL_UTF8 is exactly 1 (WslClient.cpp, Main)."""
+        utf8 = self.environment.get("WSL_UTF8") == "1" and self.machine.knows_utf8
+        end = "\r\r\n" if self.machine.double_cr else "\r\n"
+        raw = f"{text}\n".replace("\n", end).encode("utf-8" if utf8 else "utf-16-le")
+        sys.stdout.buffer.write(raw)
+        sys.stdout.buffer.flush()
+
+    def fail(self, name: str, code: str | None = None) -> NoReturn:
+        """Raise what is printed on stdout: PrintMessage writes there by default (wslutil.h)."""
+        message = self.text(name)
+        raise Failed(self.text("code", message, code) if code else message)
+
+
+def main(windows: Windows, path: str, command_line: str, environment: Mapping[str, str], session: int) -> int:
+    """Run wsl.exe with what follows its name on the command line, and return its exit code as Windows has it."""
+    windows.log(path, command_line)
+    process = Process(windows, windows.machine, environment)
+    if process.machine.session_zero_fails and session == 0 and path == SYSTEM32:
+        process.print(process.text("no_access"))
+        return 1
+    try:
+        if process.machine.local_system and session == 0:
+            # LxssUserSessionFactory.cpp: refused by the service, whatever was asked.
+            process.fail("local_system", "Wsl/Service/WSL_E_LOCAL_SYSTEM_NOT_SUPPORTED")
+        return _options(process, command_line.strip())
+    except Failed as failure:
+        process.print(str(failure))
+        return FAILED
+
+
+def _argument(rest: str) -> tuple[str, str]:
+    """Return the next option and what follows it: options end at a blank, and quotes mean nothing (helpers.cpp)."""
+    match = re.match(r"[^ \t]*", rest)
+    word = match.group() if match else ""
+    return word, rest[len(word) :].lstrip()
+
+
+def _options(process: Process, rest: str) -> int:
+    name = user = None
+    while rest:
+        option, following = _argument(rest)
+        if option in ("--list", "-l"):
+            return _list(process, following.split())
+        if option in ("--distribution", "-d", "--user", "-u", "--cd"):
+            value, following = _argument(following)
+            if not value:
+                process.print(process.text("missing", option))
+                return FAILED
+            if option in ("--distribution", "-d"):
+                name = value
+                _distribution(process, name)
+            elif option != "--cd":
+                user = value
+            rest = following
+        elif option in ("--exec", "-e"):
+            return _run(process, name, user, lines.split(following))
+        elif option.startswith("-") and option != "--":
+            process.print(process.text("usage", option))
+            return FAILED
+        else:
+            command = following if option == "--" else rest
+            # Without --exec a shell of the user gets the command line as it is: $SHELL -c commandLine.
+            return _run(process, name, user, ["/bin/sh", "-c", command])
+    return _run(process, name, user, ["/bin/sh", "-l"])
+
+
+def _list(process: Process, options: list[str]) -> int:
+    wanted = {{"-v": "--verbose", "-q": "--quiet"}.get(option, option) for option in options}
+    if not wanted <= {"--verbose", "--quiet", "--running", "--all"} or {"--verbose", "--quiet"} <= wanted:
+        process.print(process.text("usage", " ".join(options)))
+        return FAILED
+    # ListDistributionsHelper: the default first, and no order is promised of the others.
+    every = sorted(process.machine.distributions, key=lambda each: not each.default)
+    if "--verbose" in wanted:
+        # --running is ignored together with --verbose.
+        if not every:
+            process.fail("none")
+        width = max(4, *(len(each.name) for each in every)) + 4
+        rows = [(" ", "NAME", "STATE", "VERSION")]
+        rows += [("*" if each.default else " ", each.name, each.state, str(each.version)) for each in every]
+        process.print("\n".join(f"{mark} {name:<{width}}{state:<16}{version}" for mark, name, state, version in rows))
+        return 0
+    if "--running" in wanted:
+        every = [each for each in every if each.state == "Running"]
+        if not every and "--quiet" not in wanted:
+            process.print(process.text("not_running"))
+            return FAILED
+    if "--all" not in wanted:
+        every = [each for each in every if each.state in ("Running", "Stopped")]
+    if not every and "--quiet" not in wanted:
+        process.fail("none")
+    for each in every:
+        process.print(each.name)
+    return 0
+
+
+def _distribution(process: Process, name: str | None) -> Distribution:
+    for each in process.machine.distributions:
+        if each.name == name or (name is None and each.default):
+            return each
+    if name is None:
+        return process.fail("none")
+    return process.fail("no_such", "Wsl/Service/WSL_E_DISTRO_NOT_FOUND")
+
+
+def _run(process: Process, name: str | None, user: str | None, argv: list[str]) -> int:
+    distribution = _distribution(process, name)
+    if distribution.broken:
+        process.fail("disk", distribution.broken)
+    user = user or next(iter(distribution.users))
+    if user not in distribution.users:
+        process.fail("no_user", "Wsl/Service/WSL_E_USER_NOT_FOUND")
+    if distribution.state != "Running":
+        # Whoever runs a command in a stopped distribution has started it.
+        with process.windows.changed() as machine:
+            next(each for each in machine.distributions if each.name == distribution.name).state = "Running"
+    try:
+        command = entered(distribution, user, argv)
+        if distribution.cut_after is not None:
+            return _cut(command, distribution.cut_after)
+        # Standard streams are relayed as they are, whatever WSL_UTF8 says: they are the Linux program's.
+        code = subprocess.run(command, env=_environment(user), check=False).returncode
+    except FileNotFoundError:
+        # SessionLeaderCreateProcess: FATAL_ERROR("execvpe({}) failed: {}").
+        sys.stderr.write(f"<3>WSL (9) ERROR: execvpe({argv[0]}) failed: No such file or directory\n")
+        return 1
+    return code & 0xFF
+
+
+def _cut(command: list[str], after: int) -> int:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=_environment("root")) as running:
+        assert running.stdout
+        sys.stdout.buffer.write(running.stdout.read(after))
+        sys.stdout.buffer.flush()
+        running.kill()
+    return 0
+
+
+def _environment(user: str) -> dict[str, str]:
+    # Nothing of Windows' environment reaches Linux but what WSLENV names, and we name nothing there.
+    return {
+        "HOME": os.environ.get("GPUFARM_WSL_HOME", "/tmp"),
+        "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/lib/wsl/lib",
+        "USER": user,
+        "LANG": "C.UTF-8",
+    }
+
+
+def entered(distribution: Distribution, user: str, argv: list[str]) -> list[str]:
+    """Return the command that runs a command inside a distribution."""
+    if distribution.container:
+        return ["docker", "exec", "--interactive", "--user", user, distribution.container, *argv]
+    uid = distribution.users[user]
+    if uid != os.geteuid():
+        argv = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", *argv]
+    if distribution.root:
+        return ["unshare", "--mount", "/bin/sh", "-c", ENTER, "sh", distribution.root, *argv]
+    return argv

@@ -1,0 +1,588 @@
+"""The inventory, as ansible-inventory prints it, of Windows machines that are asked for real."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ansible_collections.gpufarm.core.plugins.inventory import wsl
+from ansible_collections.gpufarm.core.plugins.plugin_utils import wsl as asking
+
+from tests.simulator.tools import BuildError
+from tests.simulator.windows import powershell
+from tests.simulator.windows.host import SYSTEM32, Distribution, Machine, Windows
+from tests.simulator.windows.sshd import PATIENCE, Sshd, can_have_users
+
+pytestmark = pytest.mark.controller
+ROOT = Path(__file__).resolve().parents[4]
+ME = {"me": os.geteuid()}
+SSH = shutil.which("ssh")
+
+
+def ansible_inventory(path: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [Path(sys.executable).with_name("ansible-inventory"), "-i", path, *options],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+        # What has more than one word would be broken into lines, and asserted in vain.
+        env={**os.environ, "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".collections"), "COLUMNS": "10000", **environment},
+    )  # fmt: skip
+
+
+def listed(path: Path, config: dict[str, Any], **environment: str) -> tuple[dict[str, Any], str]:
+    """Return an inventory and what was warned of."""
+    source = path / "test.wsl.yml"
+    full = {"plugin": "gpufarm.core.wsl", "timeout": PATIENCE, **config}
+    source.write_text(yaml.safe_dump(full), encoding="utf-8")
+    done = ansible_inventory(source, "--list", **environment)
+    assert done.returncode == 0, done.stderr
+    return loaded(done.stdout), done.stderr
+
+
+def loaded(text: str) -> dict[str, Any]:
+    """Return what --list printed; ansible-core before 2.21 marks what is no template."""
+    found: dict[str, Any] = json.loads(text, object_hook=lambda each: each.get("__ansible_unsafe", each))
+    return found
+
+
+def failed(path: Path, config: dict[str, Any]) -> str:
+    source = path / "test.wsl.yml"
+    source.write_text(yaml.safe_dump({"plugin": "gpufarm.core.wsl", **config}), encoding="utf-8")
+    done = ansible_inventory(source, "--list", ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED="true")
+    assert done.returncode != 0, done.stdout
+    return done.stderr
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Windows:
+    monkeypatch.delenv("WSL_UTF8", raising=False)
+    distributions = [
+        Distribution("Debian", default=True, users=ME),
+        Distribution("Old", "Stopped", 1, users=ME),
+        Distribution("docker-desktop", users=ME),
+        Distribution("podman-machine-default", "Stopped", users=ME),
+        Distribution("rancher-desktop-data", "Stopped", users=ME),
+    ]
+    return Windows.create(tmp_path / "windows", Machine("PC1", distributions))
+
+
+def local(windows: Windows, name: str = "pc", **options: Any) -> dict[str, Any]:
+    return {"name": name, "connection": "local", "wsl_exe": str(windows.mounted(SYSTEM32)), **options}
+
+
+def test_a_machine_and_its_distributions(here: Windows, tmp_path: Path) -> None:
+    inventory, warnings = listed(tmp_path, {"windows_hosts": [local(here, distribution_user="me")]})
+    assert inventory["wsl_hosts"] == {"hosts": ["pc"]}
+    assert inventory["wsl_instances"] == {"hosts": ["pc-Debian", "pc-Old"]}
+    variables = inventory["_meta"]["hostvars"]
+    program = str(here.mounted(SYSTEM32))
+    assert variables["pc"] == {
+        "ansible_connection": "local",
+        "wsl_connection": "local",
+        "wsl_distributions": [
+            "Debian", "Old", "docker-desktop", "podman-machine-default", "rancher-desktop-data",
+        ],
+        "wsl_exe": program,
+        "wsl_reachable": True,
+    }  # fmt: skip
+    assert variables["pc-Old"] == {
+        "ansible_connection": "gpufarm.core.wsl",
+        "ansible_user": "me",
+        "ansible_wsl_exe": program,
+        "wsl_default": False,
+        "wsl_distribution": "Old",
+        "wsl_host": "pc",
+        "wsl_running": False,
+        "wsl_state": "Stopped",
+        "wsl_user": "me",
+        "wsl_version": 1,
+    }
+    debian = variables["pc-Debian"]
+    assert (debian["wsl_default"], debian["wsl_running"], debian["wsl_version"]) == (True, True, 2)
+    assert debian["wsl_kernel"] == Path("/proc/sys/kernel/osrelease").read_text(encoding="ascii").strip()
+    assert {"wsl_release", "wsl_release_id", "wsl_release_version", "wsl_ip", "wsl_systemd", "wsl_gpus"} <= set(debian)
+    assert here.machine.distributions[1].state == "Stopped"
+    assert "WARNING" not in warnings
+
+
+def test_tasks_run_through_what_was_filled_in(here: Windows, tmp_path: Path) -> None:
+    listed(tmp_path, {"windows_hosts": [local(here)]})
+    done = subprocess.run(
+        [Path(sys.executable).with_name("ansible"), "-i", tmp_path / "test.wsl.yml", "wsl_instances", "-m", "raw",
+         "-a", "echo it is $0 {{ wsl_distribution }}"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+        env={**os.environ, "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".collections")},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "it is /bin/sh Debian" in done.stdout
+    assert "it is /bin/sh Old" in done.stdout
+
+
+def test_groups_compose_filters_and_names(here: Windows, tmp_path: Path) -> None:
+    config = {
+        "windows_hosts": [local(here)],
+        "strict": True,
+        "exclude_distributions": ["podman*"],
+        "hostname": "{{ wsl_distribution | lower }}.{{ wsl_host }}",
+        "groups": {"old": "wsl_version == 1"},
+        "keyed_groups": [{"key": "wsl_state", "prefix": "state"}],
+        "compose": {"both": "wsl_host ~ '/' ~ wsl_distribution"},
+        "filters": [{"include": "wsl_default"}, {"exclude": "wsl_distribution is match('rancher')"}],
+    }
+    inventory, _warnings = listed(tmp_path, config)
+    assert inventory["wsl_instances"]["hosts"] == ["debian.pc", "old.pc", "docker-desktop.pc"]
+    assert inventory["old"]["hosts"] == ["old.pc"]
+    assert inventory["state_Running"]["hosts"] == ["debian.pc", "docker-desktop.pc"]
+    assert inventory["_meta"]["hostvars"]["debian.pc"]["both"] == "pc/Debian"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"compose": {"x": "no_such_variable.y"}},
+        {"groups": {"x": "no_such_variable.y"}},
+        {"keyed_groups": [{"key": "no_such_variable.y"}]},
+        {"filters": [{"exclude": "no_such_variable.y"}]},
+    ],
+    ids=lambda config: next(iter(config)),
+)
+def test_strict_is_honoured_everywhere(here: Windows, tmp_path: Path, config: dict[str, Any]) -> None:
+    hosts = {"windows_hosts": [local(here)], **config}
+    assert "no_such_variable" in failed(tmp_path, {**hosts, "strict": True})
+    inventory, _warnings = listed(tmp_path, {**hosts, "strict": False})
+    assert inventory["wsl_instances"]["hosts"] == ["pc-Debian", "pc-Old"]
+
+
+def test_the_same_name_on_two_machines_is_two_hosts(here: Windows, tmp_path: Path) -> None:
+    hosts = [local(here, "a"), local(here, "b")]
+    inventory, _warnings = listed(tmp_path, {"windows_hosts": hosts, "details": "none"})
+    assert inventory["wsl_instances"]["hosts"] == ["a-Debian", "a-Old", "b-Debian", "b-Old"]
+    error = failed(tmp_path, {"windows_hosts": hosts, "details": "none", "hostname": "{{ wsl_distribution }}"})
+    assert "Two hosts are named Debian. Next step: give another hostname" in error
+    error = failed(tmp_path, {"windows_hosts": hosts, "details": "none", "hostname": "{{ nothing }}"})
+    assert "hostname cannot be made for a-Debian" in error
+
+
+@pytest.mark.parametrize(
+    ("described", "error"),
+    [
+        ("x", "each of windows_hosts needs a name, found 'x'"),
+        ({"connection": "ssh"}, "each of windows_hosts needs a name, found {'connection': 'ssh'}"),
+        ({"name": "a", "adress": "b"}, "a has unknown options: adress"),
+        ({"name": "a", "port": "x"}, "port of a is no number: 'x'"),
+        ({"name": "a", "connection": "winrm"}, "connection of a is 'winrm'. Expected: one of local, ssh, psrp"),
+        (
+            {"name": "a", "distribution_connection": "x"},
+            "distribution_connection of a is 'x'. Expected: one of wsl, ssh",
+        ),
+        ({"name": "a", "ssh_arguments": "-4"}, "ssh_arguments of a must be a list, psrp a dictionary"),
+        ({"name": "a", "psrp": "-4"}, "ssh_arguments of a must be a list, psrp a dictionary"),
+        ({"name": "a", "address": "-oProxyCommand=x"}, "address of a begins with a dash: '-oProxyCommand=x'"),
+        ({"name": "-a"}, "address of -a begins with a dash: '-a'"),
+    ],
+)
+def test_a_machine_that_cannot_be_meant(described: Any, error: str) -> None:
+    with pytest.raises(ValueError) as failure:
+        wsl.host_of(described)
+    assert str(failure.value) == error
+
+
+@pytest.mark.parametrize(
+    ("config", "error"),
+    [
+        ({"windows_hosts": [{"name": "a", "port": "x"}]}, "test.wsl.yml: port of a is no number: 'x'"),
+        ({"windows_hosts": [{"name": "a"}, {"name": "a"}]}, "two of windows_hosts have the same name: a"),
+        ({"windows_hosts": [], "workers": 0}, "workers and timeout must be 1 or more"),
+    ],
+)
+def test_a_configuration_that_cannot_be_meant(tmp_path: Path, config: dict[str, Any], error: str) -> None:
+    assert error in failed(tmp_path, config)
+
+
+def test_a_filter_that_cannot_be_meant(here: Windows, tmp_path: Path) -> None:
+    config = {"windows_hosts": [local(here)], "filters": [{"only": "x"}]}
+    assert "A filter needs either include or exclude, found {'only': 'x'}" in failed(tmp_path, config)
+
+
+@pytest.mark.parametrize("name", ["wsl.yml", "lab.yml", "lab.wsl.yml.bak", "labwsl.yml"])
+def test_other_files_are_left_to_others(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("plugin: gpufarm.core.wsl\nwindows_hosts: []\n", encoding="utf-8")
+    assert not wsl.InventoryModule().verify_file(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("name", ["lab.wsl.yml", "lab.wsl.yaml", ".wsl.yml"])
+def test_its_files(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    assert wsl.InventoryModule().verify_file(str(tmp_path / name))
+    assert not wsl.InventoryModule().verify_file(str(tmp_path / "missing.wsl.yml"))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Templates
+
+
+def test_nothing_that_is_named_like_a_template_is_evaluated(here: Windows, tmp_path: Path) -> None:
+    if not can_have_users():
+        pytest.skip("a container without CAP_SYS_ADMIN mounts nothing")
+    touched = tmp_path / "touched"
+    evil = f"{{{{ lookup('ansible.builtin.pipe', 'touch {touched}') }}}}{{{{ 7 * 7 }}}}"
+    root = tmp_path / "root"
+    (root / "etc").mkdir(parents=True)
+    (root / "etc/os-release").write_text(f"PRETTY_NAME={evil}\nID={evil}\n", encoding="utf-8")
+    with here.changed() as machine:
+        machine.distributions = [Distribution("Evil", default=True, root=str(root), users={"root": 0})]
+    config = {
+        "windows_hosts": [local(here, "{{ 7 * 7 }}")],
+        "strict": True,
+        "hostname": "{{ wsl_host }}/{{ wsl_release }}",
+        "compose": {"again": "wsl_release", "joined": "wsl_host ~ wsl_release_id"},
+        "keyed_groups": [{"key": "wsl_release_id", "prefix": "id"}],
+        "filters": [{"exclude": "wsl_release == '49'"}],
+    }
+    inventory, _warnings = listed(tmp_path, config)
+    name = "{{ 7 * 7 }}/" + evil
+    assert inventory["wsl_hosts"]["hosts"] == ["{{ 7 * 7 }}"]
+    assert inventory["wsl_instances"]["hosts"] == [name]
+    assert not any("49" in group for group in inventory)
+    # What a playbook makes of the variables is the same text.
+    said_variables = ("wsl_host", "wsl_release", "again", "joined", "inventory_hostname")
+    play = [
+        {
+            "hosts": "wsl_instances",
+            "gather_facts": False,
+            "connection": "local",
+            "tasks": [
+                {
+                    "ansible.builtin.copy": {
+                        "content": "".join(f"{{{{ {name} }}}}\n" for name in said_variables),
+                        "dest": str(tmp_path / "said"),
+                        "mode": "0600",
+                    },
+                    "delegate_to": "localhost",
+                }
+            ],
+        }
+    ]
+    (tmp_path / "play.yml").write_text(yaml.safe_dump(play), encoding="utf-8")
+    done = subprocess.run(
+        [Path(sys.executable).with_name("ansible-playbook"), "-i", tmp_path / "test.wsl.yml", tmp_path / "play.yml"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+        env={**os.environ, "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".collections")},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = (tmp_path / "said").read_text(encoding="utf-8").splitlines()
+    assert said == ["{{ 7 * 7 }}", evil, evil, "{{ 7 * 7 }}" + evil, name]
+    assert not touched.exists()
+
+
+def test_values_of_a_machine_may_be_templates(here: Windows, tmp_path: Path) -> None:
+    described = local(here) | {
+        "wsl_exe": "{{ lookup('ansible.builtin.env', 'WHERE') }}",
+        "distribution_user": "{{ 'm' ~ 'e' }}",
+    }
+    inventory, _warnings = listed(tmp_path, {"windows_hosts": [described]}, WHERE=str(here.mounted(SYSTEM32)))
+    assert inventory["_meta"]["hostvars"]["pc-Old"]["ansible_user"] == "me"
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Machines that fail, caches, many machines
+
+
+def test_a_machine_that_fails_is_a_warning_and_marked(here: Windows, tmp_path: Path) -> None:
+    broken = {"name": "gone", "connection": "local", "wsl_exe": "/no/wsl.exe"}
+    inventory, warnings = listed(tmp_path, {"windows_hosts": [broken, local(here)]})
+    assert inventory["wsl_hosts"]["hosts"] == ["gone", "pc"]
+    assert inventory["wsl_instances"]["hosts"] == ["pc-Debian", "pc-Old"]
+    gone = inventory["_meta"]["hostvars"]["gone"]
+    assert not gone["wsl_reachable"]
+    assert gone["wsl_error"].startswith("No wsl.exe answered (/no/wsl.exe: [Errno 2] No such file or directory")
+    assert "[WARNING]: gone: No wsl.exe answered (/no/wsl.exe: " in warnings
+
+
+def test_a_distribution_that_fails_is_a_warning_and_marked(here: Windows, tmp_path: Path) -> None:
+    with here.changed() as machine:
+        machine.distributions[0].broken = "Wsl/Service/CreateInstance/E_FAIL"
+    inventory, warnings = listed(tmp_path, {"windows_hosts": [local(here)]})
+    assert inventory["_meta"]["hostvars"]["pc-Debian"]["wsl_error"].endswith("Wsl/Service/CreateInstance/E_FAIL")
+    assert "[WARNING]: pc-Debian: nothing is known from inside: The system cannot find" in warnings
+
+
+def cached(tmp_path: Path) -> dict[str, Any]:
+    return {"cache": True, "cache_plugin": "ansible.builtin.jsonfile", "cache_connection": str(tmp_path / "cache")}
+
+
+def test_a_cached_second_run_asks_nobody(here: Windows, tmp_path: Path) -> None:
+    config = {"windows_hosts": [local(here, password="s3cret")], **cached(tmp_path)}
+    first, _warnings = listed(tmp_path, config)
+    asked = len(here.calls())
+    assert asked == 3
+    assert listed(tmp_path, config)[0] == first
+    assert len(here.calls()) == asked
+    assert not any(b"s3cret" in path.read_bytes() for path in (tmp_path / "cache").iterdir())
+    # Who is asked for something else is asked, and so is whoever is asked anew.
+    listed(tmp_path, {**config, "details": "none"})
+    assert len(here.calls()) == asked + 2
+    ansible_inventory(tmp_path / "test.wsl.yml", "--list", "--flush-cache")
+    assert len(here.calls()) == asked + 4
+
+
+def test_a_password_is_no_part_of_what_a_cache_goes_by() -> None:
+    question = asking.Question()
+    first, second, other = (
+        wsl.fingerprint(wsl.host_of({"name": name, "password": password, "psrp": {"secret": password}}), question)
+        for name, password in (("a", "x"), ("a", "y"), ("b", "x"))
+    )
+    assert first == second != other
+
+
+def test_what_failed_is_not_cached(here: Windows, tmp_path: Path) -> None:
+    other = Windows.create(tmp_path / "other", dataclasses.replace(here.machine, installed=True))
+    program = other.mounted(SYSTEM32)
+    program.chmod(0o600)
+    config = {"windows_hosts": [local(here, "a"), local(other, "b")], **cached(tmp_path)}
+    assert not listed(tmp_path, config)[0]["_meta"]["hostvars"]["b"]["wsl_reachable"]
+    asked = len(here.calls())
+    program.chmod(0o755)
+    assert listed(tmp_path, config)[0]["_meta"]["hostvars"]["b"]["wsl_reachable"]
+    assert (len(here.calls()), len(other.calls())) == (asked, 3)
+    listed(tmp_path, config)
+    assert (len(here.calls()), len(other.calls())) == (asked, 3)
+
+
+# An ssh whose machine answers when so many connections are there at the same time; it notes how many it saw.
+CROWD = """\
+#!/bin/sh
+case " $* " in *" -G "*) exit 0 ;; esac
+echo x >>"{folder}/started"
+: >"{folder}/in.$$"
+set -- "{folder}"/in.*
+echo $# >>"{folder}/seen"
+[ $# -lt {crowd} ] || : >"{folder}/go"
+while [ ! -e "{folder}/go" ]; do sleep 0.2; done
+sleep 0.5
+rm "{folder}/in.$$"
+cat "{folder}/answer"
+"""
+
+
+def many(here: Windows, tmp_path: Path, count: int, crowd: int, **config: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    folder = tmp_path / "crowd"
+    folder.mkdir()
+    answer = powershell.run(here, asking.script(asking.Host("x"), asking.Question(exclude=("docker-desktop*",))))
+    (folder / "answer").write_text(answer, encoding="utf-8")
+    (folder / "ssh").write_text(CROWD.format(folder=folder, crowd=crowd), encoding="utf-8")
+    (folder / "ssh").chmod(0o755)
+    full = {"windows_hosts": [{"name": f"pc{n}"} for n in range(count)], **config}
+    inventory, _warnings = listed(tmp_path, full, PATH=f"{folder}:{os.environ['PATH']}")
+    return inventory, full
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text(encoding="ascii").split()
+
+
+def test_a_hundred_machines_are_asked_at_the_same_time_and_once(here: Windows, tmp_path: Path) -> None:
+    inventory, config = many(here, tmp_path, 100, 100, **cached(tmp_path))
+    assert len(inventory["wsl_hosts"]["hosts"]) == 100
+    assert len(inventory["wsl_instances"]["hosts"]) == 200
+    assert all(inventory["_meta"]["hostvars"][f"pc{n}"]["wsl_reachable"] for n in range(100))
+    assert len(lines(tmp_path / "crowd/started")) == 100
+    again, _warnings = listed(tmp_path, config, PATH=f"{tmp_path / 'crowd'}:{os.environ['PATH']}")
+    assert again == inventory
+    assert len(lines(tmp_path / "crowd/started")) == 100
+
+
+def test_no_more_machines_than_workers_are_asked_at_the_same_time(here: Windows, tmp_path: Path) -> None:
+    inventory, _config = many(here, tmp_path, 12, 4, workers=4)
+    assert len(inventory["wsl_hosts"]["hosts"]) == 12
+    assert max(int(seen) for seen in lines(tmp_path / "crowd/seen")) == 4
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# What connects
+
+
+ANSWER: dict[str, Any] = {
+    "program": "wsl.exe",
+    "computer_name": "PC1",
+    "shell": "powershell",
+    "ssh": {"hostname": "192.0.2.7", "port": "2222", "user": "alice", "identityfile": "~/.ssh/pc"},
+    "distributions": [{"name": "Debian", "state": "Running", "running": True, "version": 2, "default": True}],
+}
+
+
+def test_over_ssh_a_distribution_gets_what_ssh_makes_of_its_machine() -> None:
+    host = wsl.host_of({"name": "pc", "distribution_user": "root"})
+    assert wsl.connection_variables(host, ANSWER, ANSWER["distributions"][0]) == {
+        "ansible_connection": "community.general.wsl",
+        "ansible_host": "192.0.2.7",
+        "ansible_port": 2222,
+        "ansible_user": "alice",
+        "ansible_ssh_private_key_file": "~/.ssh/pc",
+        "wsl_remote_ssh_shell_type": "powershell",
+        "wsl_user": "root",
+    }
+
+
+@pytest.mark.parametrize(
+    ("ssh", "command"),
+    [
+        ({}, None),
+        ({"proxyjump": "jump"}, "ssh -W '[%h]:%p' -- ssh://jump"),
+        ({"proxyjump": "a,me@jump:2200"}, "ssh -W '[%h]:%p' -J a -- ssh://me@jump:2200"),
+        ({"proxycommand": "nc %h %p"}, "nc %h %p"),
+    ],
+)
+def test_jump_hosts_are_a_command(ssh: dict[str, str], command: str | None) -> None:
+    assert wsl.proxy_command(ssh) == command
+
+
+def test_over_ssh_the_machine_itself_gets_what_was_configured() -> None:
+    described = {"name": "pc", "address": "win", "port": 22, "user": "alice", "ssh_arguments": ["-J", "a b"]}
+    assert wsl.windows_variables(wsl.host_of(described), ANSWER) == {
+        "ansible_connection": "ssh",
+        "ansible_host": "win",
+        "ansible_port": 22,
+        "ansible_shell_type": "powershell",
+        "ansible_ssh_common_args": "-J 'a b'",
+        "ansible_user": "alice",
+        "wsl_computer_name": "PC1",
+        "wsl_connection": "ssh",
+        "wsl_distributions": ["Debian"],
+        "wsl_exe": "wsl.exe",
+    }
+
+
+def test_a_distributions_own_ssh_server_is_behind_its_machine() -> None:
+    described = {
+        "name": "pc", "user": "alice", "distribution_connection": "ssh", "distribution_user": "me",
+        "distribution_ssh_port": 2022,
+    }  # fmt: skip
+    running = {**ANSWER["distributions"][0], "ip": "172.28.112.5"}
+    found = wsl.connection_variables(wsl.host_of(described), ANSWER, running)
+    assert found == {
+        "ansible_connection": "ssh",
+        "ansible_host": "172.28.112.5",
+        "ansible_port": 2022,
+        "ansible_user": "me",
+        "ansible_ssh_common_args": "-o ProxyCommand='ssh -W '\"'\"'[%h]:%p'\"'\"' -l alice -- pc'",
+        "wsl_user": "me",
+    }
+    beside = wsl.connection_variables(wsl.host_of({**described, "connection": "local"}), ANSWER, running)
+    assert beside["ansible_host"] == "172.28.112.5"
+    assert "ansible_ssh_common_args" not in beside
+
+
+def test_over_psrp() -> None:
+    psrp = {"ssl": False, "auth": "ntlm", "cert_validation": False, "path": "x", "read_timeout": 5}
+    described = {"name": "pc", "connection": "psrp", "user": "bob", "password": "x", "port": "5985", "psrp": psrp}
+    host = wsl.host_of(described)
+    found = wsl.windows_variables(host, ANSWER)
+    assert {key: value for key, value in found.items() if key.startswith("ansible_")} == {
+        "ansible_connection": "psrp",
+        "ansible_host": "pc",
+        "ansible_password": "x",
+        "ansible_port": 5985,
+        "ansible_psrp_auth": "ntlm",
+        "ansible_psrp_cert_validation": "ignore",
+        "ansible_psrp_path": "x",
+        "ansible_psrp_protocol": "http",
+        "ansible_user": "bob",
+    }
+    assert wsl.connection_variables(host, ANSWER, ANSWER["distributions"][0]) == {
+        "ansible_connection": "ssh", "ansible_host": "pc", "ansible_port": 22,
+    }  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The lab of docs/wsl.md
+
+LAB = ROOT / "examples/inventories/lab.wsl.yml"
+# ssh and wsl.exe are the programs of the one who types the command; here they lead to the simulated lab.
+LAB_SSH = '#!/bin/sh\nexec {ssh} -F {config} "$@"\n'
+
+
+def lab_machines() -> dict[str, Sequence[Distribution]]:
+    return {
+        "gaming-pc": [
+            Distribution("Ubuntu-24.04", default=True, users=ME),
+            Distribution("docker-desktop", users=ME),
+        ],
+        "workstation": [
+            Distribution("Debian", default=True, users=ME | {"root": 0}),
+            Distribution("Ubuntu-22.04", "Stopped", users=ME | {"root": 0}),
+            Distribution("legacy", version=1, users=ME | {"root": 0}),
+        ],
+        "here": [Distribution("Debian", default=True, users=ME)],
+    }
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Windows]]:
+    if not can_have_users():
+        pytest.skip("a container without CAP_SYS_ADMIN mounts nothing")
+    machines = {
+        name: Windows.create(tmp_path / name, Machine(name.upper(), list(distributions)))
+        for name, distributions in lab_machines().items()
+    }
+    with machines["workstation"].changed() as machine:
+        machine.default_shell, machine.language = r"C:\Windows\System32\WindowsPowerShell\v1.0\powershell.exe", "de"
+        machine.session_zero_fails = True
+    with ExitStack() as stack:
+        try:
+            gaming_pc = stack.enter_context(Sshd(machines["gaming-pc"], ["alice"]))
+            workstation = stack.enter_context(Sshd(machines["workstation"], ["bob"]))
+        except BuildError as error:
+            pytest.skip(str(error))
+        lines_of_config = gaming_pc.client_configuration("gaming-pc") + workstation.client_configuration("192.0.2.32")
+        (tmp_path / "ssh_config").write_text(lines_of_config, encoding="utf-8")
+        (tmp_path / "ssh").write_text(LAB_SSH.format(ssh=SSH, config=tmp_path / "ssh_config"), encoding="utf-8")
+        (tmp_path / "ssh").chmod(0o755)
+        folders = [str(tmp_path), str(machines["here"].mounted(SYSTEM32).parent)]
+        monkeypatch.setenv("PATH", ":".join(folders), prepend=":")
+        monkeypatch.setenv("HOME", str(tmp_path))
+        yield machines
+
+
+def test_the_lab_is_what_the_docs_show(lab: dict[str, Windows]) -> None:
+    done = ansible_inventory(LAB, "--graph")
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr
+    text = (ROOT / "docs/wsl.md").read_text(encoding="utf-8")
+    assert f"```text\n{done.stdout}```" in text
+    for name in ("gaming-pc", "workstation"):
+        assert [program for program, _line in lab[name].calls()].count("ssh") == 1
+    assert lab["workstation"].machine.distributions[1].state == "Stopped"
+    # What the example itself caches answers the second time.
+    assert ansible_inventory(LAB, "--graph").stdout == done.stdout
+    assert [program for program, _line in lab["gaming-pc"].calls()].count("ssh") == 1
+
+
+def test_each_host_of_the_lab_is_reached_in_its_way(lab: dict[str, Windows]) -> None:
+    assert lab
+    variables = loaded(ansible_inventory(LAB, "--list").stdout)["_meta"]["hostvars"]
+    ways = {
+        name: (each["ansible_connection"], each.get("wsl_remote_ssh_shell_type")) for name, each in variables.items()
+    }
+    assert ways == {
+        "gaming-pc": ("ssh", None),
+        "gaming-pc-Ubuntu-24.04": ("community.general.wsl", "cmd"),
+        "here": ("local", None),
+        "here-Debian": ("gpufarm.core.wsl", None),
+        "workstation": ("ssh", None),
+        "workstation-Debian": ("community.general.wsl", "powershell"),
+        "workstation-Ubuntu-22.04": ("community.general.wsl", "powershell"),
+        "workstation-legacy": ("community.general.wsl", "powershell"),
+    }
+    assert variables["workstation-Debian"]["ansible_user"] == "bob"
+    assert variables["workstation-Debian"]["wsl_user"] == "root"
+    assert variables["workstation"]["wsl_exe"] == r"C:\Program Files\WSL\wsl.exe"

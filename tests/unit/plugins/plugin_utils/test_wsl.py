@@ -1,0 +1,559 @@
+"""Windows machines that are asked: by interop, by a real sshd, by PowerShell Remoting."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.gpufarm.core.plugins.module_utils import wsl as module_utils
+from ansible_collections.gpufarm.core.plugins.plugin_utils import wsl
+
+from tests.simulator.tools import BuildError
+from tests.simulator.windows import openssh, powershell
+from tests.simulator.windows.host import PROGRAM_FILES, SYSTEM32, Distribution, Machine, Windows
+from tests.simulator.windows.sshd import PATIENCE, Sshd, can_have_users
+
+pytestmark = pytest.mark.controller
+ME = {"me": os.geteuid()}
+QUESTION = wsl.Question(exclude=("docker-desktop*",), timeout_s=PATIENCE)
+POWERSHELL = r"C:\Windows\System32\WindowsPowerShell\v1.0\powershell.exe"
+NVIDIA_SMI = """\
+#!/bin/sh
+[ "$*" = "--query-gpu=name,uuid,driver_version --format=csv,noheader" ] || exit 2
+echo "NVIDIA GeForce RTX 4090, GPU-11111111-2222-3333-4444-555555555555, 581.57"
+"""
+
+
+def machine() -> Machine:
+    return Machine(
+        "PC1",
+        [
+            Distribution("Debian", default=True, users=ME),
+            Distribution("Old", "Stopped", 1, users=ME),
+            Distribution("docker-desktop", users=ME),
+        ],
+    )
+
+
+@pytest.fixture
+def windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Windows:
+    monkeypatch.delenv("WSL_UTF8", raising=False)
+    return Windows.create(tmp_path / "windows", machine())
+
+
+def local(windows: Windows, question: wsl.Question = QUESTION, program: str = SYSTEM32) -> dict[str, Any]:
+    host = wsl.Host("here", connection="local", wsl_exe=str(windows.mounted(program)))
+    return wsl.ask_local(host, question)
+
+
+def by_script(
+    windows: Windows,
+    question: wsl.Question = QUESTION,
+    host: wsl.Host = wsl.Host("pc1"),  # noqa: B008 # frozen
+) -> dict[str, Any]:
+    return wsl.read(wsl.parse_answer(powershell.run(windows, wsl.script(host, question))), question)
+
+
+WAYS = pytest.mark.parametrize("ask", [local, by_script])
+
+
+def states(answer: dict[str, Any]) -> dict[str, tuple[str, bool, bool]]:
+    return {each["name"]: (each["state"], each["running"], "kernel" in each) for each in answer["distributions"]}
+
+
+@WAYS
+@pytest.mark.parametrize("language", ["en", "de", "zh"])
+@pytest.mark.parametrize("double_cr", [False, True])
+def test_a_machine_in_any_language(windows: Windows, ask: Any, language: str, double_cr: bool) -> None:
+    with windows.changed() as changed:
+        changed.language, changed.double_cr = language, double_cr
+    assert states(ask(windows)) == {
+        "Debian": ("Running", True, True),
+        "Old": ("Stopped", False, False),
+        "docker-desktop": ("Running", True, False),
+    }
+
+
+@WAYS
+def test_a_machine_is_asked_for_two_lists_and_once_inside_what_runs(windows: Windows, ask: Any) -> None:
+    ask(windows)
+    first, *others = [line for _program, line in windows.calls()]
+    assert first == "--list --running --quiet"
+    assert sorted(others) == ["--list --verbose", "-d Debian --exec /bin/sh"]
+    assert windows.machine.distributions[1].state == "Stopped"
+
+
+@WAYS
+def test_nothing_is_looked_into_on_request(windows: Windows, ask: Any) -> None:
+    answer = ask(windows, dataclasses.replace(QUESTION, details="none"))
+    assert states(answer)["Debian"] == ("Running", True, False)
+    assert len(windows.calls()) == 2
+
+
+@WAYS
+def test_all_are_started_on_request_but_for_appliances(windows: Windows, ask: Any) -> None:
+    with windows.changed() as changed:
+        changed.distributions[2].state = "Stopped"
+    answer = ask(windows, dataclasses.replace(QUESTION, details="all"))
+    assert states(answer)["Old"] == ("Running", True, True)
+    assert states(answer)["docker-desktop"] == ("Stopped", False, False)
+    assert [each.state for each in windows.machine.distributions] == ["Running", "Running", "Stopped"]
+
+
+@WAYS
+def test_what_runs_without_an_answer_runs(windows: Windows, ask: Any) -> None:
+    answer = ask(windows, dataclasses.replace(QUESTION, details="all"))
+    assert states(answer)["docker-desktop"] == ("Running", True, False)
+
+
+@WAYS
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_a_machine_without_a_distribution(windows: Windows, ask: Any, language: str) -> None:
+    with windows.changed() as changed:
+        changed.language, changed.distributions = language, []
+    assert ask(windows)["distributions"] == []
+
+
+@WAYS
+def test_a_distribution_that_does_not_start_is_no_end(windows: Windows, ask: Any) -> None:
+    with windows.changed() as changed:
+        changed.distributions[0].broken = "Wsl/Service/CreateInstance/MountVhd/HCS/ERROR_FILE_NOT_FOUND"
+    debian = ask(windows)["distributions"][0]
+    assert debian["error"].startswith("The system cannot find the file specified. Error code: Wsl/Service/CreateInst")
+    assert debian["running"]
+
+
+@WAYS
+def test_a_distribution_whose_answer_breaks_off(windows: Windows, ask: Any) -> None:
+    with windows.changed() as changed:
+        changed.distributions[0].cut_after = 30
+    assert "its answer breaks off: @@release" in ask(windows)["distributions"][0]["error"]
+
+
+def test_local_system_is_refused(windows: Windows) -> None:
+    with windows.changed() as changed:
+        changed.local_system = True
+    with pytest.raises(
+        wsl.WslError, match=r"No wsl.exe answered .*WSL_E_LOCAL_SYSTEM_NOT_SUPPORTED.*never as LocalSystem"
+    ):
+        by_script(windows)
+
+
+def test_without_a_session_the_full_path_is_tried(windows: Windows) -> None:
+    with windows.changed() as changed:
+        changed.session_zero_fails = True
+    assert by_script(windows)["program"] == PROGRAM_FILES
+    with windows.changed() as changed:
+        changed.has_program_files = False
+    with pytest.raises(wsl.WslError) as failure:
+        by_script(windows)
+    assert re.fullmatch(
+        r"No wsl\.exe answered \(wsl\.exe: The file cannot be accessed by the system\.; "
+        r"C:\\Program Files\\WSL\\wsl\.exe: The system cannot find the file specified\)\. "
+        r"Expected: one on PATH or C:\\Program Files\\WSL\\wsl\.exe\. Next step: log on .* WSL 2\.2\.4 or newer\.",
+        str(failure.value),
+    )
+
+
+def test_a_path_of_wsl_exe_that_was_given_is_the_only_one(windows: Windows) -> None:
+    assert by_script(windows, host=wsl.Host("a", wsl_exe=PROGRAM_FILES))["program"] == PROGRAM_FILES
+    with pytest.raises(
+        wsl.WslError, match=r"No wsl.exe answered \(D:\\it's: The system cannot find the file specified"
+    ):
+        by_script(windows, host=wsl.Host("a", wsl_exe=r"D:\it's"))
+
+
+def test_a_byte_order_mark_before_the_questions_does_not_matter(windows: Windows) -> None:
+    with windows.changed() as changed:
+        changed.console_utf8 = True
+    assert by_script(windows)["distributions"][0]["kernel"]
+
+
+def test_an_openssh_that_is_not_there_tells_no_shell(windows: Windows) -> None:
+    for openssh_is_there, default_shell, shell in (
+        (False, None, "cmd"),
+        (True, None, "cmd"),
+        (True, POWERSHELL, "powershell"),
+    ):
+        with windows.changed() as changed:
+            changed.openssh, changed.default_shell = openssh_is_there, default_shell
+        assert by_script(windows)["shell"] == shell
+    assert by_script(windows)["computer_name"] == "PC1"
+
+
+def test_local_programs_are_those_of_path_then_those_of_windows(
+    windows: Windows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = wsl.Host("here", connection="local")
+    monkeypatch.setenv("PATH", str(windows.mounted(SYSTEM32).parent), prepend=os.pathsep)
+    assert wsl.ask_local(here, QUESTION)["program"] == str(windows.mounted(SYSTEM32))
+    windows.mounted(SYSTEM32).write_bytes(b"MZ" + bytes(100))
+    monkeypatch.setattr(module_utils, "PLACES", (str(windows.mounted(PROGRAM_FILES)),))
+    assert wsl.ask_local(here, QUESTION)["program"] == str(windows.mounted(PROGRAM_FILES))
+    monkeypatch.setattr(module_utils, "PLACES", ())
+    with pytest.raises(wsl.WslError, match=r"No wsl.exe answered \(.*wsl.exe: .*Exec format error"):
+        wsl.ask_local(here, QUESTION)
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    with pytest.raises(wsl.WslError, match=r"No wsl.exe answered \(none was found\). Expected: "):
+        wsl.ask_local(here, QUESTION)
+
+
+def test_a_local_wsl_exe_that_never_answers(windows: Windows) -> None:
+    windows.mounted(SYSTEM32).write_text("#!/bin/sh\nexec sleep 600\n", encoding="utf-8")
+    with pytest.raises(wsl.WslError, match=r"No wsl.exe answered \(.*wsl.exe: no end in time\)"):
+        local(windows, dataclasses.replace(QUESTION, timeout_s=1))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# From inside
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    if not can_have_users():
+        pytest.skip("a container without CAP_SYS_ADMIN mounts nothing")
+    root = tmp_path / "root"
+    for folder in ("etc", "usr/lib/wsl/lib", "usr/bin"):
+        (root / folder).mkdir(parents=True)
+    release = 'PRETTY_NAME="Ubuntu 24.04.3 LTS"\nID=ubuntu\nVERSION_ID="24.04"\n'
+    (root / "etc/os-release").write_text(release, encoding="utf-8")
+    (root / "osrelease").write_text("6.6.87.2-microsoft-standard-WSL2\n", encoding="utf-8")
+    (root / "systemd").touch()
+    for name, text in (
+        ("lib/wsl/lib/nvidia-smi", NVIDIA_SMI),
+        ("bin/ip", "#!/bin/sh\necho '192.0.2.1 via 172.28.112.1 dev eth0 src 172.28.112.5 uid 0'\n"),
+        ("bin/hostname", "#!/bin/sh\necho '172.28.112.9 fe80::1 '\n"),
+    ):
+        (root / "usr" / name).write_text(text, encoding="utf-8")
+        (root / "usr" / name).chmod(0o755)
+    return root
+
+
+@WAYS
+def test_what_a_distribution_is_from_inside(windows: Windows, ask: Any, root: Path) -> None:
+    with windows.changed() as changed:
+        changed.distributions[0] = Distribution("Ubuntu", default=True, root=str(root), users={"root": 0})
+    assert ask(windows)["distributions"][0] == {
+        "name": "Ubuntu",
+        "state": "Running",
+        "version": 2,
+        "default": True,
+        "running": True,
+        "release": "Ubuntu 24.04.3 LTS",
+        "release_id": "ubuntu",
+        "release_version": "24.04",
+        "kernel": "6.6.87.2-microsoft-standard-WSL2",
+        "systemd": True,
+        "ip": "172.28.112.5",
+        "gpus": [
+            {
+                "name": "NVIDIA GeForce RTX 4090",
+                "uuid": "GPU-11111111-2222-3333-4444-555555555555",
+                "driver_version": "581.57",
+            }
+        ],
+    }
+
+
+def test_a_distribution_that_can_tell_little(windows: Windows, root: Path) -> None:
+    for name in ("usr/bin/ip", "usr/lib/wsl/lib/nvidia-smi"):
+        (root / name).write_text("#!/bin/sh\necho broken; exit 9\n", encoding="utf-8")
+    (root / "systemd").unlink()
+    (root / "etc/os-release").write_text("", encoding="utf-8")
+    with windows.changed() as changed:
+        changed.distributions = [Distribution("Odd", default=True, root=str(root), users={"root": 0})]
+    odd = local(windows)["distributions"][0]
+    assert (odd["release"], odd["release_id"], odd["systemd"], odd["ip"], odd["gpus"]) == (
+        "", "", False, "172.28.112.9", [],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("shell", ["/bin/sh", "/bin/bash"])
+def test_what_it_asks_reads_none_of_the_questions(tmp_path: Path, shell: str) -> None:
+    # dash has read the rest by then, bash reads a line at a time.
+    (tmp_path / "ip").write_text("#!/bin/sh\ncat\necho nonsense >&2\n", encoding="utf-8")
+    (tmp_path / "ip").chmod(0o755)
+    done = subprocess.run(
+        [shell], input=wsl.PROBE.encode(), capture_output=True, check=True, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    )
+    assert wsl.parse_probe(done.stdout)["kernel"]
+    assert done.stderr == b""
+
+
+def test_a_distribution_that_does_not_answer_in_time() -> None:
+    table = "  NAME    STATE           VERSION\n* a       Running         2\n"
+    answer = wsl.Answer(
+        "wsl.exe", wsl.Output(0, b"a\n"), wsl.Output(0, table.encode()), {"a": wsl.Output(None, b"@@release\n")}
+    )
+    assert wsl.read(answer, QUESTION)["distributions"][0]["error"] == "it did not answer in time"
+
+
+def test_what_steers_a_terminal_is_cut_out() -> None:
+    raw = b'@@release\nPRETTY_NAME="a\x1b[31m"\n@@kernel\n@@systemd\n@@route\n@@addresses\n@@gpus\n@@end\n'
+    assert wsl.parse_probe(raw)["release"] == "a [31m"
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# What is sent, and what comes back
+
+
+@pytest.mark.parametrize("details", ["none", "running", "all"])
+def test_the_command_has_nothing_that_a_shell_would_touch(details: str) -> None:
+    question = wsl.Question(details=details, exclude=("docker-desktop*", "podman-*", "rancher-desktop*", "it's?"))
+    command = wsl.command(wsl.Host("a"), question)
+    assert re.fullmatch(r"powershell\.exe -NoProfile -NonInteractive -EncodedCommand [A-Za-z0-9+/=]+", command)
+    assert len(command) <= openssh.LONGEST
+    script = base64.b64decode(command.split()[-1]).decode("utf-16-le")
+    assert not re.search("@[A-Z]+@", script)
+    assert wsl.PROBE.replace("'", "''") in script
+    # Windows PowerShell reads a script without a mark by the console's code page.
+    assert script.isascii()
+
+
+def test_a_command_that_is_too_long_is_refused() -> None:
+    with pytest.raises(wsl.WslError, match=r"has \d+ characters. Expected: at most 8191. Next step: shorten exclude_"):
+        wsl.command(wsl.Host("a"), wsl.Question(exclude=("x" * 500,)))
+
+
+@pytest.mark.parametrize("pattern", ["docker-desktop*", "a?c", "a.b", "A*", "[x]", ""])
+@pytest.mark.parametrize("name", ["docker-desktop", "docker-desktop-data", "abc", "a.b", "axb", "debian", "[x]"])
+def test_patterns_mean_the_same_on_both_sides(pattern: str, name: str) -> None:
+    regular = wsl.Question(exclude=(pattern,)).refused if pattern else wsl.Question().refused
+    expected = bool(pattern) and bool(re.fullmatch(re.escape(pattern).replace(r"\*", ".*").replace(r"\?", "."), name))
+    assert bool(re.search(regular, name)) is expected
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("", "PowerShell gave no answer: nothing was printed. Next step: run `powershell.exe"),
+        ("'powershell.exe' is not recognized\r\n", "PowerShell gave no answer: 'powershell.exe' is not recognized"),
+        ("gpufarm-wsl {", "The answer of PowerShell is damaged: "),
+        ("gpufarm-wsl []", "The answer of PowerShell is damaged: "),
+        ('gpufarm-wsl {"program":"wsl.exe"}', "The answer of PowerShell is damaged: KeyError('names')"),
+        (
+            'gpufarm-wsl {"program":"w","names":{"code":0,"out":"!","err":""},"list":{}}',
+            "The answer of PowerShell is damaged: ",
+        ),
+    ],
+)
+def test_an_answer_that_is_none(text: str, error: str) -> None:
+    with pytest.raises(wsl.WslError) as failure:
+        wsl.parse_answer(text)
+    assert str(failure.value).startswith(error)
+
+
+def test_what_is_printed_around_an_answer_is_left_out(windows: Windows) -> None:
+    said = powershell.run(windows, wsl.script(wsl.Host("a"), QUESTION))
+    assert wsl.parse_answer(f"Welcome!\r\n{said}bye\r\n").program == "wsl.exe"
+
+
+@pytest.mark.parametrize(
+    ("listed", "error"),
+    [
+        (wsl.Output(None, b""), "wsl.exe does not list the distributions: no end in time."),
+        (
+            wsl.Output(-1, b"x\nError code: Wsl/Service/E_UNEXPECTED\n"),
+            "wsl.exe does not list the distributions: x Err",
+        ),
+        (wsl.Output(0, b"* a  Running\n"), "The list of distributions has a line that is none of its rows: '* a  Runn"),
+    ],
+)
+def test_a_list_that_cannot_be_had(listed: wsl.Output, error: str) -> None:
+    with pytest.raises(wsl.WslError) as failure:
+        wsl.read(wsl.Answer("wsl.exe", wsl.Output(0, b""), listed, {}), QUESTION)
+    assert str(failure.value).startswith(error)
+
+
+def test_where_states_are_translated_names_say_what_runs() -> None:
+    table = "  NAME    STATUS          VERSION\n* a       Wird ausgeführt 2\n  b       Beendet         2\n"
+    answer = wsl.Answer("wsl.exe", wsl.Output(0, b"a\n"), wsl.Output(0, table.encode("utf-16-le")), {})
+    assert [each["running"] for each in wsl.read(answer, QUESTION)["distributions"]] == [True, False]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# SSH
+
+
+@pytest.fixture
+def sshd(windows: Windows) -> Iterator[tuple[Windows, list[str]]]:
+    try:
+        server = Sshd(windows)
+    except BuildError as error:
+        pytest.skip(str(error))
+    with server:
+        configuration = server.folder / "client"
+        configuration.write_text(server.client_configuration("pc1", "127.0.0.9"), encoding="utf-8")
+        yield windows, ["-F", str(configuration)]
+
+
+def over_ssh(arguments: list[str], **options: Any) -> dict[str, Any]:
+    host = wsl.Host("pc1", **{"address": "pc1", "ssh_arguments": tuple(arguments), **options})
+    return wsl.ask_ssh(host, QUESTION)
+
+
+@pytest.mark.parametrize("default_shell", [None, POWERSHELL, r"C:\Program Files\PowerShell\7\pwsh.exe"])
+@pytest.mark.parametrize("banner", ["", "Welcome to {{ 7 * 7 }}\r\n\r\n"])
+def test_one_connection_answers_whatever_shell_is_there(
+    sshd: tuple[Windows, list[str]], default_shell: str | None, banner: str
+) -> None:
+    windows, arguments = sshd
+    with windows.changed() as changed:
+        changed.default_shell, changed.banner = default_shell, banner
+    answer = over_ssh(arguments)
+    assert states(answer) == states(local(windows))
+    assert answer["shell"] == ("powershell" if default_shell else "cmd")
+    assert answer["computer_name"] == "PC1"
+    assert answer["ssh"]["hostname"] == "127.0.0.1"
+    assert answer["ssh"]["identityfile"].endswith("/ssh/key")
+    assert [program for program, _line in windows.calls()].count("ssh") == 1
+
+
+def test_ssh_errors_name_the_next_step(sshd: tuple[Windows, list[str]]) -> None:
+    windows, arguments = sshd
+    with pytest.raises(
+        wsl.WslError, match=r"ssh cannot connect to pc1: .*Permission denied.* Next step: try `ssh pc1`"
+    ):
+        over_ssh([*arguments, "-o", "IdentityFile=/dev/null"], user="nobody-of-that-name")
+    with pytest.raises(wsl.WslError, match=r"ssh cannot connect to 127.0.0.1: .*refused"):
+        over_ssh([], address="127.0.0.1", port=1)
+    with windows.changed() as changed:
+        changed.has_powershell = False
+    with pytest.raises(
+        wsl.WslError, match=r"PowerShell gave no answer: 'powershell.exe' is not recognized as an internal"
+    ):
+        over_ssh(arguments)
+
+
+def test_a_host_that_never_answers_ends_in_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "ssh").write_text("#!/bin/sh\nexec sleep 600\n", encoding="utf-8")
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(wsl.WslError, match=r"No answer within 1 s. Next step: look whether it is on, or raise the opt"):
+        wsl.ask_ssh(wsl.Host("a", address="a"), wsl.Question(timeout_s=1))
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(wsl.WslError, match=r"ssh was not found. Next step: install OpenSSH's client"):
+        wsl.ask_ssh(wsl.Host("a", address="a"), wsl.Question(timeout_s=1))
+
+
+def test_ssh_is_told_what_was_configured_and_never_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[list[str], dict[str, Any]]] = []
+
+    def run(arguments: list[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
+        seen.append((arguments, options))
+        return subprocess.CompletedProcess(arguments, 255, b"", b"no")
+
+    monkeypatch.setattr(wsl.subprocess, "run", run)
+    host = wsl.Host("a", address="win", port=2222, user="alice", private_key="/k", ssh_arguments=("-J", "jump"))
+    with pytest.raises(wsl.WslError):
+        wsl.ask_ssh(host, QUESTION)
+    ((arguments, options),) = seen
+    assert arguments == [
+        "ssh", "-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={PATIENCE}", "-p", "2222", "-l", "alice", "-i", "/k",
+        "-J", "jump", "--", "win", wsl.command(host, QUESTION),
+    ]  # fmt: skip
+    assert options["stdin"] == subprocess.DEVNULL
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# PSRP: pypsrp up to its edge, which is a client that runs a script
+
+
+@pytest.fixture
+def pypsrp(windows: Windows, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    made: list[dict[str, Any]] = []
+
+    class Client:
+        def __init__(self, server: str, **kwargs: Any) -> None:
+            made.append({"server": server, **kwargs})
+
+        def __enter__(self) -> Client:
+            return self
+
+        def __exit__(self, *_error: object) -> None:
+            made[-1]["closed"] = True
+
+        def execute_ps(self, script: str) -> tuple[str, Any, bool]:
+            if not windows.machine.has_powershell:
+                return "", types.SimpleNamespace(error=["Access is denied."]), True
+            # Client joins the lines of Out-String by newlines.
+            return "\n".join(powershell.run(windows, script).splitlines()), types.SimpleNamespace(error=[]), False
+
+    module = types.ModuleType("pypsrp.client")
+    module.Client = Client  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "pypsrp", types.ModuleType("pypsrp"))
+    monkeypatch.setitem(sys.modules, "pypsrp.client", module)
+    return made
+
+
+def test_powershell_remoting(windows: Windows, pypsrp: list[dict[str, Any]]) -> None:
+    options = {"ssl": False, "auth": "ntlm", "connection_timeout": 5}
+    host = wsl.Host("a", connection="psrp", address="win", port=5985, user="bob", password="x", psrp=options)
+    assert states(wsl.ask_psrp(host, QUESTION)) == states(local(windows))
+    assert pypsrp == [
+        {
+            "server": "win", "username": "bob", "password": "x", "port": 5985, "ssl": False, "auth": "ntlm",
+            "connection_timeout": 5, "closed": True,
+        }
+    ]  # fmt: skip
+
+
+def test_powershell_remoting_fails_with_what_was_said(
+    windows: Windows, pypsrp: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = wsl.Host("a", connection="psrp", address="win")
+    with windows.changed() as changed:
+        changed.has_powershell = False
+    with pytest.raises(wsl.WslError, match=r"PowerShell gave no answer: Access is denied."):
+        wsl.ask_psrp(host, QUESTION)
+    assert "port" not in pypsrp[0]
+
+    def refuse(*_args: object, **_kwargs: object) -> None:
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(sys.modules["pypsrp.client"], "Client", refuse)
+    with pytest.raises(wsl.WslError, match=r"PSRP cannot ask win: ConnectionError: no route. Next step: "):
+        wsl.ask_psrp(host, QUESTION)
+
+
+def test_pypsrp_is_needed_for_its_hosts_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pypsrp", None)
+    with pytest.raises(wsl.WslError, match=r"pypsrp is missing .* Next step: `pip install pypsrp` where Ansible runs"):
+        wsl.ask_psrp(wsl.Host("a", connection="psrp", address="win"), QUESTION)
+
+
+def test_pypsrps_own_client_takes_what_it_is_given(windows: Windows, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = pytest.importorskip("pypsrp.client", reason="pypsrp is not installed")
+    scripts: list[str] = []
+
+    def execute_ps(_client: object, script: str) -> tuple[str, Any, bool]:
+        scripts.append(script)
+        return powershell.run(windows, script), None, False
+
+    # Its transport begins below; everything above is pypsrp's own.
+    monkeypatch.setattr(client.Client, "execute_ps", execute_ps)
+    options = {"ssl": True, "auth": "basic", "cert_validation": False, "path": "wsman"}
+    host = wsl.Host("a", connection="psrp", address="win", port=5986, user="bob", password="x", psrp=options)
+    assert states(wsl.ask_psrp(host, QUESTION)) == states(local(windows))
+    assert scripts == [wsl.script(host, QUESTION)]
+    with pytest.raises(wsl.WslError, match=r"PSRP cannot ask win: .*no-such-auth"):
+        wsl.ask_psrp(dataclasses.replace(host, psrp={"auth": "no-such-auth"}), QUESTION)
+
+
+def test_a_password_is_shown_nowhere() -> None:
+    assert "s3cret" not in repr(wsl.Host("a", password="s3cret"))
+
+
+def test_an_answer_is_plain_data_for_a_cache(windows: Windows) -> None:
+    for answer in (local(windows), by_script(windows)):
+        assert json.loads(json.dumps(answer)) == answer
