@@ -438,7 +438,7 @@ def _settings(host: Host) -> dict[str, str]:
 def ask_psrp(host: Host, question: Question) -> dict[str, Any]:
     """Ask by PowerShell Remoting."""
     try:
-        from pypsrp.client import Client # noqa: PLC0415 # for these hosts only
+        from pypsrp.client import Client  # noqa: PLC0415 # for these hosts only
     except ImportError as error:
         raise WslError(
             f"pypsrp is missing ({error}). Next step: `pip install pypsrp` where Ansible runs, or connection: ssh."
