@@ -16,14 +16,9 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import IO, TYPE_CHECKING, cast
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    Runner = Callable[[Sequence[Sequence[str]], float], "list[Command]"]
-
+from typing import IO, cast
 
 # Far above what 16 GPUs with thousands of processes print, far below what would hurt the node.
 MAX_OUTPUT_BYTES = 64 * 1024 * 1024
@@ -46,6 +41,7 @@ class Command:
         return "\n".join(part for part in (self.stdout.strip(), self.stderr.strip()) if part)
 
 
+Runner = Callable[[Sequence[Sequence[str]], float], list[Command]]
 SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -134,7 +130,7 @@ def run_commands(argvs: Sequence[Sequence[str]], timeout: float) -> list[Command
                 if number == 1 and "-q" in argvs[0]:
                     time.sleep(HEAD_START)
                 try:
-                    process = subprocess.Popen(  # pylint: disable=ansible-bad-function  # as in health.py
+                    process = subprocess.Popen(  # pylint: disable=ansible-bad-function  # the node's own gate has no module to run it
                         list(argv),
                         stdin=subprocess.DEVNULL,
                         stdout=subprocess.PIPE,

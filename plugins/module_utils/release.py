@@ -471,7 +471,7 @@ def run_gpgv(
         (answer,) = commands.run_commands([command], seconds)
     if answer.returncode is None:
         raise ReleaseError(
-            found=f"{gpgv} did not run ({answer.error or 'it was killed'})",
+            found=f"{gpgv} did not run ({answer.error or f'it gave no answer within {seconds:.0f} s and was killed'})",
             expected=f"a gpgv that checks a signature within {seconds:.0f} seconds",
             next_step="reinstall the package gpgv (Debian, Ubuntu) or gnupg2 (RHEL)",
         )

@@ -60,7 +60,8 @@ options:
     default: false
   gather_gpus:
     description:
-      - With V(false) no node has GPUs, and the answer is a hundredth of the size.
+      - With V(false) no node has GPUs, and the answer is a hundredth of the size. What is asked of nodes with GPUs only
+        cannot be had then.
     type: bool
     default: true
   only_gpu_nodes:
@@ -293,15 +294,24 @@ def read_reasons(client: nomad.Client, nodes: list[nomad.Node]) -> dict[str, str
     """IDs of closed nodes to why they are, by the gate or by the maintenance, as far as Nomad tells it."""
     closed = [node["id"] for node in nodes if node["gpus"] and node["eligibility"] != "eligible"]
     reasons: dict[str, str | None] = {}
+    # What one node does not tell is no failure; it is asked once.
+    hurried = nomad.Client(client.connection, repeat=())
     for node_id in closed[:READ_REASONS]:
         with contextlib.suppress(nomad.NomadError):
-            meta = (client.call("GET", gate.node_path(node_id)) or {}).get("Meta") or {}
+            meta = (hurried.call("GET", gate.node_path(node_id)) or {}).get("Meta") or {}
             change = meta.get(gate.MAINTENANCE_KEY)
             reasons[node_id] = f"maintenance: {change}" if change else meta.get(gate.REASON_KEY)
     return reasons
 
 
 def apply(params: dict[str, Any]) -> dict[str, Any]:
+    wanted = [name for name in ("only_gpu_nodes", "gather_reasons", "gather_allocations") if params[name]]
+    if wanted and not params["gather_gpus"]:
+        raise nomad.NomadError(
+            found=f"gather_gpus is false and {wanted[0]} is true",
+            expected="nodes with their GPUs, of which that is asked",
+            next_step=f"leave out gather_gpus or {wanted[0]}",
+        )
     client = nomad.Client(nomad_options.connection_of(params))
     nodes, index = read_nodes(client, params["filter"], params["node_name"] or [], params["gather_gpus"])
     if params["only_gpu_nodes"]:

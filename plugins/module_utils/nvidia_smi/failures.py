@@ -5,13 +5,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from ansible_collections.gpufarm.core.plugins.module_utils.text import clean
-
-if TYPE_CHECKING:
-    pass
 from ansible_collections.gpufarm.core.plugins.module_utils.commands import Command
+from ansible_collections.gpufarm.core.plugins.module_utils.text import clean
 
 REASONS = (
     "not_installed",

@@ -8,20 +8,17 @@ from __future__ import annotations
 import contextlib
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.facts import Answer, Facts, Gpu, NvLink
-from ansible_collections.gpufarm.core.plugins.module_utils.text import clean
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ansible_collections.gpufarm.core.plugins.module_utils.commands import Runner
-from ansible_collections.gpufarm.core.plugins.module_utils.commands import Command, run_commands
+from ansible_collections.gpufarm.core.plugins.module_utils.commands import Command, Runner, run_commands
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.facts import (
     WITHOUT_XML,
+    Answer,
+    Facts,
+    Gpu,
+    NvLink,
     empty_facts,
     empty_gpu,
     keep_subsets,
@@ -56,6 +53,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.query_csv 
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.query_xml import parse_query_xml, split_xml
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.values import first_of, int_of
 from ansible_collections.gpufarm.core.plugins.module_utils.pci import BUS_ID, normal_bus_id, padded_bus_id
+from ansible_collections.gpufarm.core.plugins.module_utils.text import clean
 
 
 @dataclass

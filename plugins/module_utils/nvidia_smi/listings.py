@@ -6,10 +6,9 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, TypedDict, cast
+from collections.abc import Sequence
+from typing import TypedDict, cast
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.facts import Gpu, MigDevice, NvLink
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.failures import damaged
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.values import first_of, identifier_of, version_of

@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    pass
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.listings import parse_proc_information
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.values import int_of, text_of
 from ansible_collections.gpufarm.core.plugins.module_utils.pci import normal_bus_id

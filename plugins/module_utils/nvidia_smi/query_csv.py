@@ -6,10 +6,8 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.facts import Answer, Gpu, empty_gpu
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.failures import damaged
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.values import (

@@ -6,10 +6,8 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import Any, NoReturn, cast
 
-if TYPE_CHECKING:
-    pass
 from ansible_collections.gpufarm.core.plugins.module_utils.commands import MAX_OUTPUT_BYTES
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.facts import (
     Answer,

@@ -6,13 +6,10 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 from ansible_collections.gpufarm.core.plugins.module_utils.text import clean
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 
 # What NVML's error strings and nvidia-smi itself put where a value cannot be given.
 _NO_VALUE = frozenset(

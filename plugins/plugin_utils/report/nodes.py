@@ -212,11 +212,12 @@ def _problem_of_node(found: Mapping[str, Any]) -> Problem:
 
 
 def _problem_of_nomad(found: problem.Problem, gpus: Iterable[Gpu]) -> Problem:
+    # Until driver 470 the UUID of a MIG device has that of its GPU in it.
     named = (found.uuid or "").lower()
     return {
         "code": found.code,
         "severity": "warning",
-        "uuid": next((gpu["uuid"] for gpu in gpus if gpu["uuid"] and gpu["uuid"].lower() == named), None),
+        "uuid": next((gpu["uuid"] for gpu in gpus if gpu["uuid"] and gpu["uuid"].lower() in named), None),
         "pci_bus_id": None,
         "found": found.found,
         "expected": found.expected,

@@ -244,6 +244,25 @@ def test_stale_driver_in_nomad_is_a_warning() -> None:
     assert [problem["code"] for problem in node["problems"]] == ["driver_version_stale"]
 
 
+@pytest.mark.parametrize("lost", [True, False])
+def test_mig_devices_of_old_drivers_have_their_gpu_in_their_uuid(lost: bool) -> None:
+    smi = helper.facts(helper.MIG, 1, 1)
+    gpu = smi["gpus"][0]
+    for number, device in enumerate(gpu["mig_devices"]):
+        device["uuid"] = f"MIG-{gpu['uuid']}/{number + 7}/0"
+    devices = helper.devices(smi)
+    if lost:
+        gpu.update(status="lost")
+    else:
+        devices.pop()
+    result = helper.health(smi, [helper.problem(gpu, "gpu_lost")] if lost else [])
+    found = helper.document(of(helper.answer("gpu01", result), nomad=[helper.nomad_node("gpu01", devices)]))["nodes"][0]
+    assert [(problem["code"], problem["uuid"]) for problem in found["problems"]] == [
+        ("gpu_lost" if lost else "gpu_missing", gpu["uuid"])
+    ]
+    assert found["gpus"][0]["verdict"] == ("critical" if lost else "warning")
+
+
 def test_mig_devices_without_uuid_are_not_taken_for_missing() -> None:
     smi = helper.facts(helper.MIG, 1, 1)
     node = helper.nomad_node("gpu01", helper.devices(smi))
