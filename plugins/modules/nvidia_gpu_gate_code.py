@@ -100,7 +100,8 @@ def attributes(module: AnsibleModule, path: Path, mode: str) -> bool:
 def apply(module: AnsibleModule) -> dict[str, Any]:
     dest = Path(module.params["dest"])
     before, after = present(dest), sources()
-    for name, content in after.items():
+    # A package hides the module of its name that an older version has brought, so it comes when its parts are there.
+    for name, content in sorted(after.items(), key=lambda item: item[0].endswith("__init__.py")):
         if before.get(name) != content and not module.check_mode:
             write(module, dest / name, content)
     for name in before.keys() - after.keys():
