@@ -237,7 +237,7 @@ CostTotal = TypedDict(
 )
 
 
-class CostRow(CostTotal):
+class CostRow(CostTotal):  # pylint: disable=inherit-non-class  # made by a call, for a key that is a keyword
     """The same of one model."""
 
     model: str
