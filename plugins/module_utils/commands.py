@@ -18,7 +18,11 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import IO, cast
+from typing import IO, TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    Runner = Callable[[Sequence[Sequence[str]], float], "list[Command]"]
+
 
 # Far above what 16 GPUs with thousands of processes print, far below what would hurt the node.
 MAX_OUTPUT_BYTES = 64 * 1024 * 1024
@@ -41,7 +45,6 @@ class Command:
         return "\n".join(part for part in (self.stdout.strip(), self.stderr.strip()) if part)
 
 
-Runner = Callable[[Sequence[Sequence[str]], float], list[Command]]
 SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 
 

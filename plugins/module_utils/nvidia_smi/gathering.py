@@ -11,8 +11,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ansible_collections.gpufarm.core.plugins.module_utils.commands import Command, Runner, run_commands
+from ansible_collections.gpufarm.core.plugins.module_utils.commands import Command, run_commands
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.facts import (
     WITHOUT_XML,
     Answer,
@@ -54,6 +55,9 @@ from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.query_xml 
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.values import first_of, int_of
 from ansible_collections.gpufarm.core.plugins.module_utils.pci import BUS_ID, normal_bus_id, padded_bus_id
 from ansible_collections.gpufarm.core.plugins.module_utils.text import clean
+
+if TYPE_CHECKING:
+    from ansible_collections.gpufarm.core.plugins.module_utils.commands import Runner
 
 
 @dataclass
