@@ -85,15 +85,18 @@ all:
 """
 
 import base64
+import contextlib
 import errno
 import os
+import re
+import secrets
 import selectors
 import shlex
-import shutil
 import subprocess
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, NamedTuple, NoReturn, cast
 
 from ansible.errors import AnsibleConnectionFailure, AnsibleError, AnsibleFileNotFound
 from ansible.module_utils.common.text.converters import to_bytes, to_text
@@ -107,6 +110,57 @@ display = Display()
 LONGEST_COMMAND_LINE = 32_766
 # wsl.exe ends with -1 for an error of its own; Linux keeps the last byte.
 OWN_ERROR = 255
+# How long wsl.exe may take to end after its command has. What is left behind in the distribution keeps it (WSL#12886).
+FAREWELL_S = 0.5
+CHUNK = 65_536
+# How WSL's own programs of Linux begin what they print.
+INTEROP_SAYS = (b"<3>WSL (", b"<3>init: (")
+
+
+class End(NamedTuple):
+    """How a command has ended."""
+
+    text: bytes
+    code: int
+
+
+def parted(text: bytes | bytearray, mark: bytes) -> End | None:
+    """What a command has printed on a stream, and its exit code, which follows its mark; None where there is none yet.
+
+    What comes later is of processes that it has left behind.
+    """
+    found = re.search(mark + rb"(\d{1,3})\r?\n", text)
+    return End(bytes(text[: found.start()]), int(found[1])) if found else None
+
+
+def converse(process: subprocess.Popen[bytes], given: bytes, seen: dict[IO[bytes], bytearray], mark: bytes) -> None:
+    """Send what is given, and read each stream until the mark; a process left behind keeps it open for longer."""
+    left = memoryview(given)
+    stdin = cast("IO[bytes]", process.stdin)
+    reading = {stream for stream, text in seen.items() if not parted(text, mark)}
+    with selectors.DefaultSelector() as selector:
+        for stream in reading:
+            selector.register(stream, selectors.EVENT_READ)
+        selector.register(stdin, selectors.EVENT_WRITE)
+        while reading:
+            for key, _events in selector.select():
+                stream = cast("IO[bytes]", key.fileobj)
+                if stream is stdin:
+                    try:
+                        left = left[os.write(stdin.fileno(), left[:CHUNK]) :]
+                    except BrokenPipeError:
+                        left = left[:0]
+                    if not left:
+                        selector.unregister(stdin)
+                        stdin.close()
+                    continue
+                text = seen[stream]
+                begin = max(0, len(text) - len(mark) - 5)
+                chunk = os.read(stream.fileno(), CHUNK)
+                text += chunk
+                if not chunk or parted(text[begin:], mark):
+                    selector.unregister(stream)
+                    reading.remove(stream)
 
 
 class Connection(ConnectionBase):  # type: ignore[misc] # ansible-core has no types
@@ -145,8 +199,8 @@ class Connection(ConnectionBase):  # type: ignore[misc] # ansible-core has no ty
 
     def _find(self) -> str:
         named = self.get_option("wsl_exe")
-        for place in [named] if named else [shutil.which("wsl.exe"), *wsl.PLACES]:
-            if place and Path(place).is_file():
+        for place in wsl.programs(named):
+            if Path(place).is_file():
                 return str(place)
         raise AnsibleConnectionFailure(
             f"{self._name}: wsl.exe was not found ({named or 'neither on PATH nor below /mnt/c'}). Expected: Ansible "
@@ -157,7 +211,10 @@ class Connection(ConnectionBase):  # type: ignore[misc] # ansible-core has no ty
         with self._started(["--list", "--running", "--quiet"], stdin=subprocess.DEVNULL) as process:
             stdout, stderr = process.communicate()
         self._refuse_own_error(process.returncode, stdout)
-        if self._name not in wsl.parse_names(stdout):
+        if process.returncode:
+            self._refuse_unfinished(process.returncode, stdout, stderr)
+        # wsl.exe takes a name in any case.
+        if self._name.casefold() not in [name.casefold() for name in wsl.parse_names(stdout)]:
             raise AnsibleConnectionFailure(
                 f"{self._name}: the distribution does not run{self._said(stderr)}. Expected: it runs, for "
                 f"ansible_wsl_start is false. Next step: `wsl.exe -d {self._name}`, or ansible_wsl_start: true."
@@ -182,8 +239,8 @@ class Connection(ConnectionBase):  # type: ignore[misc] # ansible-core has no ty
                 ) from error
             raise AnsibleConnectionFailure(f"{self._name}: {self._exe} cannot be started: {error}.") from error
 
-    def _arguments(self, command: str) -> list[str]:
-        """Options of wsl.exe for a command of a shell.
+    def _arguments(self, command: str, mark: bytes, marked: Sequence[str]) -> list[str]:
+        """Options of wsl.exe for a command of a shell, whose exit code follows a mark on the streams C(marked).
 
         The command is wrapped so that what Windows' command line has to carry is letters, digits and blanks: neither
         its quoting rules nor its code pages touch what a user has written, and standard input stays free.
@@ -191,7 +248,8 @@ class Connection(ConnectionBase):  # type: ignore[misc] # ansible-core has no ty
         shell = self._play_context.executable or "/bin/sh"
         code = base64.b64encode(to_bytes(command, errors="surrogate_or_strict")).decode("ascii")
         # IFS and -f keep the unquoted word whole; they end with this shell.
-        script = f"cd 2>/dev/null;set -f;IFS=;c=$(echo {code}|base64 -d)||exit 127;exec {shell} -c $c"
+        ends = "".join(f"echo {mark.decode()}$r{stream};" for stream in marked)
+        script = f"cd 2>/dev/null;set -f;IFS=;c=$(echo {code}|base64 -d)&&{shell} -c $c;r=$?;{ends}exit $r"
         user = self.get_option("remote_user")
         arguments = ["-d", self._name, *(["-u", user] if user else []), "--exec", "/bin/sh", "-c", script]
         length = len(self._exe) + sum(len(argument) + 3 for argument in arguments)
@@ -204,7 +262,7 @@ class Connection(ConnectionBase):  # type: ignore[misc] # ansible-core has no ty
 
     def _refuse_own_error(self, code: int, stdout: bytes) -> None:
         """Raise what wsl.exe itself has to say; it comes on standard output, in Windows' language."""
-        if code != OWN_ERROR:
+        if code != OWN_ERROR and code >= 0:
             return
         found = wsl.error_code(stdout)
         if not found and not wsl.is_utf16(stdout[:4096]):
@@ -220,86 +278,151 @@ class Connection(ConnectionBase):  # type: ignore[misc] # ansible-core has no ty
         )
         raise AnsibleConnectionFailure(f"{self._name}: {next_step} wsl.exe says: {wsl.readable(stdout)}")
 
+    def _refuse_interop(self, stderr: bytes) -> None:
+        """Raise what Linux itself says where it did not start a Windows program, or WSL's init no program of Linux."""
+        if b" failed" in stderr and b"execvpe(" in stderr and stderr.startswith(INTEROP_SAYS):
+            raise AnsibleConnectionFailure(
+                f"{self._name}: the distribution cannot start /bin/sh{self._said(stderr)}. Expected: it has one. "
+                f"Next step: `wsl.exe -d {self._name}` in a terminal of Windows."
+            )
+        if not stderr or stderr.startswith(INTEROP_SAYS):
+            found = repr(os.environ["WSL_INTEROP"]) if os.environ.get("WSL_INTEROP") else "not set"
+            raise AnsibleConnectionFailure(
+                f"{self._name}: nothing came of {self._exe}{self._said(stderr)}; WSL_INTEROP is {found}. Expected: it "
+                "names the socket of a session that lives, in /run/WSL. Next step: run Ansible in a new terminal of "
+                "this distribution, or set WSL_INTEROP."
+            )
+
+    def _refuse_unfinished(self, code: int, stdout: bytes, stderr: bytes) -> NoReturn:
+        """Raise why something has not come to its end, at which it would have left its mark."""
+        self._refuse_own_error(code, stdout)
+        if not stdout:
+            self._refuse_interop(stderr)
+        raise AnsibleConnectionFailure(
+            f"{self._name}: wsl.exe ended with {code} too early{self._said(stderr)}. Expected: the distribution runs "
+            "until a command has ended. Next step: look whether it was terminated meanwhile, and run it again."
+        )
+
     def exec_command(self, cmd: str, in_data: bytes | None = None, sudoable: bool = True) -> tuple[int, bytes, bytes]:
         super().exec_command(cmd, in_data=in_data, sudoable=sudoable)
         display.vvv(f"EXEC {to_text(cmd)}", host=self._name)
-        with self._started(self._arguments(cmd)) as process:
-            before = self._become(process) if sudoable and self.become and self.become.expect_prompt() else (b"", b"")
-            stdout, stderr = process.communicate(in_data)
-        self._refuse_own_error(process.returncode, stdout)
-        return process.returncode, before[0] + stdout, before[1] + stderr
+        mark = secrets.token_hex(16).encode()
+        with self._conversing(self._arguments(cmd, mark, ("", ">&2"))) as (process, seen):
+            if sudoable and self.become and self.become.expect_prompt():
+                self._become(process, seen, mark)
+            converse(process, in_data or b"", seen, mark)
+            stdout, stderr = (bytes(text) for text in seen.values())
+            out, err = parted(stdout, mark), parted(stderr, mark)
+            if out is None or err is None:
+                self._refuse_unfinished(process.wait(), stdout, stderr)
+        return out.code, out.text, err.text
 
-    def _become(self, process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
-        """Answer a password prompt; return what was printed until privilege escalation had succeeded."""
+    @contextlib.contextmanager
+    def _conversing(self, arguments: list[str]) -> Iterator[tuple[subprocess.Popen[bytes], dict[IO[bytes], bytearray]]]:
+        """A running wsl.exe, and what it has printed so far on standard output and on standard error."""
+        process = self._started(arguments)
         stdin, stdout, stderr = (cast("IO[bytes]", each) for each in (process.stdin, process.stdout, process.stderr))
+        try:
+            for stream in (stdin, stdout, stderr):
+                os.set_blocking(stream.fileno(), False)
+            yield process, {stdout: bytearray(), stderr: bytearray()}
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        finally:
+            try:
+                process.wait(FAREWELL_S)
+            except subprocess.TimeoutExpired:
+                # It is left alone, for it carries what was left behind; Popen's destructor need not warn.
+                process.returncode = 0
+            for stream in (stdin, stdout, stderr):
+                stream.close()
+
+    def _become(self, process: subprocess.Popen[bytes], seen: dict[IO[bytes], bytearray], mark: bytes) -> None:
+        """Answer a password prompt, and take out what was printed until privilege escalation had succeeded."""
+        stdout, stderr = seen
         until = time.monotonic() + self.get_option("become_timeout")
-        seen: dict[IO[bytes], bytes] = {stdout: b"", stderr: b""}
         answered = False
         with selectors.DefaultSelector() as selector:
             for stream in seen:
-                os.set_blocking(stream.fileno(), False)
                 selector.register(stream, selectors.EVENT_READ)
-            while not self.become.check_success(seen[stdout]):
-                if not answered and any(self.become.check_password_prompt(text) for text in seen.values()):
-                    stdin.write(to_bytes(self.become.get_option("become_pass") or "") + b"\n")
-                    stdin.flush()
+            while not self.become.check_success(bytes(seen[stdout])):
+                if not answered and any(self.become.check_password_prompt(bytes(text)) for text in seen.values()):
+                    os.write(
+                        cast("IO[bytes]", process.stdin).fileno(),
+                        to_bytes(self.become.get_option("become_pass") or "") + b"\n",
+                    )
                     answered = True
-                ready = selector.select(max(0.0, until - time.monotonic())) if selector.get_map() else []
+                ended = not selector.get_map() or all(parted(text, mark) for text in seen.values())
+                ready = [] if ended else selector.select(max(0.0, until - time.monotonic()))
                 if not ready:
                     process.kill()
-                    self._refuse_own_error(process.wait(), seen[stdout])
+                    self._refuse_own_error(process.wait(), bytes(seen[stdout]))
+                    said = b" ".join(end.text if (end := parted(text, mark)) else text for text in seen.values())
                     raise AnsibleError(
-                        f"{self._name}: privilege escalation did not succeed{self._said(b' '.join(seen.values()))}. "
+                        f"{self._name}: privilege escalation did not succeed{self._said(said)}. "
                         "Next step: set ansible_become_password, or let the user become without one."
                     )
                 for key, _events in ready:
                     stream = stdout if key.fileobj is stdout else stderr
-                    chunk = stream.read()
-                    if chunk:
-                        seen[stream] += chunk
-                    elif chunk is not None:
+                    chunk = os.read(stream.fileno(), CHUNK)
+                    seen[stream] += chunk
+                    if not chunk:
                         selector.unregister(stream)
-        for stream in seen:
-            os.set_blocking(stream.fileno(), True)
-        return self.become.strip_become_success(seen[stdout]), self.become.strip_become_prompt(seen[stderr])
+        seen[stdout][:] = self.become.strip_become_success(bytes(seen[stdout]))
+        seen[stderr][:] = self.become.strip_become_prompt(bytes(seen[stderr]))
 
     def put_file(self, in_path: str, out_path: str) -> None:
         super().put_file(in_path, out_path)
         display.vvv(f"PUT {in_path} TO {out_path}", host=self._name)
         target = shlex.quote(self._absolute(out_path))
+        mark = secrets.token_hex(16).encode()
         try:
             source = Path(to_text(in_path)).open("rb")  # noqa: SIM115 # closed below
         except FileNotFoundError as error:
             raise AnsibleFileNotFound(f"{self._name}: {in_path} is not there to be copied.") from error
         with source:
             size = os.fstat(source.fileno()).st_size
-            with self._started(self._arguments(f"cat >{target} && wc -c <{target}"), stdin=source) as process:
+            arguments = self._arguments(f"cat >{target} && wc -c <{target}", mark, (">&2",))
+            with self._started(arguments, stdin=source) as process:
                 stdout, stderr = process.communicate()
-        self._refuse_own_error(process.returncode, stdout)
-        if process.returncode:
-            raise AnsibleError(f"{self._name}: {out_path} cannot be written: {wsl.readable(stderr or stdout)}")
+        self._said_of_file(process.returncode, stdout, stderr, mark, f"{out_path} cannot be written")
         if stdout.strip() != str(size).encode():
             raise AnsibleError(
                 f"{self._name}: of the {size} bytes of {in_path}, {wsl.readable(stdout)} arrived in {out_path}. "
                 "Next step: look whether the distribution was terminated meanwhile, and run it again."
             )
 
+    def _said_of_file(self, code: int, stdout: bytes, stderr: bytes, mark: bytes, failed: str) -> bytes:
+        """Raise why a file was refused; else return what was said of it, whether or not all of it has arrived."""
+        end = parted(stderr, mark)
+        if end is None:
+            self._refuse_own_error(code, stdout)
+            if stderr.startswith(INTEROP_SAYS):
+                self._refuse_interop(stderr)
+            return stderr
+        if end.code:
+            raise AnsibleError(f"{self._name}: {failed}: {wsl.readable(end.text or stdout)}")
+        return end.text
+
     def fetch_file(self, in_path: str, out_path: str) -> None:
         super().fetch_file(in_path, out_path)
         display.vvv(f"FETCH {in_path} TO {out_path}", host=self._name)
         source = shlex.quote(self._absolute(in_path))
         target = Path(to_text(out_path))
+        mark = secrets.token_hex(16).encode()
         with target.open("wb") as file:
             # The size goes ahead on another stream, so that a file that ends too early is told from a short one.
-            with self._started(self._arguments(f"wc -c <{source} >&2 && cat {source}"), stdout=file) as process:
+            arguments = self._arguments(f"wc -c <{source} >&2 && cat {source}", mark, (">&2",))
+            with self._started(arguments, stdout=file) as process:
                 _nothing, stderr = process.communicate(b"")
             arrived = os.fstat(file.fileno()).st_size
         try:
-            if process.returncode:
-                with target.open("rb") as file:
-                    self._refuse_own_error(process.returncode, file.read(4096))
-                raise AnsibleError(f"{self._name}: {in_path} cannot be read: {wsl.readable(stderr)}")
-            size = (stderr.split() or [b"?"])[-1]
+            with target.open("rb") as file:
+                beginning = file.read(4096)
+            said = self._said_of_file(process.returncode, beginning, stderr, mark, f"{in_path} cannot be read")
+            size = (said.split() or [b"?"])[-1]
             # A log may have grown meanwhile.
             if not size.isdigit() or arrived < int(size):
                 raise AnsibleError(

@@ -76,7 +76,9 @@ options:
         type: list
         elements: str
       psrp:
-        description: More arguments of pypsrp's C(WSMan), such as C(ssl), C(auth), C(cert_validation) or C(path).
+        description:
+          - More arguments of pypsrp's C(WSMan), such as C(ssl), C(auth), C(cert_validation) or C(path).
+          - Tasks on the machine itself get those that P(ansible.builtin.psrp#connection) knows.
         type: dict
       wsl_exe:
         description:
@@ -114,7 +116,9 @@ options:
       - all
     default: running
   exclude_distributions:
-    description: Patterns of names that are left out; by default appliances that no task should run in.
+    description:
+      - Patterns of names that are left out; by default appliances that no task should run in.
+      - V(*) stands for any text, V(?) for one character, upper and lower case differ.
     type: list
     elements: str
     default:
@@ -192,30 +196,51 @@ cache_connection: ~/.cache/gpufarm-wsl
 #       cert_validation: false
 """
 
-import fnmatch
 import hashlib
 import json
+import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, fields
 from typing import Any
 
+from ansible import constants
 from ansible.errors import AnsibleParserError
 from ansible.plugins.inventory import BaseInventoryPlugin, Cacheable, Constructable
+from ansible.plugins.loader import connection_loader
+from ansible_collections.gpufarm.core.plugins.module_utils.problem import sentences
+from ansible_collections.gpufarm.core.plugins.module_utils.text import clean
 from ansible_collections.gpufarm.core.plugins.plugin_utils import wsl
 
 NUMBERS = ("port", "distribution_ssh_port")
 CHOICES = {"connection": tuple(wsl.ASK), "distribution_connection": ("wsl", "ssh")}
 DETAILS = ("release", "release_id", "release_version", "kernel", "systemd", "ip", "gpus", "error")
 # What pypsrp calls an option, and what Ansible's connection psrp does.
-PSRP_VARIABLES = {"auth": "auth", "path": "path", "proxy": "proxy"}
+PSRP_VARIABLES = {
+    **{
+        name: name
+        for name in (
+            "auth", "path", "proxy", "certificate_key_pem", "certificate_pem", "connection_timeout",
+            "credssp_auth_mechanism", "credssp_disable_tlsv1_2", "credssp_minimum_version", "max_envelope_size",
+            "negotiate_delegate", "negotiate_hostname_override", "negotiate_send_cbt", "negotiate_service",
+            "operation_timeout", "read_timeout", "reconnection_backoff", "reconnection_retries",
+        )
+    },
+    "encryption": "message_encryption",
+    "no_proxy": "ignore_proxy",
+}  # fmt: skip
+REMOTE_WSL = "community.general.wsl"
+# Which of ssh's options name a jump host; a way to it must not lead through it.
+JUMPS = re.compile("(proxyjump|proxycommand)[ =]", re.IGNORECASE)
 
 
 def host_of(described: Any) -> wsl.Host:
     """A Windows machine from its description; what cannot be meant is refused."""
     if not isinstance(described, Mapping) or not described.get("name"):
-        raise ValueError(f"each of windows_hosts needs a name, found {described!r}")
+        # Never the values: a password may be one of them.
+        found_keys = ", ".join(sorted(map(str, described))) if isinstance(described, Mapping) else "no dictionary"
+        raise ValueError(f"each of windows_hosts needs a name, found {found_keys or 'nothing'}")
     name = str(described["name"])
     unknown = sorted(set(described) - {each.name for each in fields(wsl.Host)})
     if unknown:
@@ -265,6 +290,8 @@ def machine_variables(host: wsl.Host, answer: Mapping[str, Any] | None) -> dict[
                 found["ansible_psrp_protocol"] = "https" if value else "http"
             elif key == "cert_validation":
                 found["ansible_psrp_cert_validation"] = "validate" if value else "ignore"
+                # Of pypsrp, it may be the file with the certificates, too.
+                found["ansible_psrp_ca_cert"] = value if isinstance(value, str) else None
             elif key in PSRP_VARIABLES:
                 found[f"ansible_psrp_{PSRP_VARIABLES[key]}"] = value
     else:
@@ -280,7 +307,7 @@ def connection_variables(host: wsl.Host, answer: Mapping[str, Any], distribution
     if host.connection == "psrp" or host.distribution_connection == "ssh":
         found |= {
             "ansible_connection": "ssh",
-            "ansible_host": host.address if host.connection == "psrp" else distribution.get("ip"),
+            "ansible_host": host.address if host.connection == "psrp" else distribution.get("ip") or None,
             "ansible_port": host.distribution_ssh_port,
             "ansible_user": host.distribution_user,
         }
@@ -303,20 +330,70 @@ def connection_variables(host: wsl.Host, answer: Mapping[str, Any], distribution
             "ansible_port": int(ssh.get("port", host.port or 22)),
             "ansible_user": ssh.get("user", host.user),
             "ansible_ssh_private_key_file": host.private_key or ssh.get("identityfile"),
-            "ansible_paramiko_proxy_command": proxy_command(ssh),
-            "wsl_remote_ssh_shell_type": answer["shell"],
+            "ansible_paramiko_proxy_command": proxy_command(host, ssh),
+            "ansible_paramiko_user_known_hosts_file": ssh.get("userknownhostsfile", "").partition(" ")[0] or None,
+            # Only where it is not the default, for community.general before 12.2.0 does not know it.
+            "wsl_remote_ssh_shell_type": "powershell" if answer["shell"] == "powershell" else None,
         }
     return {key: value for key, value in found.items() if value is not None}
 
 
-def proxy_command(ssh: Mapping[str, str]) -> str | None:
-    """The way through jump hosts, for a connection that knows a command only."""
-    if "proxycommand" in ssh:
-        return ssh["proxycommand"]
-    if "proxyjump" not in ssh:
+def obstacle(host: wsl.Host, answer: Mapping[str, Any], variables: Mapping[str, Any]) -> tuple[str, str, str] | None:
+    """Why tasks will not run in a distribution with these variables: found, expected, next step."""
+    if variables["ansible_connection"] == "ssh" and "ansible_host" not in variables:
+        return "its address is not known", "it runs and tells it", "start it, or set details: all"
+    if variables["ansible_connection"] != REMOTE_WSL:
         return None
-    *before, last = ssh["proxyjump"].split(",")
-    return shlex.join(["ssh", "-W", "[%h]:%p", *(["-J", ",".join(before)] if before else []), "--", _as_url(last)])
+    if answer["program"] != wsl.PROGRAMS[0]:
+        return (
+            f"{answer['program']} is what answers on {host.name}, and {REMOTE_WSL} starts the wsl.exe of PATH",
+            "that works in a session of SSH, too",
+            f"update WSL on {host.name} and leave wsl_exe out, or set distribution_connection: ssh",
+        )
+    known = known_variables()
+    missing = sorted(set(variables) - {"ansible_connection"} - known)
+    if missing:
+        lacking = f"the installed community.general does not know {', '.join(missing)}"
+        return (
+            lacking if known else "community.general is not installed",
+            "community.general 12.2.0 or newer",
+            "`ansible-galaxy collection install -U community.general`",
+        )
+    return None
+
+
+def known_variables(connection: str = REMOTE_WSL) -> set[str]:
+    """What a connection reads, in the version that is installed."""
+    plugin = connection_loader.get(connection, class_only=True)
+    return set(constants.config.get_plugin_vars("connection", plugin._load_name)) if plugin else set()
+
+
+def proxy_command(host: wsl.Host, ssh: Mapping[str, str]) -> str | None:
+    """The way through jump hosts, for a connection that knows a command only, and has no shell for it."""
+    if "proxycommand" in ssh:
+        command = ssh["proxycommand"]
+    elif "proxyjump" in ssh:
+        *before, last = ssh["proxyjump"].split(",")
+        jump = ["-J", ",".join(before)] if before else []
+        arguments = [*_without_jump(host.ssh_arguments), *jump, "--", _as_url(last)]
+        command = shlex.join(["ssh", "-W", "[%h]:%p", *arguments])
+    else:
+        return None
+    return shlex.join(["sh", "-c", f"exec {command}"])
+
+
+def _without_jump(arguments: Sequence[str]) -> list[str]:
+    found: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        if word == "-J":
+            next(words, None)
+        elif word == "-o":
+            value = next(words, "")
+            found += [] if JUMPS.match(value) else [word, value]
+        elif not word.startswith("-J") and not (word.startswith("-o") and JUMPS.match(word[2:])):
+            found.append(word)
+    return found
 
 
 def _as_url(jump: str) -> str:
@@ -354,6 +431,12 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
             exclude=tuple(str(each) for each in self.get_option("exclude_distributions")),
             timeout_s=self.get_option("timeout"),
         )
+        for pattern in question.exclude:
+            if not re.fullmatch(r"[a-zA-Z0-9._*?-]+", pattern):
+                raise AnsibleParserError(
+                    f"{path}: exclude_distributions has {pattern!r}, which no name can match. Expected: letters, "
+                    "digits, dots, underscores, dashes, * and ?. Next step: write each name out."
+                )
         answers = self._answers(hosts, question, path, cache)
         self._ours: set[str] = set()
         self.inventory.add_group("wsl_hosts")
@@ -364,7 +447,7 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
             answer = answers[host.name]
             if not isinstance(answer, wsl.WslError):
                 for distribution in answer["distributions"]:
-                    if not any(fnmatch.fnmatchcase(distribution["name"], pattern) for pattern in question.exclude):
+                    if not question.excludes(distribution["name"]):
                         self._add_distribution(host, answer, distribution)
 
     def _hosts(self, path: str) -> list[wsl.Host]:
@@ -404,6 +487,9 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
                 return wsl.ASK[host.connection](host, question)
             except wsl.WslError as error:
                 return error
+            except Exception as error:  # one machine's oddity is not the others' end
+                found = f"asking it failed with {type(error).__name__}: {clean(str(error)).rstrip('.')}"
+                return wsl.WslError(host, found, "an answer of wsl.exe", "report it as a bug, with the output of -vvv")
 
         answers: dict[str, dict[str, Any] | wsl.WslError] = {
             host.name: known[keys[host.name]] for host in hosts if host not in missing
@@ -423,11 +509,12 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
         variables["wsl_reachable"] = failure is None
         if failure:
             variables["wsl_error"] = str(failure)
-            self.display.warning(f"{host.name}: {failure}")
+            self.display.warning(str(failure))
         self._set(name, variables)
 
     def _add_distribution(self, host: wsl.Host, answer: Mapping[str, Any], distribution: Mapping[str, Any]) -> None:
-        variables = distribution_variables(host, distribution) | connection_variables(host, answer, distribution)
+        connection = connection_variables(host, answer, distribution)
+        variables = distribution_variables(host, distribution) | connection
         if not self._wanted(variables):
             return
         name = f"{host.name}-{distribution['name']}"
@@ -441,6 +528,10 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
         if distribution.get("error"):
             self.display.warning(f"{name}: nothing is known from inside: {distribution['error']}")
         name = self._new_host(name, "wsl_instances")
+        why = obstacle(host, answer, connection)
+        if why:
+            variables["wsl_connection_error"] = sentences(*why)
+            self.display.warning(f"{name}: no task will run in it: {sentences(*why)}")
         self._set(name, variables)
         strict = self.get_option("strict")
         self._set_composite_vars(self.get_option("compose"), variables, name, strict=strict)

@@ -7,7 +7,10 @@
 from __future__ import annotations
 
 import re
+import shutil
 from typing import Any
+
+from ansible_collections.gpufarm.core.plugins.module_utils.text import clean
 
 # wsl.exe refuses other names when a distribution is registered, and reads its own options by blanks alone: a name or a
 # user that needs quotes cannot be given to it (ParseArgument in src/windows/common/helpers.cpp).
@@ -23,6 +26,11 @@ _HEADER = re.compile(r"(?:  )?\S+(?: \S+)* {2,}\S+(?: \S+)* {2,}\S+(?: \S+)*[ \t
 _ROW_END = re.compile(r" {2,}[0-9]{1,3}[ \t]*$")
 # The end of an error's text, the same in every language: "Error code: Wsl/Service/WSL_E_DISTRO_NOT_FOUND".
 _ERROR_CODE = re.compile(r"(?:^|[\s:\uff1a])(Wsl/[A-Za-z0-9_/]+)\s*$")
+
+
+def programs(named: str | None) -> list[str]:
+    """Where wsl.exe may be, as a distribution sees it: that which was named alone, else PATH before PLACES."""
+    return [named] if named else list(dict.fromkeys(filter(None, [shutil.which("wsl.exe"), *PLACES])))
 
 
 class DamagedListError(ValueError):
@@ -54,7 +62,7 @@ def readable(raw: bytes) -> str:
         text = decode(raw)
     except UnicodeDecodeError:
         text = raw.replace(b"\0", b"").decode("ascii", errors="replace")
-    return " ".join("".join(char if char.isprintable() else " " for char in text).split())
+    return " ".join(clean(text).split())
 
 
 def error_code(raw: bytes) -> str | None:
@@ -78,7 +86,7 @@ def parse_distribution_list(raw: bytes) -> list[dict[str, Any]]:
         lines = [line for line in decode(raw).split("\n") if line.strip()]
     except UnicodeDecodeError as error:
         raise DamagedListError(
-            f"The list of distributions ends or breaks inside a character at byte {error.start} of {len(raw)}."
+            f"The list of distributions ends or breaks inside a character at byte {error.start} of {len(raw)}"
         ) from None
     rows: list[dict[str, Any]] = []
     begun = False
@@ -89,12 +97,9 @@ def parse_distribution_list(raw: bytes) -> list[dict[str, Any]]:
             rows.append({"name": name, "state": state, "version": int(version), "default": marker == "*"})
             begun = True
         elif begun or line.startswith("* ") or _ROW_END.search(line):
-            raise DamagedListError(
-                f"The list of distributions has a line that is none of its rows: {line.strip()!r}. "
-                "Expected: a name, a state and a version."
-            )
+            raise DamagedListError(f"The list of distributions has a line that is none of its rows: {line.strip()!r}")
         else:
             begun = _HEADER.fullmatch(line) is not None
     if sum(row["default"] for row in rows) > 1:
-        raise DamagedListError("The list of distributions has more than one default.")
+        raise DamagedListError("The list of distributions has more than one default")
     return rows

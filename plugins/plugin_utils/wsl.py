@@ -14,26 +14,34 @@ import base64
 import binascii
 import json
 import re
-import shutil
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ansible_collections.gpufarm.core.plugins.module_utils import wsl
-from ansible_collections.gpufarm.core.plugins.module_utils.text import clean_all
+from ansible_collections.gpufarm.core.plugins.module_utils.commands import run_commands
+from ansible_collections.gpufarm.core.plugins.module_utils.problem import FoundError
+from ansible_collections.gpufarm.core.plugins.module_utils.text import clean, clean_all
 
 # Windows looks for the first on PATH; in session 0, which SSH and PSRP have, only the second may work (WSL#9231).
 PROGRAMS = ("wsl.exe", r"C:\Program Files\WSL\wsl.exe")
 # cmd.exe takes no longer command line.
 LONGEST_COMMAND = 8191
 MARK = "gpufarm-wsl"
+# Far above what a distribution says of itself, and what an error needs of it.
+LONGEST_PROBE = 64 * 1024
+LONGEST_SAID = 500
 
 
-class WslError(Exception):
-    """A Windows host gave no usable answer; the message says what was found and the next step."""
+class WslError(FoundError):
+    """A Windows host gave no usable answer."""
+
+    def __init__(self, host: Host, found: str, expected: str, next_step: str) -> None:
+        super().__init__(f"{host.name}: {found}", expected, next_step)
 
 
 @dataclass(frozen=True)
@@ -48,7 +56,7 @@ class Host:
     password: str | None = field(default=None, repr=False)
     private_key: str | None = None
     ssh_arguments: tuple[str, ...] = ()
-    psrp: Mapping[str, Any] = field(default_factory=dict)
+    psrp: Mapping[str, Any] = field(default_factory=dict, repr=False)
     wsl_exe: str | None = None
     distribution_connection: str = "wsl"
     distribution_user: str | None = None
@@ -70,12 +78,18 @@ class Question:
         return "--list --quiet" if self.details == "all" else "--list --running --quiet"
 
     @property
-    def refused(self) -> str:
-        """A regular expression of names that are not looked into, for Python as for .NET."""
-        if self.details == "none":
-            return "."
+    def excluded(self) -> str:
+        """A regular expression of names that are left out, for Python as for .NET."""
         patterns = "|".join(re.escape(each).replace(r"\*", ".*").replace(r"\?", ".") for each in self.exclude)
         return f"^({patterns})$" if patterns else "^$"
+
+    @property
+    def refused(self) -> str:
+        """The same of names that are not looked into."""
+        return "." if self.details == "none" else self.excluded
+
+    def excludes(self, name: str) -> bool:
+        return re.search(self.excluded, name) is not None
 
 
 @dataclass(frozen=True)
@@ -89,7 +103,8 @@ class Output:
     def said(self) -> str:
         if self.code is None:
             return "no end in time"
-        return wsl.readable(self.stdout) or wsl.readable(self.stderr) or f"exit code {self.code}"
+        said = wsl.readable(self.stdout) or wsl.readable(self.stderr) or f"exit code {self.code}"
+        return said[-LONGEST_SAID:].rstrip(".")
 
 
 @dataclass(frozen=True)
@@ -100,6 +115,8 @@ class Answer:
     names: Output
     listed: Output
     probes: Mapping[str, Output]
+    # The names of all, asked for where the list has failed: without a distribution, too, wsl.exe ends with an error.
+    every: Output | None = None
     computer_name: str | None = None
     shell: str | None = None
 
@@ -111,7 +128,7 @@ class Answer:
 # order mark in front, which .NET sends where a console's code page is UTF-8; nothing it starts may read what follows.
 PROBE = """\
 :
-s() { echo "@@$1"; shift; "$@" 2>/dev/null </dev/null; }
+s() { printf '\\n@@%s\\n' "$1"; shift; "$@" 2>/dev/null </dev/null; }
 s release cat /etc/os-release
 s kernel cat /proc/sys/kernel/osrelease
 s systemd ls -d /run/systemd/system
@@ -126,13 +143,14 @@ def parse_probe(raw: bytes) -> dict[str, Any]:
     """The variables of a distribution, from what PROBE printed in it."""
     parts: dict[str, list[str]] = {}
     lines: list[str] = []
-    for line in raw.decode("utf-8", errors="replace").replace("\r", "").split("\n"):
+    for line in raw[:LONGEST_PROBE].decode("utf-8", errors="replace").replace("\r", "").split("\n"):
         if line.startswith("@@"):
             lines = parts.setdefault(line[2:], [])
         elif line.strip():
             lines.append(line.strip())
     if "end" not in parts:
-        raise ValueError(f"its answer breaks off: {wsl.readable(raw)[-200:]}")
+        raise ValueError(f"its answer breaks off: {wsl.readable(raw[:LONGEST_PROBE])[-200:]}")
+    parts = {name: parts.get(name, []) for name in ("release", "kernel", "systemd", "route", "addresses", "gpus")}
     release = dict(line.split("=", 1) for line in parts["release"] if "=" in line)
     route = " ".join(parts["route"])
     source = re.search(r"\bsrc ([0-9.]+)", route)
@@ -164,15 +182,17 @@ def _unquoted(value: str | None) -> str:
 # Reading
 
 
-def read(answer: Answer, question: Question) -> dict[str, Any]:
+def read(host: Host, answer: Answer, question: Question) -> dict[str, Any]:
     """What a host has answered, as plain data that a cache can hold."""
-    code = wsl.error_code(answer.listed.stdout)
-    if answer.listed.code is None or (answer.listed.code and code):
-        raise WslError(f"{answer.program} does not list the distributions: {answer.listed.said()}.")
     try:
-        rows = wsl.parse_distribution_list(answer.listed.stdout)
-    except wsl.DamagedListError as error:
-        raise WslError(f"{error} Next step: run `wsl.exe --list --verbose` there and compare.") from error
+        rows = _rows(answer)
+    except ValueError as error:
+        raise WslError(
+            host,
+            str(error),
+            "a row with name, state and version for each distribution",
+            "run `wsl.exe --list --verbose` there and compare",
+        ) from error
     running = set(wsl.parse_names(answer.names.stdout)) if question.details != "all" else set()
     distributions = []
     for row in rows:
@@ -180,10 +200,10 @@ def read(answer: Answer, question: Question) -> dict[str, Any]:
         found: dict[str, Any] = {}
         if probe is not None:
             try:
-                if probe.code:
-                    raise ValueError(probe.said())
-                if probe.code is None:
+                if probe.code is None and b"@@end" not in probe.stdout:
                     raise ValueError("it did not answer in time")
+                if probe.code and b"@@" not in probe.stdout:
+                    raise ValueError(probe.said())
                 found = parse_probe(probe.stdout)
                 running.add(row["name"])
                 # It was asked for the list before it started.
@@ -193,14 +213,23 @@ def read(answer: Answer, question: Question) -> dict[str, Any]:
         # Where states are translated, the names that run say what a state means.
         distributions.append({**row, "running": row["name"] in running or row["state"] == "Running", **found})
     return {
-        "program": answer.program,
-        "computer_name": answer.computer_name,
+        "program": clean(answer.program),
+        "computer_name": clean(answer.computer_name or "") or None,
         "shell": answer.shell,
         "distributions": distributions,
     }
 
 
-def _nobody_answered(refusals: Sequence[str]) -> WslError:
+def _rows(answer: Answer) -> list[dict[str, Any]]:
+    if answer.listed.code != 0:
+        every = answer.every
+        if every is None or every.code != 0 or wsl.parse_names(every.stdout):
+            raise ValueError(f"{clean(answer.program)} does not list the distributions: {answer.listed.said()}")
+        return []
+    return wsl.parse_distribution_list(answer.listed.stdout)
+
+
+def _nobody_answered(host: Host, refusals: Sequence[str]) -> WslError:
     said = "; ".join(refusals)
     if "WSL_E_LOCAL_SYSTEM_NOT_SUPPORTED" in said:
         next_step = "ask as the user who owns the distributions, never as LocalSystem"
@@ -209,7 +238,7 @@ def _nobody_answered(refusals: Sequence[str]) -> WslError:
             "log on as the user who owns the distributions and run `wsl.exe --version`; without a session it needs "
             "WSL 2.2.4 or newer"
         )
-    return WslError(f"No wsl.exe answered ({said}). Expected: one on PATH or {PROGRAMS[1]}. Next step: {next_step}.")
+    return WslError(host, f"no wsl.exe answered ({said})", f"one on PATH or {PROGRAMS[1]}", next_step)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -218,20 +247,29 @@ def _nobody_answered(refusals: Sequence[str]) -> WslError:
 
 def ask_local(host: Host, question: Question) -> dict[str, Any]:
     """Ask this very machine's Windows."""
-    until = time.monotonic() + question.timeout_s
-    places = [host.wsl_exe] if host.wsl_exe else [shutil.which("wsl.exe"), *wsl.PLACES]
+    begun = time.monotonic()
+    until = begun + question.timeout_s
+    places = wsl.programs(host.wsl_exe)
     refusals = []
-    for place in dict.fromkeys(filter(None, places)):
-        names = _interop(place, question.names.split(), b"", until)
+    for number, place in enumerate(places, 1):
+        # One that hangs leaves the next its share.
+        names = _interop(place, question.names.split(), b"", begun + question.timeout_s * number / (len(places) + 1))
         if names.code == 0:
             break
         refusals.append(f"{place}: {names.said()}")
     else:
-        raise _nobody_answered(refusals or ["none was found"])
-    listed = _interop(place, ["--list", "--verbose"], b"", until)
+        raise _nobody_answered(host, refusals or ["none was found"])
     wanted = [name for name in wsl.parse_names(names.stdout) if not re.search(question.refused, name)]
-    probes = {name: _interop(place, ["-d", name, "--exec", "/bin/sh"], PROBE.encode(), until) for name in wanted}
-    return read(Answer(place, names, listed, probes), question)
+    with ThreadPoolExecutor(len(wanted) + 1) as pool:
+        listing = pool.submit(_interop, place, ["--list", "--verbose"], b"", until)
+        asked = {
+            name: pool.submit(_interop, place, ["-d", name, "--exec", "/bin/sh"], PROBE.encode(), until)
+            for name in wanted
+        }
+        listed = listing.result()
+        every = _interop(place, ["--list", "--quiet"], b"", until) if listed.code else None
+        probes = {name: probe.result() for name, probe in asked.items()}
+    return read(host, Answer(place, names, listed, probes, every), question)
 
 
 def _interop(program: str, arguments: Sequence[str], given: bytes, until: float) -> Output:
@@ -255,9 +293,12 @@ def _interop(program: str, arguments: Sequence[str], given: bytes, until: float)
 SCRIPT = r"""
 $ErrorActionPreference = 'Stop'
 $ProgressPreference = 'SilentlyContinue'
-$until = [DateTime]::UtcNow.AddSeconds(@SECONDS@)
+try {
+$begun = [DateTime]::UtcNow
+$until = $begun.AddSeconds(@SECONDS@)
 $probe = [Text.Encoding]::ASCII.GetBytes('@PROBE@')
-function Text64($text) { [Convert]::ToBase64String([Text.Encoding]::UTF8.GetBytes($text)) }
+function Code($raw) { [Convert]::ToBase64String($raw) }
+function Text64($text) { Code ([Text.Encoding]::UTF8.GetBytes($text)) }
 function Ask($program, $words, $given) {
   $info = New-Object Diagnostics.ProcessStartInfo $program, $words
   $info.UseShellExecute = $false
@@ -275,39 +316,46 @@ function Ask($program, $words, $given) {
   } catch { }
   $run
 }
-function Hear($run) {
-  $left = [Math]::Max(1, [int]($until - [DateTime]::UtcNow).TotalMilliseconds)
+function Left($end) { [Math]::Max(1, [int]($end - [DateTime]::UtcNow).TotalMilliseconds) }
+function Hear($run, $end) {
   $code = $null
-  if ($run.child.WaitForExit($left)) { $code = $run.child.ExitCode } else { $run.child.Kill() }
-  $whole = [Threading.Tasks.Task]::WaitAll($run.reads, 2000)
-  @{
-    code = $code
-    out = [Convert]::ToBase64String($run.out.ToArray())
-    err = [Convert]::ToBase64String($run.err.ToArray())
-  }
-}
-$said = @{ name = Text64 $env:COMPUTERNAME; refusals = @(); probes = @{} }
-try { $said.shell = Text64 (Get-ItemProperty 'HKLM:\SOFTWARE\OpenSSH').DefaultShell } catch { }
-foreach ($program in @(@PROGRAMS@)) {
   try {
-    $names = Hear (Ask $program '@NAMES@' $null)
-    if ($names.code -eq 0) { $said.program = $program; break }
-    $said.refusals += @{ program = $program; code = $names.code; out = $names.out; err = $names.err }
-  } catch {
-    $said.refusals += @{ program = $program; code = 126; out = ''; err = Text64 $_.Exception.Message }
-  }
+    if ([Threading.Tasks.Task]::WaitAll($run.reads, (Left $end))) {
+      if ($run.child.WaitForExit((Left $end))) { $code = $run.child.ExitCode }
+    }
+  } catch { }
+  try { if ($code -eq $null) { $run.child.Kill() } } catch { }
+  @{ code = $code; out = Code $run.out.ToArray(); err = Code $run.err.ToArray() }
 }
-if ($said.program) {
-  $text = [Text.Encoding]::ASCII.GetString([Convert]::FromBase64String($names.out)) -replace '[^A-Za-z0-9._\r\n-]', ''
-  $runs = @{}
-  foreach ($name in ($text -split '[\r\n]+')) {
-    if ($name -and ($name -notmatch '@REFUSED@')) { $runs[$name] = Ask $said.program "-d $name --exec /bin/sh" $probe }
+  $said = @{ name = Text64 $env:COMPUTERNAME; refusals = @(); probes = @{} }
+  try { $said.shell = Text64 (Get-ItemProperty 'HKLM:\SOFTWARE\OpenSSH').DefaultShell } catch { }
+  $end = $begun.AddSeconds(@HALF@)
+  foreach ($program in @(@PROGRAMS@)) {
+    try {
+      $names = Hear (Ask $program '@NAMES@' $null) $end
+      if ($names.code -eq 0) { $said.program = $program; break }
+      $said.refusals += @{ program = $program; code = $names.code; out = $names.out; err = $names.err }
+    } catch {
+      $said.refusals += @{ program = $program; code = 126; out = ''; err = Text64 $_.Exception.Message }
+    }
+    $end = $until
   }
-  $said.names = $names
-  $said.list = Hear (Ask $said.program '--list --verbose' $null)
-  foreach ($name in @($runs.Keys)) { $said.probes[$name] = Hear $runs[$name] }
+  if ($said.program) {
+    $text = [Text.Encoding]::ASCII.GetString([Convert]::FromBase64String($names.out)) -replace '[^A-Za-z0-9._\r\n-]', ''
+    $list = Ask $program '--list --verbose' $null
+    $runs = @{}
+    foreach ($name in ($text -split '[\r\n]+')) {
+      if ($name -and ($name -cnotmatch '@REFUSED@')) { $runs[$name] = Ask $program "-d $name --exec /bin/sh" $probe }
+    }
+    $said.names = $names
+    $said.list = Hear $list $until
+    if ($said.list.code -ne 0) { $said.every = Hear (Ask $program '--list --quiet' $null) $until }
+    foreach ($name in @($runs.Keys)) { $said.probes[$name] = Hear $runs[$name] $until }
+  }
+  '@MARK@ ' + (ConvertTo-Json $said -Depth 4 -Compress)
+} catch {
+  '@MARK@ ' + (ConvertTo-Json -Compress @{ error = $_.Exception.Message })
 }
-'@MARK@ ' + (ConvertTo-Json $said -Depth 4 -Compress)
 """
 
 
@@ -317,18 +365,24 @@ def script(host: Host, question: Question) -> str:
     values = {
         # The connection ends later than what it carries.
         "@SECONDS@": str(max(1, question.timeout_s * 4 // 5)),
+        # A program that hangs leaves the next its share.
+        "@HALF@": str(max(1, question.timeout_s * 2 // 5)),
         "@PROBE@": _single(PROBE),
         "@PROGRAMS@": ", ".join(f"'{_single(program)}'" for program in programs),
         "@NAMES@": question.names,
         "@REFUSED@": _single(question.refused),
         "@MARK@": MARK,
     }
-    lines = [line.strip() for line in SCRIPT.strip().splitlines()]
-    return re.sub("|".join(values), lambda found: values[found.group()], "\n".join(lines))
+    lines = "\n".join(line.strip() for line in SCRIPT.strip().splitlines())
+    # cmd.exe takes so little that blanks count; those between quotes are not ours to leave out.
+    shorter = r"""('[^']*'|"[^"]*")| *(\+?=|[{};,]) *|\b(if|foreach) (?=\()"""
+    short = re.sub(shorter, lambda found: found[1] or found[2] or found[3], lines)
+    return re.sub("|".join(values), lambda found: values[found.group()], short)
 
 
 def _single(text: str) -> str:
-    return text.replace("'", "''")
+    # PowerShell takes typographic quotes for quotes, too.
+    return re.sub("['\u2018-\u201b]", r"\g<0>\g<0>", text)
 
 
 def command(host: Host, question: Question) -> str:
@@ -337,33 +391,49 @@ def command(host: Host, question: Question) -> str:
     words = f"powershell.exe -NoProfile -NonInteractive -EncodedCommand {code}"
     if len(words) > LONGEST_COMMAND:
         raise WslError(
-            f"The command for Windows has {len(words)} characters. Expected: at most {LONGEST_COMMAND}. "
-            "Next step: shorten exclude_distributions."
+            host,
+            f"the command for Windows has {len(words)} characters",
+            f"at most {LONGEST_COMMAND}",
+            "shorten exclude_distributions",
         )
     return words
 
 
-def parse_answer(text: str) -> Answer:
+def parse_answer(host: Host, text: str) -> Answer:
     """What SCRIPT printed; whatever a profile or a banner has printed around it is left out."""
     for line in text.splitlines():
         if line.startswith(f"{MARK} "):
             try:
                 said = json.loads(line[len(MARK) :])
+                if "error" in said:
+                    raise WslError(
+                        host,
+                        f"PowerShell ended with: {clean(str(said['error']))[:LONGEST_SAID].rstrip('.')}",
+                        "a script that may start programs",
+                        "look whether a policy limits PowerShell there ($ExecutionContext.SessionState.LanguageMode)",
+                    )
                 if not said.get("program"):
-                    raise _nobody_answered([f"{each['program']}: {_output(each).said()}" for each in said["refusals"]])
+                    refusals = [f"{clean(str(each['program']))}: {_output(each).said()}" for each in said["refusals"]]
+                    raise _nobody_answered(host, refusals)
                 return Answer(
                     program=said["program"],
                     names=_output(said["names"]),
                     listed=_output(said["list"]),
                     probes={name: _output(probe) for name, probe in said["probes"].items()},
+                    every=_output(said["every"]) if "every" in said else None,
                     computer_name=_text(said.get("name")) or None,
                     shell="powershell" if re.search(r"(powershell|pwsh)", _text(said.get("shell")), re.I) else "cmd",
                 )
             except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise WslError(f"The answer of PowerShell is damaged: {error!r} in {line[:200]!r}.") from error
+                raise WslError(
+                    host, f"the answer of PowerShell is damaged: {error!r} in {line[:200]!r}", "one line of JSON",
+                    "look what else prints there, and ask again",
+                ) from error  # fmt: skip
     raise WslError(
-        f"PowerShell gave no answer: {wsl.readable(text.encode()[-400:]) or 'nothing was printed'}. "
-        "Next step: run `powershell.exe -NoProfile -Command 1` there."
+        host,
+        f"PowerShell gave no answer: {wsl.readable(text.encode()[-400:]).rstrip('.') or 'nothing was printed'}",
+        f"a line that begins with {MARK}",
+        "run `powershell.exe -NoProfile -Command 1` there",
     )
 
 
@@ -393,40 +463,40 @@ def ssh_options(host: Host) -> list[str]:
 def ask_ssh(host: Host, question: Question) -> dict[str, Any]:
     """Ask by OpenSSH's own client, so that keys, agent, jump hosts and ~/.ssh/config are the user's."""
     timeout = str(question.timeout_s)
-    arguments = ["ssh", "-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={timeout}", *ssh_options(host)]
-    try:
-        done = subprocess.run(
-            [*arguments, "--", host.address, command(host, question)], stdin=subprocess.DEVNULL, capture_output=True,
-            check=False, timeout=question.timeout_s,
-        )  # fmt: skip
-    except FileNotFoundError as error:
-        raise WslError("ssh was not found. Next step: install OpenSSH's client.") from error
-    except subprocess.TimeoutExpired as late:
-        raise WslError(
-            f"No answer within {timeout} s. Next step: look whether it is on, or raise the option timeout."
-        ) from late
-    text = done.stdout.decode("utf-8", errors="replace")
-    if done.returncode == 255 and MARK not in text:
-        raise WslError(
-            f"ssh cannot connect to {host.address}: {wsl.readable(done.stderr)}. "
-            f"Next step: try `ssh {host.address}` as this user."
-        )
-    if MARK not in text:
-        text = f"{text}\n{wsl.readable(done.stderr)}"
-    return {**read(parse_answer(text), question), "ssh": _settings(host)}
-
-
-def _settings(host: Host) -> dict[str, str]:
-    """What ssh itself makes of a host's name: connections that do not read its configuration need that."""
-    done = subprocess.run(
-        ["ssh", "-G", *ssh_options(host), "--", host.address],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        check=False,
+    # What ~/.ssh/config has for people at a terminal.
+    ours = ["-o", "BatchMode=yes", "-o", "RemoteCommand=none", "-o", "ClearAllForwardings=yes"]
+    arguments = ["ssh", "-T", *ours, "-o", f"ConnectTimeout={timeout}", *ssh_options(host)]
+    settings = ["ssh", "-G", *ssh_options(host), "--", host.address]
+    done, asked = run_commands(
+        [[*arguments, "--", host.address, command(host, question)], settings], question.timeout_s
     )
-    lines = [line.split(" ", 1) for line in done.stdout.decode("utf-8", errors="replace").splitlines() if " " in line]
+    if done.error:
+        raise WslError(host, f"ssh cannot be started ({done.error})", "OpenSSH's client", "install it")
+    # What kept the connection open may have nothing to do with an answer that is there.
+    answered = re.search(f"^{MARK} .*\\n", done.stdout, re.MULTILINE)
+    said = wsl.readable(done.stderr.encode())[-LONGEST_SAID:].rstrip(".")
+    if done.timed_out and not answered:
+        raise WslError(
+            host,
+            f"no answer within {timeout} s{f' ({said})' if said else ''}",
+            "a machine that is on",
+            "start it, or raise the option timeout",
+        )
+    if done.returncode == 255 and not answered:
+        raise WslError(
+            host, f"ssh cannot connect to {host.address}: {said}", "a connection without a password",
+            f"try `ssh {host.address}` as this user",
+        )  # fmt: skip
+    text = done.stdout if answered else f"{done.stdout}\n{said}"
+    return {**read(host, parse_answer(host, text), question), "ssh": _settings(asked.stdout)}
+
+
+def _settings(printed: str) -> dict[str, str]:
+    """What ssh itself makes of a host's name: connections that do not read its configuration need that."""
+    lines = [line.split(" ", 1) for line in printed.splitlines() if " " in line]
     keys = [value for key, value in lines if key == "identityfile"]
-    found = {key: value for key, value in lines if key in ("hostname", "port", "user", "proxyjump", "proxycommand")}
+    wanted = ("hostname", "port", "user", "proxyjump", "proxycommand", "userknownhostsfile")
+    found = {key: value for key, value in lines if key in wanted}
     # Several are those that ssh tries by itself, as others do.
     return {**found, "identityfile": keys[0]} if len(keys) == 1 else found
 
@@ -441,9 +511,16 @@ def ask_psrp(host: Host, question: Question) -> dict[str, Any]:
         from pypsrp.client import Client  # noqa: PLC0415 # for these hosts only
     except ImportError as error:
         raise WslError(
-            f"pypsrp is missing ({error}). Next step: `pip install pypsrp` where Ansible runs, or connection: ssh."
-        ) from error
-    options = {"connection_timeout": question.timeout_s, **host.psrp}
+            host, f"pypsrp is missing ({error})", "it is installed where Ansible runs",
+            "`pip install pypsrp`, or connection: ssh",
+        ) from error  # fmt: skip
+    # A request that waits for output ends before its own connection gives up.
+    options = {
+        "connection_timeout": question.timeout_s,
+        "read_timeout": question.timeout_s,
+        "operation_timeout": max(1, question.timeout_s * 2 // 3),
+        **host.psrp,
+    }
     if host.port is not None:
         options["port"] = host.port
     try:
@@ -452,11 +529,12 @@ def ask_psrp(host: Host, question: Question) -> dict[str, Any]:
     except Exception as error:
         # Of pypsrp, requests or what they use.
         raise WslError(
-            f"PSRP cannot ask {host.address}: {type(error).__name__}: {error}. Next step: try Enter-PSSession."
-        ) from error
+            host, f"PSRP cannot ask {host.address}: {type(error).__name__}: {clean(str(error)).rstrip('.')}",
+            "PowerShell Remoting that lets this user in", "try Enter-PSSession",
+        ) from error  # fmt: skip
     if failed and MARK not in text:
         text = f"{text}\n{' '.join(str(each) for each in streams.error)}"
-    return read(parse_answer(text), question)
+    return read(host, parse_answer(host, text), question)
 
 
 ASK: Mapping[str, Callable[[Host, Question], dict[str, Any]]] = {

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
+# Longer than anybody waits; JSON has no infinity.
+HANGS = 1e9
 SYSTEM32 = r"C:\Windows\System32\wsl.exe"
 PROGRAM_FILES = r"C:\Program Files\WSL\wsl.exe"
 # A program that WSL's interop starts: its file is a Windows program there, so only its name and place are the same.
@@ -40,6 +42,11 @@ class Distribution:
     broken: str | None = None
     # Another program than wsl.exe ends it after so many bytes of a command's output.
     cut_after: int | None = None
+    # Seconds that pass, by the clock of those who ask, before anything in it answers; HANGS for ever.
+    seconds: float = 0
+    # What it starts keeps standard output open after its end, or reading it fails.
+    holds: bool = False
+    faulty: bool = False
 
 
 @dataclass
@@ -66,6 +73,18 @@ class Machine:
     console_utf8: bool = False
     # What a profile prints before an answer.
     banner: str = ""
+    # The same as of a distribution, of a program that has to list them.
+    seconds: dict[str, float] = field(default_factory=dict)
+    # Commands in distributions that wait for each other: none answers before so many have been started.
+    crowd: int = 0
+    # Whether wsl.exe itself lives on while a process that it has started in the background does (WSL#12886).
+    waits_for_background: bool = False
+    # What Linux programs find that have no WSL_INTEROP, or one of a session that has ended: "lost" or "stale".
+    interop: str = ""
+    # What its policy lets PowerShell do: nothing.
+    constrained: bool = False
+    # A list that fails without a row, as that of a service that does not answer.
+    list_fails: bool = False
 
 
 class Windows:
@@ -115,6 +134,12 @@ class Windows:
     def log(self, program: str, command_line: str) -> None:
         with (self.folder / "calls").open("a", encoding="utf-8") as calls:
             calls.write(json.dumps([program, command_line]) + "\n")
+
+    def hanging(self) -> list[int]:
+        """Return the processes that hang and were never ended."""
+        note = self.folder / "hanging"
+        pids = [int(pid) for pid in note.read_text(encoding="ascii").split()] if note.exists() else []
+        return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
     def calls(self) -> list[Any]:
         """Return what was started, in order: program and command line."""

@@ -34,6 +34,11 @@ def main(folder: str, path: str, arguments: Sequence[str]) -> int:
         # CreateNtProcessUtilityVm logs the program's name and errno, and ends with 1.
         sys.stderr.write(f"<3>WSL (1 - Relay) ERROR: CreateProcessEntryCommon: {path}: Invalid argument\n")
         return 1
+    interop = Windows(Path(folder)).machine.interop
+    if interop:
+        if interop == "stale":
+            sys.stderr.write("<3>WSL (302) ERROR: UtilConnectUnix:533: connect failed 111\n")
+        return 1
     # Interop runs in the session of the user who has started the distribution.
     code = wsl.main(Windows(Path(folder)), path, line, windows_environment(os.environ), session=1)
     return code & 0xFF

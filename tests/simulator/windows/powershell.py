@@ -7,26 +7,26 @@ script is for. An expression that is a statement prints its value, as there, so 
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import os
 import re
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.simulator.windows import command_line
-from tests.simulator.windows.host import PROGRAM_FILES, ROOT, SYSTEM32, Windows
+from tests.simulator.windows import command_line, wsl
+from tests.simulator.windows.host import HANGS, PROGRAM_FILES, ROOT, SYSTEM32, Windows
 
 TOKENS = re.compile(
     r"""
     (?P<blank>[ \t]+) | (?P<end>[\r\n;]) | (?P<comment>\#[^\n]*)
-  | (?P<single>'(?:[^']|'')*') | (?P<double>"[^"`]*")
+  | (?P<single>['\u2018-\u201b](?:[^'\u2018-\u201b]|['\u2018-\u201b]{2})*['\u2018-\u201b]) | (?P<double>"[^"`]*")
   | (?P<variable>\$(?:env:)?\w+)
-  | (?P<operator>-(?:and|or|not|eq|ne|match|notmatch|replace|split)\b)
+  | (?P<operator>-(?:and|or|not|eq|ne|match|notmatch|cnotmatch|replace|split)\b)
   | (?P<number>\d+(?![\w.]))
   | (?P<hash>@\{) | (?P<array>@\() | (?P<static>::) | (?P<add>\+=)
   | (?P<type>\[(?![0-9$'"])[A-Za-z][\w.]*(?:\[\])?\])
@@ -36,7 +36,7 @@ TOKENS = re.compile(
     re.VERBOSE,
 )
 KEYWORDS = {"begin", "process", "end", "data", "filter", "param", "return", "while", "switch", "do", "until", "trap"}
-BINARY = ("-and", "-or", "-eq", "-ne", "-match", "-notmatch", "-replace", "-split")
+BINARY = ("-and", "-or", "-eq", "-ne", "-match", "-notmatch", "-cnotmatch", "-replace", "-split")
 
 
 class Refused(Exception):
@@ -98,6 +98,13 @@ class Encoding:
 
 
 @dataclass
+class Clock:
+    """The machine's clock. Only what a test makes slow takes time by it, so no machine is too slow for a test."""
+
+    now: float = 0
+
+
+@dataclass
 class Span:
     seconds: float
 
@@ -132,24 +139,35 @@ class ProcessStartInfo:
         self.RedirectStandardInput = self.RedirectStandardOutput = self.RedirectStandardError = False
 
 
+class Task:
+    """What CopyToAsync returns: done when the process has ended, unless it is held open, or fails."""
+
+    def __init__(self, copy: Callable[[], None], process: Process) -> None:
+        self.process = process
+        self.thread = threading.Thread(target=copy, daemon=True)
+        self.thread.start()
+
+    @property
+    def done_at(self) -> float:
+        return HANGS if self.process.holds else self.process.ends_at
+
+
 class Reader:
     """BaseStream of a redirected output."""
 
-    def __init__(self, file: Any) -> None:
-        self.file = file
+    def __init__(self, file: Any, process: Process) -> None:
+        self.file, self.process = file, process
 
     @property
     def BaseStream(self) -> Reader:
         return self
 
-    def CopyToAsync(self, into: MemoryStream) -> threading.Thread:
+    def CopyToAsync(self, into: MemoryStream) -> Task:
         def copy() -> None:
             while chunk := os.read(self.file.fileno(), 65536):
                 into.raw += chunk
 
-        thread = threading.Thread(target=copy, daemon=True)
-        thread.start()
-        return thread
+        return Task(copy, self.process)
 
 
 class Writer:
@@ -182,7 +200,7 @@ class Process:
         "import sys; sys.path.insert(0, sys.argv[1]); from tests.simulator.windows import powershell as p; p.child()"
     )
 
-    def __init__(self, windows: Windows, info: ProcessStartInfo) -> None:
+    def __init__(self, windows: Windows, info: ProcessStartInfo, clock: Clock) -> None:
         if info.UseShellExecute:
             raise Thrown("The Process object must have the UseShellExecute property set to false.")
         known = {"wsl.exe": SYSTEM32, SYSTEM32: SYSTEM32, PROGRAM_FILES: PROGRAM_FILES}
@@ -190,24 +208,33 @@ class Process:
             raise Thrown("The system cannot find the file specified")
         if not windows.machine.has_program_files and known[info.FileName] == PROGRAM_FILES:
             raise Thrown("The system cannot find the file specified")
+        program = known[info.FileName]
+        self.clock = clock
+        self.ends_at = clock.now + wsl.seconds(windows.machine, program, info.Arguments)
+        inside = [each for each in windows.machine.distributions if f"-d {each.name} " in info.Arguments]
+        self.holds, self.faulty = any(each.holds for each in inside), any(each.faulty for each in inside)
         self.codes, writer = os.pipe()
         self.child = subprocess.Popen(
-            [sys.executable, "-SEc", self.START, str(ROOT), str(windows.folder), known[info.FileName], info.Arguments,
+            [sys.executable, "-SEc", self.START, str(ROOT), str(windows.folder), program, info.Arguments,
              str(writer)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, pass_fds=(writer,), bufsize=0,
         )  # fmt: skip
         os.close(writer)
+        if self.ends_at >= HANGS:
+            with (windows.folder / "hanging").open("a", encoding="ascii") as hanging:
+                hanging.write(f"{self.child.pid}\n")
         self.StandardInput = Writer(self.child.stdin)
-        self.StandardOutput, self.StandardError = Reader(self.child.stdout), Reader(self.child.stderr)
+        self.StandardOutput, self.StandardError = Reader(self.child.stdout, self), Reader(self.child.stderr, self)
         if windows.machine.console_utf8:
             # Process sets AutoFlush on a StreamWriter of Console.InputEncoding, which then writes its mark.
             self.StandardInput.Write(b"\xef\xbb\xbf", 0, 3)
 
     def WaitForExit(self, milliseconds: int) -> bool:
-        try:
-            self.child.wait(milliseconds / 1000)
-        except subprocess.TimeoutExpired:
+        until = self.clock.now + milliseconds / 1000
+        self.clock.now = min(until, max(self.clock.now, self.ends_at))
+        if self.ends_at > until:
             return False
+        self.child.wait()
         return True
 
     @property
@@ -216,14 +243,15 @@ class Process:
         return code - 2**32 if code >= 2**31 else code
 
     def Kill(self) -> object:
+        if self.ends_at <= self.clock.now:
+            raise Thrown("Cannot process request because the process has exited.")
         self.child.kill()
+        self.child.wait()
         return VOID
 
 
 def child() -> None:
     """Run wsl.exe with a command line as Windows gives it."""
-    from tests.simulator.windows import wsl  # noqa: PLC0415 # of another process
-
     _program, _root, folder, path, line, codes = sys.argv
     from pathlib import Path  # noqa: PLC0415
 
@@ -231,11 +259,17 @@ def child() -> None:
     os.write(int(codes), str(code).encode())
 
 
-def wait_all(tasks: list[threading.Thread], milliseconds: int) -> bool:
-    until = time.monotonic() + milliseconds / 1000
+def wait_all(clock: Clock, tasks: list[Task], milliseconds: int) -> bool:
+    done_at = max(task.done_at for task in tasks)
+    until = clock.now + milliseconds / 1000
+    clock.now = min(until, max(clock.now, done_at))
+    if done_at > until:
+        return False
     for task in tasks:
-        task.join(max(0.0, until - time.monotonic()))
-    return not any(task.is_alive() for task in tasks)
+        task.thread.join()
+    if any(task.process.faulty for task in tasks):
+        raise Thrown("One or more errors occurred.")
+    return True
 
 
 def to_json(value: Any, depth: int) -> Any:
@@ -270,6 +304,7 @@ class Scope:
 @dataclass
 class Interpreter:
     windows: Windows
+    clock: Clock = field(default_factory=Clock)
     functions: dict[str, Function] = field(default_factory=dict)
 
     def run(self, text: str) -> list[Any]:
@@ -277,17 +312,19 @@ class Interpreter:
 
     def static(self, name: str, member: str, arguments: list[Any] | None) -> Any:
         known: Mapping[tuple[str, str], Callable[..., Any]] = {
-            ("DateTime", "UtcNow"): lambda: Instant(time.monotonic()),
+            ("DateTime", "UtcNow"): lambda: Instant(self.clock.now),
             ("Text.Encoding", "ASCII"): lambda: Encoding("ascii"),
             ("Text.Encoding", "UTF8"): lambda: Encoding("utf-8"),
             ("Convert", "ToBase64String"): lambda raw: base64.b64encode(raw).decode(),
             ("Convert", "FromBase64String"): lambda text: base64.b64decode(text, validate=True),
             ("Math", "Max"): max,
-            ("Diagnostics.Process", "Start"): lambda info: Process(self.windows, info),
-            ("Threading.Tasks.Task", "WaitAll"): wait_all,
+            ("Diagnostics.Process", "Start"): lambda info: Process(self.windows, info, self.clock),
+            ("Threading.Tasks.Task", "WaitAll"): functools.partial(wait_all, self.clock),
         }
         if (name, member) not in known:
             raise Refused(f"[{name}]::{member}")
+        if self.windows.machine.constrained and name not in ("Convert", "DateTime", "Math"):
+            raise Thrown("Cannot invoke method. Method invocation is supported only on core types in this mode.")
         return known[name, member](*(arguments or []))
 
     def command(self, name: str, arguments: list[Any], options: dict[str, Any], scope: Scope) -> Any:
@@ -307,7 +344,7 @@ class Interpreter:
                     raise Thrown(r"Cannot find path 'HKLM:\SOFTWARE\OpenSSH' because it does not exist.")
                 return {"DefaultShell": self.windows.machine.default_shell}
             case "ConvertTo-Json", [value]:
-                text = json.dumps(to_json(value, int(options["-Depth"])), separators=(",", ":"))
+                text = json.dumps(to_json(value, int(options.get("-Depth", 2))), separators=(",", ":"))
                 # Windows PowerShell 5.1 escapes these.
                 return re.sub("['<>&]", lambda found: f"\\u{ord(found.group()):04x}", text)
         raise Refused(f"command {name} {arguments} {options}")
@@ -549,7 +586,7 @@ class Block:
             case "variable":
                 value = self.variable(token.text)
             case "single":
-                value = token.text[1:-1].replace("''", "'")
+                value = re.sub("['\u2018-\u201b](['\u2018-\u201b])", r"\1", token.text[1:-1])
             case "double":
                 value = re.sub(r"\$(\w+)", lambda found: str(self.scope.get(found.group(1).lower())), token.text[1:-1])
             case "number":
@@ -652,12 +689,13 @@ def compared(operator: str, left: Any, right: Any) -> Any:
         return re.sub(right[0], right[1], left, flags=re.IGNORECASE)
     if operator == "-split":
         return re.split(right, left, flags=re.IGNORECASE)
-    return bool(re.search(right, left, re.IGNORECASE)) is (operator == "-match")
+    flags = 0 if operator == "-cnotmatch" else re.IGNORECASE
+    return bool(re.search(right, left, flags)) is (operator == "-match")
 
 
-def run(windows: Windows, script: str) -> str:
+def run(windows: Windows, script: str, clock: Clock | None = None) -> str:
     """Return what a script prints."""
-    return "".join(f"{line}\r\n" for line in Interpreter(windows).run(script))
+    return "".join(f"{line}\r\n" for line in Interpreter(windows, clock or Clock()).run(script))
 
 
 def main(windows: Windows, line: str) -> int:

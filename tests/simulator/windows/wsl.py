@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
 from tests.simulator.windows import command_line as lines
-from tests.simulator.windows.host import SYSTEM32, Distribution, Machine, Windows
+from tests.simulator.windows.host import HANGS, SYSTEM32, Distribution, Machine, Windows
 
 # localization/strings/<language>/Resources.resw; the last is Windows' own text for ERROR_CANT_ACCESS_FILE, as seen in
 # WSL#9221 and WSL#10190 (German and simplified Chinese are assumed).
@@ -105,6 +107,8 @@ def main(windows: Windows, path: str, command_line: str, environment: Mapping[st
     """Run wsl.exe with what follows its name on the command line, and return its exit code as Windows has it."""
     windows.log(path, command_line)
     process = Process(windows, windows.machine, environment)
+    while seconds(process.machine, path, command_line) >= HANGS:
+        time.sleep(60)
     if process.machine.session_zero_fails and session == 0 and path == SYSTEM32:
         process.print(process.text("no_access"))
         return 1
@@ -116,6 +120,14 @@ def main(windows: Windows, path: str, command_line: str, environment: Mapping[st
     except Failed as failure:
         process.print(str(failure))
         return FAILED
+
+
+def seconds(machine: Machine, path: str, command_line: str) -> float:
+    """Return how long a run takes by the clock of those who ask; HANGS where it never ends."""
+    words = command_line.split()
+    if words[:1] != ["-d"]:
+        return machine.seconds.get(path, 0)
+    return next((each.seconds for each in machine.distributions if each.name.casefold() == words[1].casefold()), 0)
 
 
 def _argument(rest: str) -> tuple[str, str]:
@@ -159,6 +171,8 @@ def _list(process: Process, options: list[str]) -> int:
     if not wanted <= {"--verbose", "--quiet", "--running", "--all"} or {"--verbose", "--quiet"} <= wanted:
         process.print(process.text("usage", " ".join(options)))
         return FAILED
+    if process.machine.list_fails and "--verbose" in wanted:
+        process.fail("disk")
     # ListDistributionsHelper: the default first, and no order is promised of the others.
     every = sorted(process.machine.distributions, key=lambda each: not each.default)
     if "--verbose" in wanted:
@@ -186,7 +200,8 @@ def _list(process: Process, options: list[str]) -> int:
 
 def _distribution(process: Process, name: str | None) -> Distribution:
     for each in process.machine.distributions:
-        if each.name == name or (name is None and each.default):
+        # wsl::shared::string::IsEqual without regard to case.
+        if (each.name.casefold() == name.casefold()) if name else each.default:
             return each
     if name is None:
         return process.fail("none")
@@ -204,11 +219,15 @@ def _run(process: Process, name: str | None, user: str | None, argv: list[str]) 
         # Whoever runs a command in a stopped distribution has started it.
         with process.windows.changed() as machine:
             next(each for each in machine.distributions if each.name == distribution.name).state = "Running"
+    while process.machine.crowd > sum(line.startswith("-d ") for _path, line in process.windows.calls()):
+        time.sleep(0.05)
     try:
         command = entered(distribution, user, argv)
         if distribution.cut_after is not None:
             return _cut(command, distribution.cut_after)
         # Standard streams are relayed as they are, whatever WSL_UTF8 says: they are the Linux program's.
+        if process.machine.waits_for_background:
+            return _until_all_have_ended(command, user)
         code = subprocess.run(command, env=_environment(user), check=False).returncode
     except FileNotFoundError:
         # SessionLeaderCreateProcess: FATAL_ERROR("execvpe({}) failed: {}").
@@ -218,12 +237,23 @@ def _run(process: Process, name: str | None, user: str | None, argv: list[str]) 
 
 
 def _cut(command: list[str], after: int) -> int:
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=_environment("root")) as running:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=_environment("root"), start_new_session=True) as running:
         assert running.stdout
         sys.stdout.buffer.write(running.stdout.read(after))
         sys.stdout.buffer.flush()
-        running.kill()
-    return 0
+        # All that runs in the distribution ends with it.
+        os.killpg(running.pid, signal.SIGKILL)
+    # The relay in the distribution is gone, and with it the code of what it ran.
+    return 1
+
+
+def _until_all_have_ended(command: list[str], user: str) -> int:
+    """Run a command, and end when nothing that it has left behind has its streams any more."""
+    reader, writer = os.pipe()
+    code = subprocess.run(command, env=_environment(user), check=False, pass_fds=(writer,)).returncode
+    os.close(writer)
+    os.read(reader, 1)
+    return code & 0xFF
 
 
 def _environment(user: str) -> dict[str, str]:

@@ -283,6 +283,74 @@ def test_interop_that_is_switched_off(windows: Windows) -> None:
         connect(windows).exec_command("true")
 
 
+def test_what_is_left_behind_holds_nobody_up(windows: Windows) -> None:
+    with windows.changed() as machine:
+        machine.waits_for_background = True
+    command = "echo out; echo err >&2; sleep 600 & echo $!; exit 3"
+    code, stdout, stderr = connect(windows).exec_command(command, in_data=b"x" * 300_000)
+    first, pid = stdout.decode().split()
+    try:
+        assert (code, first, stderr) == (3, "out", b"err\n")
+        # It lives on, as after a command of SSH.
+        assert Path(f"/proc/{pid}").exists()
+    finally:
+        os.kill(int(pid), 9)
+
+
+def test_privilege_escalation_with_something_left_behind(windows: Windows) -> None:
+    with windows.changed() as machine:
+        machine.waits_for_background = True
+    connection = connect(windows)
+    connection.set_become_plugin(Become('it is "s3cret" %PATH%'))
+    command = connection.become.command("sleep 600 & echo $!; exit 7")
+    code, stdout, _stderr = connection.exec_command(command, sudoable=True)
+    os.kill(int(stdout), 9)
+    assert code == 7
+
+
+@pytest.mark.parametrize("state", ["lost", "stale"])
+def test_an_interop_without_a_session_is_no_command_that_failed(
+    windows: Windows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    monkeypatch.setenv("WSL_INTEROP", "/run/WSL/9_interop")
+    with windows.changed() as machine:
+        machine.interop = state
+    expected = r"Debian: nothing came of .*wsl.exe.*; WSL_INTEROP is '/run/WSL/9_interop'. Expected: "
+    with pytest.raises(AnsibleConnectionFailure, match=expected):
+        connect(windows).exec_command("true")
+    with pytest.raises(AnsibleConnectionFailure, match=expected):
+        connect(windows, {"start": False}).exec_command("true")
+    (tmp_path / "file").write_bytes(b"x")
+    if state == "stale":
+        with pytest.raises(AnsibleConnectionFailure, match=expected):
+            connect(windows).put_file(str(tmp_path / "file"), "there")
+        with pytest.raises(AnsibleConnectionFailure, match=expected):
+            connect(windows).fetch_file("there", str(tmp_path / "back"))
+
+
+def test_a_command_that_fails_silently_is_the_commands_own(windows: Windows) -> None:
+    assert connect(windows).exec_command("exit 1") == (1, b"", b"")
+    said = b"<3>WSL (1) ERROR: of mine\n"
+    assert connect(windows).exec_command(f"printf '{said.decode()}' >&2; exit 1") == (1, b"", said)
+
+
+def test_what_a_command_says_of_wsl_is_the_commands_own(windows: Windows) -> None:
+    said = "Error code: Wsl/Service/WSL_E_DISTRO_NOT_FOUND"
+    assert connect(windows).exec_command(f"echo {said}; exit 255") == (255, f"{said}\n".encode(), b"")
+
+
+def test_a_distribution_that_ends_meanwhile_is_no_command_that_failed(windows: Windows) -> None:
+    with windows.changed() as machine:
+        machine.distributions[0].cut_after = 3
+    with pytest.raises(AnsibleConnectionFailure, match=r"Debian: wsl.exe ended with 1 too early"):
+        connect(windows).exec_command("echo out; sleep 600")
+
+
+@pytest.mark.parametrize("start", [True, False])
+def test_a_name_may_be_written_in_any_case(windows: Windows, start: bool) -> None:
+    assert connect(windows, {"distribution": "DEBIAN", "start": start}).exec_command("exit 3")[0] == 3
+
+
 def test_a_wsl_exe_that_nobody_may_run(windows: Windows) -> None:
     program = windows.mounted(SYSTEM32)
     program.chmod(stat.S_IRUSR)

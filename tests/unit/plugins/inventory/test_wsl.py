@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from ansible_collections.gpufarm.core.plugins.plugin_utils import wsl as asking
 
 from tests.simulator.tools import BuildError
 from tests.simulator.windows import powershell
-from tests.simulator.windows.host import SYSTEM32, Distribution, Machine, Windows
+from tests.simulator.windows.host import PROGRAM_FILES, SYSTEM32, Distribution, Machine, Windows
 from tests.simulator.windows.sshd import PATIENCE, Sshd, can_have_users
 
 pytestmark = pytest.mark.controller
@@ -175,8 +176,9 @@ def test_the_same_name_on_two_machines_is_two_hosts(here: Windows, tmp_path: Pat
 @pytest.mark.parametrize(
     ("described", "error"),
     [
-        ("x", "each of windows_hosts needs a name, found 'x'"),
-        ({"connection": "ssh"}, "each of windows_hosts needs a name, found {'connection': 'ssh'}"),
+        ("x", "each of windows_hosts needs a name, found no dictionary"),
+        ({"password": "s3cret"}, "each of windows_hosts needs a name, found password"),
+        ({"connection": "ssh"}, "each of windows_hosts needs a name, found connection"),
         ({"name": "a", "adress": "b"}, "a has unknown options: adress"),
         ({"name": "a", "port": "x"}, "port of a is no number: 'x'"),
         ({"name": "a", "connection": "winrm"}, "connection of a is 'winrm'. Expected: one of local, ssh, psrp"),
@@ -304,8 +306,8 @@ def test_a_machine_that_fails_is_a_warning_and_marked(here: Windows, tmp_path: P
     assert inventory["wsl_instances"]["hosts"] == ["pc-Debian", "pc-Old"]
     gone = inventory["_meta"]["hostvars"]["gone"]
     assert not gone["wsl_reachable"]
-    assert gone["wsl_error"].startswith("No wsl.exe answered (/no/wsl.exe: [Errno 2] No such file or directory")
-    assert "[WARNING]: gone: No wsl.exe answered (/no/wsl.exe: " in warnings
+    assert gone["wsl_error"].startswith("gone: no wsl.exe answered (/no/wsl.exe: [Errno 2] No such file or directory")
+    assert "[WARNING]: gone: no wsl.exe answered (/no/wsl.exe: " in warnings
 
 
 def test_a_distribution_that_fails_is_a_warning_and_marked(here: Windows, tmp_path: Path) -> None:
@@ -437,13 +439,17 @@ def test_over_ssh_a_distribution_gets_what_ssh_makes_of_its_machine() -> None:
     ("ssh", "command"),
     [
         ({}, None),
-        ({"proxyjump": "jump"}, "ssh -W '[%h]:%p' -- ssh://jump"),
-        ({"proxyjump": "a,me@jump:2200"}, "ssh -W '[%h]:%p' -J a -- ssh://me@jump:2200"),
-        ({"proxycommand": "nc %h %p"}, "nc %h %p"),
+        ({"proxyjump": "jump"}, "exec ssh -W '[%h]:%p' -F config -- ssh://jump"),
+        ({"proxyjump": "a,me@jump:2200"}, "exec ssh -W '[%h]:%p' -F config -J a -- ssh://me@jump:2200"),
+        ({"proxycommand": "nc %h %p | tee x"}, "exec nc %h %p | tee x"),
     ],
 )
 def test_jump_hosts_are_a_command(ssh: dict[str, str], command: str | None) -> None:
-    assert wsl.proxy_command(ssh) == command
+    jumps = ["-J", "a", "-Ja", "-o", "ProxyJump=a", "-oProxyCommand=a"]
+    host = wsl.host_of({"name": "pc", "ssh_arguments": [*jumps, "-F", "config"]})
+    found = wsl.proxy_command(host, ssh)
+    # The connection takes it apart as a shell does, and has none.
+    assert (shlex.split(found) if found else None) == (["sh", "-c", command] if command else None)
 
 
 def test_over_ssh_the_machine_itself_gets_what_was_configured() -> None:
@@ -495,6 +501,7 @@ def test_over_psrp() -> None:
         "ansible_psrp_auth": "ntlm",
         "ansible_psrp_cert_validation": "ignore",
         "ansible_psrp_path": "x",
+        "ansible_psrp_read_timeout": 5,
         "ansible_psrp_protocol": "http",
         "ansible_user": "bob",
     }
@@ -536,7 +543,6 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, W
     }
     with machines["workstation"].changed() as machine:
         machine.default_shell, machine.language = r"C:\Windows\System32\WindowsPowerShell\v1.0\powershell.exe", "de"
-        machine.session_zero_fails = True
     with ExitStack() as stack:
         try:
             gaming_pc = stack.enter_context(Sshd(machines["gaming-pc"], ["alice"]))
@@ -556,7 +562,8 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, W
 def test_the_lab_is_what_the_docs_show(lab: dict[str, Windows]) -> None:
     done = ansible_inventory(LAB, "--graph")
     assert done.returncode == 0, done.stderr
-    assert "WARNING" not in done.stderr
+    # Of community.general before 12.2.0.
+    assert all("does not know wsl_remote_ssh_shell_type" in line for line in done.stderr.splitlines() if "WARN" in line)
     text = (ROOT / "docs/wsl.md").read_text(encoding="utf-8")
     assert f"```text\n{done.stdout}```" in text
     for name in ("gaming-pc", "workstation"):
@@ -575,7 +582,7 @@ def test_each_host_of_the_lab_is_reached_in_its_way(lab: dict[str, Windows]) -> 
     }
     assert ways == {
         "gaming-pc": ("ssh", None),
-        "gaming-pc-Ubuntu-24.04": ("community.general.wsl", "cmd"),
+        "gaming-pc-Ubuntu-24.04": ("community.general.wsl", None),
         "here": ("local", None),
         "here-Debian": ("gpufarm.core.wsl", None),
         "workstation": ("ssh", None),
@@ -585,4 +592,95 @@ def test_each_host_of_the_lab_is_reached_in_its_way(lab: dict[str, Windows]) -> 
     }
     assert variables["workstation-Debian"]["ansible_user"] == "bob"
     assert variables["workstation-Debian"]["wsl_user"] == "root"
-    assert variables["workstation"]["wsl_exe"] == r"C:\Program Files\WSL\wsl.exe"
+
+
+def test_a_wsl_exe_that_tasks_will_not_reach_is_said(lab: dict[str, Windows]) -> None:
+    with lab["workstation"].changed() as machine:
+        machine.session_zero_fails = True
+    done = ansible_inventory(LAB, "--list")
+    variables = loaded(done.stdout)["_meta"]["hostvars"]
+    assert variables["workstation"]["wsl_exe"] == PROGRAM_FILES
+    said = f"{PROGRAM_FILES} is what answers on workstation, and community.general.wsl starts the wsl.exe of PATH."
+    assert variables["workstation-Debian"]["wsl_connection_error"].startswith(said)
+    assert f"[WARNING]: workstation-Debian: no task will run in it: {said}" in done.stderr
+    assert "wsl_connection_error" not in variables["here-Debian"]
+
+
+KNOWN = """\
+import json, sys
+from ansible.plugins.loader import init_plugin_loader, inventory_loader
+init_plugin_loader([sys.argv[1]])
+plugin = inventory_loader.get("gpufarm.core.wsl")
+print(json.dumps(sorted(sys.modules[type(plugin).__module__].known_variables(sys.argv[2]))))
+"""
+
+
+def known_to(connection: str) -> set[str]:
+    """Return the variables that an installed connection documents, by the plugin loader of a process of its own."""
+    argv = [sys.executable, "-c", KNOWN, str(ROOT / ".collections"), connection]
+    return set(json.loads(subprocess.run(argv, capture_output=True, check=True).stdout))
+
+
+def test_what_is_filled_in_is_what_the_connection_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = known_to("community.general.wsl")
+    monkeypatch.setattr(wsl, "known_variables", lambda: known)
+    host = wsl.host_of({"name": "pc", "distribution_user": "root", "private_key": "/k"})
+    ssh = {**ANSWER["ssh"], "proxycommand": "x", "userknownhostsfile": "/known /known2"}
+    found = wsl.connection_variables(host, {**ANSWER, "ssh": ssh}, ANSWER["distributions"][0])
+    assert found["ansible_paramiko_user_known_hosts_file"] == "/known"
+    unknown = set(found) - known
+    assert unknown <= {"ansible_connection", "wsl_remote_ssh_shell_type"}
+    why = wsl.obstacle(host, ANSWER, found)
+    if "wsl_remote_ssh_shell_type" in unknown:
+        assert why
+        assert why[:2] == (
+            "the installed community.general does not know wsl_remote_ssh_shell_type",
+            "community.general 12.2.0 or newer",
+        )
+    else:
+        assert why is None
+    cmd = wsl.connection_variables(host, {**ANSWER, "shell": "cmd"}, ANSWER["distributions"][0])
+    assert wsl.obstacle(host, ANSWER, cmd) is None
+
+
+def test_what_psrp_is_given_is_what_its_connection_reads() -> None:
+    known = known_to("ansible.builtin.psrp")
+    given = dict.fromkeys([*wsl.PSRP_VARIABLES, "ssl"], "x") | {"cert_validation": "/ca.pem"}
+    found = wsl.machine_variables(wsl.host_of({"name": "pc", "connection": "psrp", "psrp": given}), None)
+    assert {key for key in found if key.startswith("ansible_psrp_")} <= known
+    assert found["ansible_psrp_message_encryption"] == found["ansible_psrp_ignore_proxy"] == "x"
+    assert (found["ansible_psrp_cert_validation"], found["ansible_psrp_ca_cert"]) == ("validate", "/ca.pem")
+
+
+def test_a_distributions_own_ssh_server_without_an_address_is_said() -> None:
+    host = wsl.host_of({"name": "pc", "distribution_connection": "ssh"})
+    for stopped in (ANSWER["distributions"][0], {**ANSWER["distributions"][0], "ip": ""}):
+        found = wsl.connection_variables(host, ANSWER, stopped)
+        assert "ansible_host" not in found
+        why = wsl.obstacle(host, ANSWER, found)
+        assert why
+        assert why[0] == "its address is not known"
+
+
+def test_a_pattern_that_no_name_can_match_is_refused(here: Windows, tmp_path: Path) -> None:
+    error = failed(tmp_path, {"windows_hosts": [local(here)], "exclude_distributions": ["[dp]ocker*"]})
+    assert "exclude_distributions has '[dp]ocker*', which no name can match. Expected: letters" in error
+    assert not here.calls()
+
+
+def test_a_machine_that_fails_in_an_unforeseen_way_is_that_machine_alone(
+    here: Windows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(host: asking.Host, question: asking.Question) -> dict[str, Any]:
+        if host.name == "odd":
+            raise RecursionError("too deep.")
+        return asking.ask_local(host, question)
+
+    monkeypatch.setattr(asking, "ASK", {"local": ask})
+    plugin = wsl.InventoryModule()
+    options = {"cache": False, "workers": 2}
+    monkeypatch.setattr(plugin, "get_option", options.__getitem__)
+    hosts = [wsl.host_of(local(here, name)) for name in ("odd", "pc")]
+    answers = plugin._answers(hosts, asking.Question(timeout_s=PATIENCE), str(tmp_path), False)
+    assert str(answers["odd"]).startswith("odd: asking it failed with RecursionError: too deep. Expected: ")
+    assert isinstance(answers["pc"], dict)

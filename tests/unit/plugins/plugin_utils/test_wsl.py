@@ -15,16 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.gpufarm.core.plugins.module_utils import commands
 from ansible_collections.gpufarm.core.plugins.module_utils import wsl as module_utils
 from ansible_collections.gpufarm.core.plugins.plugin_utils import wsl
 
 from tests.simulator.tools import BuildError
 from tests.simulator.windows import openssh, powershell
-from tests.simulator.windows.host import PROGRAM_FILES, SYSTEM32, Distribution, Machine, Windows
+from tests.simulator.windows import wsl as simulated
+from tests.simulator.windows.host import HANGS, PROGRAM_FILES, SYSTEM32, Distribution, Machine, Windows
 from tests.simulator.windows.sshd import PATIENCE, Sshd, can_have_users
 
 pytestmark = pytest.mark.controller
 ME = {"me": os.geteuid()}
+PC = wsl.Host("pc1")
 QUESTION = wsl.Question(exclude=("docker-desktop*",), timeout_s=PATIENCE)
 POWERSHELL = r"C:\Windows\System32\WindowsPowerShell\v1.0\powershell.exe"
 NVIDIA_SMI = """\
@@ -59,9 +62,10 @@ def local(windows: Windows, question: wsl.Question = QUESTION, program: str = SY
 def by_script(
     windows: Windows,
     question: wsl.Question = QUESTION,
-    host: wsl.Host = wsl.Host("pc1"),  # noqa: B008 # frozen
+    host: wsl.Host = PC,
 ) -> dict[str, Any]:
-    return wsl.read(wsl.parse_answer(powershell.run(windows, wsl.script(host, question))), question)
+    said = powershell.run(windows, wsl.script(host, question))
+    return wsl.read(host, wsl.parse_answer(host, said), question)
 
 
 WAYS = pytest.mark.parametrize("ask", [local, by_script])
@@ -140,11 +144,54 @@ def test_a_distribution_whose_answer_breaks_off(windows: Windows, ask: Any) -> N
     assert "its answer breaks off: @@release" in ask(windows)["distributions"][0]["error"]
 
 
+@WAYS
+def test_a_list_that_fails_is_no_empty_list(windows: Windows, ask: Any) -> None:
+    with windows.changed() as changed:
+        changed.list_fails = True
+    with pytest.raises(
+        wsl.WslError, match=r"does not list the distributions: The system cannot find the file specified. Expected: "
+    ):
+        ask(windows)
+
+
+def test_what_powershell_may_not_do_is_said(windows: Windows) -> None:
+    with windows.changed() as changed:
+        changed.constrained = True
+    with pytest.raises(
+        wsl.WslError, match=r"pc1: PowerShell ended with: Cannot invoke method. .* Expected: a script th"
+    ):
+        by_script(windows)
+
+
+@pytest.mark.parametrize("quote", ["'", "\u2018", "\u2019", "\u201a", "\u201b"])
+def test_a_path_with_any_of_powershells_quotes(windows: Windows, quote: str) -> None:
+    path = f"D:\\it{quote}; Get-Evil {quote}"
+    with pytest.raises(wsl.WslError) as failure:
+        by_script(windows, host=wsl.Host("a", wsl_exe=path))
+    assert f"no wsl.exe answered ({path}: The system cannot find the file specified)" in str(failure.value)
+
+
+@WAYS
+def test_an_excluded_name_means_the_same_everywhere(windows: Windows, ask: Any) -> None:
+    question = dataclasses.replace(QUESTION, details="all", exclude=("DEBIAN", "Ol?", "docker*"))
+    ask(windows, question)
+    assert [each.state for each in windows.machine.distributions] == ["Running", "Stopped", "Running"]
+    asked = [line.split()[1] for _program, line in windows.calls() if line.startswith("-d")]
+    assert asked == ["Debian"]
+    assert [question.excludes(name) for name in ("Debian", "Old", "docker-desktop")] == [False, True, True]
+
+
+def test_names_of_a_machine_steer_no_terminal(windows: Windows) -> None:
+    with windows.changed() as changed:
+        changed.name = "PC\x1b[31m"
+    assert by_script(windows)["computer_name"] == "PC [31m"
+
+
 def test_local_system_is_refused(windows: Windows) -> None:
     with windows.changed() as changed:
         changed.local_system = True
     with pytest.raises(
-        wsl.WslError, match=r"No wsl.exe answered .*WSL_E_LOCAL_SYSTEM_NOT_SUPPORTED.*never as LocalSystem"
+        wsl.WslError, match=r"no wsl.exe answered .*WSL_E_LOCAL_SYSTEM_NOT_SUPPORTED.*never as LocalSystem"
     ):
         by_script(windows)
 
@@ -158,7 +205,7 @@ def test_without_a_session_the_full_path_is_tried(windows: Windows) -> None:
     with pytest.raises(wsl.WslError) as failure:
         by_script(windows)
     assert re.fullmatch(
-        r"No wsl\.exe answered \(wsl\.exe: The file cannot be accessed by the system\.; "
+        r"pc1: no wsl\.exe answered \(wsl\.exe: The file cannot be accessed by the system; "
         r"C:\\Program Files\\WSL\\wsl\.exe: The system cannot find the file specified\)\. "
         r"Expected: one on PATH or C:\\Program Files\\WSL\\wsl\.exe\. Next step: log on .* WSL 2\.2\.4 or newer\.",
         str(failure.value),
@@ -168,7 +215,7 @@ def test_without_a_session_the_full_path_is_tried(windows: Windows) -> None:
 def test_a_path_of_wsl_exe_that_was_given_is_the_only_one(windows: Windows) -> None:
     assert by_script(windows, host=wsl.Host("a", wsl_exe=PROGRAM_FILES))["program"] == PROGRAM_FILES
     with pytest.raises(
-        wsl.WslError, match=r"No wsl.exe answered \(D:\\it's: The system cannot find the file specified"
+        wsl.WslError, match=r"no wsl.exe answered \(D:\\it's: The system cannot find the file specified"
     ):
         by_script(windows, host=wsl.Host("a", wsl_exe=r"D:\it's"))
 
@@ -201,17 +248,119 @@ def test_local_programs_are_those_of_path_then_those_of_windows(
     monkeypatch.setattr(module_utils, "PLACES", (str(windows.mounted(PROGRAM_FILES)),))
     assert wsl.ask_local(here, QUESTION)["program"] == str(windows.mounted(PROGRAM_FILES))
     monkeypatch.setattr(module_utils, "PLACES", ())
-    with pytest.raises(wsl.WslError, match=r"No wsl.exe answered \(.*wsl.exe: .*Exec format error"):
+    with pytest.raises(wsl.WslError, match=r"no wsl.exe answered \(.*wsl.exe: .*Exec format error"):
         wsl.ask_local(here, QUESTION)
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    with pytest.raises(wsl.WslError, match=r"No wsl.exe answered \(none was found\). Expected: "):
+    with pytest.raises(wsl.WslError, match=r"no wsl.exe answered \(none was found\). Expected: "):
         wsl.ask_local(here, QUESTION)
 
 
 def test_a_local_wsl_exe_that_never_answers(windows: Windows) -> None:
     windows.mounted(SYSTEM32).write_text("#!/bin/sh\nexec sleep 600\n", encoding="utf-8")
-    with pytest.raises(wsl.WslError, match=r"No wsl.exe answered \(.*wsl.exe: no end in time\)"):
+    with pytest.raises(wsl.WslError, match=r"no wsl.exe answered \(.*wsl.exe: no end in time\)"):
         local(windows, dataclasses.replace(QUESTION, timeout_s=1))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# What hangs. Time passes by a clock of the doubles, so that no machine is too slow for these.
+
+
+class Calendar:
+    """What ask_local has of time and of running programs: the slow take time by this clock alone."""
+
+    def __init__(self, windows: Windows) -> None:
+        self.windows, self.clock = windows, powershell.Clock()
+        self.TimeoutExpired = subprocess.TimeoutExpired
+
+    def monotonic(self) -> float:
+        return self.clock.now
+
+    def run(self, argv: list[str], *, timeout: float, **options: Any) -> subprocess.CompletedProcess[bytes]:
+        path = next(path for path in (SYSTEM32, PROGRAM_FILES) if str(self.windows.mounted(path)) == argv[0])
+        begun = self.clock.now
+        taken = simulated.seconds(self.windows.machine, path, " ".join(argv[1:]))
+        self.clock.now = max(self.clock.now, begun + min(timeout, taken))
+        if taken > timeout:
+            raise subprocess.TimeoutExpired(argv, timeout, b"\n@@release\n")
+        return subprocess.run(argv, check=options.pop("check"), **options)
+
+
+@pytest.fixture
+def slowly(windows: Windows, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Return both ways of asking, each with the time that it took."""
+    question = dataclasses.replace(QUESTION, timeout_s=100)
+
+    def ask(way: str) -> tuple[dict[str, Any], float]:
+        if way == "local":
+            calendar = Calendar(windows)
+            monkeypatch.setattr(wsl, "time", calendar)
+            monkeypatch.setattr(wsl, "subprocess", calendar)
+            paths = tuple(str(windows.mounted(path)) for path in (SYSTEM32, PROGRAM_FILES))
+            monkeypatch.setattr(module_utils, "PLACES", paths)
+            monkeypatch.setenv("PATH", "/usr/bin:/bin")
+            return wsl.ask_local(PC, question), calendar.clock.now
+        clock = powershell.Clock()
+        said = powershell.run(windows, wsl.script(PC, question), clock)
+        assert windows.hanging() == []
+        return wsl.read(PC, wsl.parse_answer(PC, said), question), clock.now
+
+    yield ask
+    for pid in windows.hanging():
+        os.kill(pid, 9)
+
+
+SLOWLY = pytest.mark.parametrize("way", ["local", "script"])
+
+
+@SLOWLY
+def test_a_wsl_exe_that_hangs_leaves_the_next_its_share(windows: Windows, slowly: Any, way: str) -> None:
+    with windows.changed() as changed:
+        changed.seconds = {SYSTEM32: HANGS, PROGRAM_FILES: 3}
+    answer, taken = slowly(way)
+    assert answer["program"].endswith("wsl.exe")
+    assert "Program Files" in answer["program"]
+    assert states(answer)["Debian"] == ("Running", True, True)
+    assert taken <= 60
+
+
+@SLOWLY
+def test_distributions_that_hang_are_marked_and_the_others_answer(windows: Windows, slowly: Any, way: str) -> None:
+    with windows.changed() as changed:
+        changed.distributions += [Distribution(f"hangs{n}", users=ME, seconds=HANGS) for n in range(5)]
+    answer, taken = slowly(way)
+    assert states(answer)["Debian"] == ("Running", True, True)
+    errors = [each["error"] for each in answer["distributions"] if each["name"].startswith("hangs")]
+    assert errors == ["it did not answer in time"] * 5
+    assert taken <= 101
+
+
+def test_a_slow_distribution_is_waited_for_once(windows: Windows, slowly: Any) -> None:
+    with windows.changed() as changed:
+        changed.distributions[0].seconds = 70
+        changed.distributions.append(Distribution("slow", users=ME, seconds=70))
+    answer, taken = slowly("script")
+    assert [states(answer)[name][2] for name in ("Debian", "slow")] == [True, True]
+    assert 70 <= taken <= 80
+
+
+@pytest.mark.parametrize("oddity", ["holds", "faulty"])
+def test_streams_that_stay_open_or_fail_are_that_distributions_alone(
+    windows: Windows, slowly: Any, oddity: str
+) -> None:
+    with windows.changed() as changed:
+        changed.distributions.append(Distribution("odd", users=ME, **{oddity: True}))
+    answer, taken = slowly("script")
+    assert states(answer)["Debian"] == ("Running", True, True)
+    # What had been said by then is whole.
+    assert states(answer)["odd"] == ("Running", True, True)
+    assert taken <= 80.1
+
+
+def test_distributions_are_asked_at_the_same_time(windows: Windows) -> None:
+    with windows.changed() as changed:
+        changed.distributions.append(Distribution("other", users=ME))
+        changed.crowd = 2
+    assert [states(local(windows))[name][2] for name in ("Debian", "other")] == [True, True]
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -290,12 +439,30 @@ def test_what_it_asks_reads_none_of_the_questions(tmp_path: Path, shell: str) ->
     assert done.stderr == b""
 
 
+@WAYS
+def test_a_release_without_an_end_of_line(windows: Windows, ask: Any, root: Path) -> None:
+    (root / "etc/os-release").write_text("ID=odd\nPRETTY_NAME=Odd", encoding="utf-8")
+    with windows.changed() as changed:
+        changed.distributions = [Distribution("Odd", default=True, root=str(root), users={"root": 0})]
+    odd = ask(windows)["distributions"][0]
+    assert (odd["release"], odd["kernel"]) == ("Odd", "6.6.87.2-microsoft-standard-WSL2")
+
+
+def test_an_answer_that_lacks_parts_is_no_end() -> None:
+    assert wsl.parse_probe(b"@@release\nID=a@@kernel\n@@end\n")["kernel"] == ""
+
+
+def test_an_answer_that_does_not_stop_is_read_to_a_limit() -> None:
+    with pytest.raises(ValueError, match="breaks off"):
+        wsl.parse_probe(b"@@release\n" + b"x=1\n" * 100_000 + b"@@end\n")
+
+
 def test_a_distribution_that_does_not_answer_in_time() -> None:
     table = "  NAME    STATE           VERSION\n* a       Running         2\n"
     answer = wsl.Answer(
         "wsl.exe", wsl.Output(0, b"a\n"), wsl.Output(0, table.encode()), {"a": wsl.Output(None, b"@@release\n")}
     )
-    assert wsl.read(answer, QUESTION)["distributions"][0]["error"] == "it did not answer in time"
+    assert wsl.read(PC, answer, QUESTION)["distributions"][0]["error"] == "it did not answer in time"
 
 
 def test_what_steers_a_terminal_is_cut_out() -> None:
@@ -336,49 +503,58 @@ def test_patterns_mean_the_same_on_both_sides(pattern: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("", "PowerShell gave no answer: nothing was printed. Next step: run `powershell.exe"),
-        ("'powershell.exe' is not recognized\r\n", "PowerShell gave no answer: 'powershell.exe' is not recognized"),
-        ("gpufarm-wsl {", "The answer of PowerShell is damaged: "),
-        ("gpufarm-wsl []", "The answer of PowerShell is damaged: "),
-        ('gpufarm-wsl {"program":"wsl.exe"}', "The answer of PowerShell is damaged: KeyError('names')"),
+        (
+            "",
+            "pc1: PowerShell gave no answer: nothing was printed. Expected: a line that begins with gpufarm-wsl. Next",
+        ),
+        (
+            "'powershell.exe' is not recognized\r\n",
+            "pc1: PowerShell gave no answer: 'powershell.exe' is not recognized",
+        ),
+        ("gpufarm-wsl {", "pc1: the answer of PowerShell is damaged: "),
+        ("gpufarm-wsl []", "pc1: the answer of PowerShell is damaged: "),
+        ('gpufarm-wsl {"program":"wsl.exe"}', "pc1: the answer of PowerShell is damaged: KeyError('names')"),
         (
             'gpufarm-wsl {"program":"w","names":{"code":0,"out":"!","err":""},"list":{}}',
-            "The answer of PowerShell is damaged: ",
+            "pc1: the answer of PowerShell is damaged: ",
         ),
     ],
 )
 def test_an_answer_that_is_none(text: str, error: str) -> None:
     with pytest.raises(wsl.WslError) as failure:
-        wsl.parse_answer(text)
+        wsl.parse_answer(PC, text)
     assert str(failure.value).startswith(error)
 
 
 def test_what_is_printed_around_an_answer_is_left_out(windows: Windows) -> None:
     said = powershell.run(windows, wsl.script(wsl.Host("a"), QUESTION))
-    assert wsl.parse_answer(f"Welcome!\r\n{said}bye\r\n").program == "wsl.exe"
+    assert wsl.parse_answer(PC, f"Welcome!\r\n{said}bye\r\n").program == "wsl.exe"
 
 
 @pytest.mark.parametrize(
     ("listed", "error"),
     [
-        (wsl.Output(None, b""), "wsl.exe does not list the distributions: no end in time."),
+        (wsl.Output(None, b""), "pc1: wsl.exe does not list the distributions: no end in time. Expected: "),
         (
             wsl.Output(-1, b"x\nError code: Wsl/Service/E_UNEXPECTED\n"),
-            "wsl.exe does not list the distributions: x Err",
+            "pc1: wsl.exe does not list the distributions: x Err",
         ),
-        (wsl.Output(0, b"* a  Running\n"), "The list of distributions has a line that is none of its rows: '* a  Runn"),
+        (
+            wsl.Output(0, b"* a  Running\n"),
+            "pc1: The list of distributions has a line that is none of its rows: '* a  Runn",
+        ),
     ],
 )
 def test_a_list_that_cannot_be_had(listed: wsl.Output, error: str) -> None:
     with pytest.raises(wsl.WslError) as failure:
-        wsl.read(wsl.Answer("wsl.exe", wsl.Output(0, b""), listed, {}), QUESTION)
+        wsl.read(PC, wsl.Answer("wsl.exe", wsl.Output(0, b""), listed, {}), QUESTION)
     assert str(failure.value).startswith(error)
 
 
 def test_where_states_are_translated_names_say_what_runs() -> None:
     table = "  NAME    STATUS          VERSION\n* a       Wird ausgeführt 2\n  b       Beendet         2\n"
     answer = wsl.Answer("wsl.exe", wsl.Output(0, b"a\n"), wsl.Output(0, table.encode("utf-16-le")), {})
-    assert [each["running"] for each in wsl.read(answer, QUESTION)["distributions"]] == [True, False]
+    assert [each["running"] for each in wsl.read(PC, answer, QUESTION)["distributions"]] == [True, False]
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -430,7 +606,7 @@ def test_ssh_errors_name_the_next_step(sshd: tuple[Windows, list[str]]) -> None:
     with windows.changed() as changed:
         changed.has_powershell = False
     with pytest.raises(
-        wsl.WslError, match=r"PowerShell gave no answer: 'powershell.exe' is not recognized as an internal"
+        wsl.WslError, match=r"pc1: PowerShell gave no answer: 'powershell.exe' is not recognized as an internal"
     ):
         over_ssh(arguments)
 
@@ -439,30 +615,49 @@ def test_a_host_that_never_answers_ends_in_time(monkeypatch: pytest.MonkeyPatch,
     (tmp_path / "ssh").write_text("#!/bin/sh\nexec sleep 600\n", encoding="utf-8")
     (tmp_path / "ssh").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    with pytest.raises(wsl.WslError, match=r"No answer within 1 s. Next step: look whether it is on, or raise the opt"):
+    with pytest.raises(
+        wsl.WslError, match=r"a: no answer within 1 s. Expected: .* Next step: start it, or raise the opt"
+    ):
         wsl.ask_ssh(wsl.Host("a", address="a"), wsl.Question(timeout_s=1))
     monkeypatch.setenv("PATH", "/nonexistent")
-    with pytest.raises(wsl.WslError, match=r"ssh was not found. Next step: install OpenSSH's client"):
+    with pytest.raises(
+        wsl.WslError,
+        match=r"a: ssh cannot be started .No such file.*. Expected: OpenSSH's client. Next step: install it",
+    ):
         wsl.ask_ssh(wsl.Host("a", address="a"), wsl.Question(timeout_s=1))
 
 
-def test_ssh_is_told_what_was_configured_and_never_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[list[str], dict[str, Any]]] = []
+# Notes its words in a file that has the name of the first.
+NOTES = """\
+#!/bin/sh
+for word; do printf '%s\\n' "$word"; done >"{folder}/$1"
+echo no >&2
+exit 255
+"""
 
-    def run(arguments: list[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
-        seen.append((arguments, options))
-        return subprocess.CompletedProcess(arguments, 255, b"", b"no")
 
-    monkeypatch.setattr(wsl.subprocess, "run", run)
+def test_ssh_is_told_what_was_configured_and_never_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ssh").write_text(NOTES.format(folder=tmp_path), encoding="utf-8")
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     host = wsl.Host("a", address="win", port=2222, user="alice", private_key="/k", ssh_arguments=("-J", "jump"))
-    with pytest.raises(wsl.WslError):
+    with pytest.raises(wsl.WslError, match=r"a: ssh cannot connect to win: no. Expected: "):
         wsl.ask_ssh(host, QUESTION)
-    ((arguments, options),) = seen
-    assert arguments == [
-        "ssh", "-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={PATIENCE}", "-p", "2222", "-l", "alice", "-i", "/k",
-        "-J", "jump", "--", "win", wsl.command(host, QUESTION),
+    reached = ["-p", "2222", "-l", "alice", "-i", "/k", "-J", "jump", "--", "win"]
+    assert (tmp_path / "-T").read_text(encoding="utf-8").splitlines() == [
+        "-T", "-o", "BatchMode=yes", "-o", "RemoteCommand=none", "-o", "ClearAllForwardings=yes",
+        "-o", f"ConnectTimeout={PATIENCE}", *reached, wsl.command(host, QUESTION),
     ]  # fmt: skip
-    assert options["stdin"] == subprocess.DEVNULL
+    assert (tmp_path / "-G").read_text(encoding="utf-8").splitlines() == ["-G", *reached]
+
+
+def test_an_answer_counts_though_its_connection_does_not_end(windows: Windows, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = powershell.run(windows, wsl.script(PC, QUESTION))
+    late = [commands.Command(("ssh",), None, text, timed_out=True) for text in (said, "hostname x\n")]
+    monkeypatch.setattr(wsl, "run_commands", lambda _argvs, _timeout: late)
+    answer = wsl.ask_ssh(PC, QUESTION)
+    assert states(answer) == states(local(windows))
+    assert answer["ssh"] == {"hostname": "x"}
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -503,7 +698,7 @@ def test_powershell_remoting(windows: Windows, pypsrp: list[dict[str, Any]]) -> 
     assert pypsrp == [
         {
             "server": "win", "username": "bob", "password": "x", "port": 5985, "ssl": False, "auth": "ntlm",
-            "connection_timeout": 5, "closed": True,
+            "connection_timeout": 5, "read_timeout": PATIENCE, "operation_timeout": PATIENCE * 2 // 3, "closed": True,
         }
     ]  # fmt: skip
 
@@ -522,13 +717,13 @@ def test_powershell_remoting_fails_with_what_was_said(
         raise ConnectionError("no route")
 
     monkeypatch.setattr(sys.modules["pypsrp.client"], "Client", refuse)
-    with pytest.raises(wsl.WslError, match=r"PSRP cannot ask win: ConnectionError: no route. Next step: "):
+    with pytest.raises(wsl.WslError, match=r"PSRP cannot ask win: ConnectionError: no route. Expected: "):
         wsl.ask_psrp(host, QUESTION)
 
 
 def test_pypsrp_is_needed_for_its_hosts_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pypsrp", None)
-    with pytest.raises(wsl.WslError, match=r"pypsrp is missing .* Next step: `pip install pypsrp` where Ansible runs"):
+    with pytest.raises(wsl.WslError, match=r"a: pypsrp is missing .* Next step: `pip install pypsrp`, or"):
         wsl.ask_psrp(wsl.Host("a", connection="psrp", address="win"), QUESTION)
 
 
@@ -551,7 +746,7 @@ def test_pypsrps_own_client_takes_what_it_is_given(windows: Windows, monkeypatch
 
 
 def test_a_password_is_shown_nowhere() -> None:
-    assert "s3cret" not in repr(wsl.Host("a", password="s3cret"))
+    assert "s3cret" not in repr(wsl.Host("a", password="s3cret", psrp={"certificate_key_password": "s3cret"}))
 
 
 def test_an_answer_is_plain_data_for_a_cache(windows: Windows) -> None:
