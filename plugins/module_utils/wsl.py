@@ -22,8 +22,8 @@ STATES = ("Stopped", "Running", "Installing", "Uninstalling", "Converting", "Exp
 
 _ROW = re.compile(r"([* ]) ([a-zA-Z0-9._-]+) +(\S+(?: \S+)*) +([0-9]{1,3})[ \t]*")
 _HEADER = re.compile(r"(?:  )?\S+(?: \S+)* {2,}\S+(?: \S+)* {2,}\S+(?: \S+)*[ \t]*")
-# How a row ends, whatever stands before it: its version has a column of its own.
-_ROW_END = re.compile(r" {2,}[0-9]{1,3}[ \t]*$")
+# How a row ends, whatever stands before it: its version has a column of its own, one space away from a long state.
+_ROW_END = re.compile(r"(?: {2,}|\S {2,}\S.* )[0-9]{1,3}[ \t]*$")
 # The end of an error's text, the same in every language: "Error code: Wsl/Service/WSL_E_DISTRO_NOT_FOUND".
 _ERROR_CODE = re.compile(r"(?:^|[\s:\uff1a])(Wsl/[A-Za-z0-9_/]+)\s*$")
 

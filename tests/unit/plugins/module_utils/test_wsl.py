@@ -187,6 +187,13 @@ def test_a_lost_or_changed_byte_loses_no_row(
     assert len(found) == len(rows)
 
 
+@pytest.mark.parametrize("default", [True, False])
+def test_a_header_that_runs_into_a_row_with_a_long_state_is_damage(default: bool) -> None:
+    raw = table([{"name": "0", "state": "Wird ausgef\xfchrt", "version": 1, "default": default}])
+    with pytest.raises(wsl.DamagedListError):
+        wsl.parse_distribution_list(raw.replace("\n", "", 1).encode())
+
+
 @settings(max_examples=500, deadline=None)
 @given(st.binary(max_size=300))
 def test_any_bytes_are_a_list_or_the_exception(raw: bytes) -> None:
