@@ -122,6 +122,17 @@ KILL_WAIT = 1.0
 GRACE = 10.0
 
 
+def _start(argv: Sequence[str], stderr: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(  # pylint: disable=ansible-bad-function  # the node's own gate has no module to run it
+        list(argv),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        env=environment(),
+        start_new_session=True,
+    )
+
+
 def run_commands(argvs: Sequence[Sequence[str]], timeout: float) -> list[Command]:
     """Run the calls at the same time; what has not ended after C(timeout) seconds is killed with all its children."""
     deadline = time.monotonic() + timeout
@@ -133,14 +144,7 @@ def run_commands(argvs: Sequence[Sequence[str]], timeout: float) -> list[Command
                 if number == 1 and "-q" in argvs[0]:
                     time.sleep(HEAD_START)
                 try:
-                    process = subprocess.Popen(  # pylint: disable=ansible-bad-function  # the node's own gate has no module to run it
-                        list(argv),
-                        stdin=subprocess.DEVNULL,
-                        stdout=subprocess.PIPE,
-                        stderr=subprocess.PIPE,
-                        env=environment(),
-                        start_new_session=True,
-                    )
+                    process = _start(argv, subprocess.PIPE)
                 except OSError as error:
                     results[number] = Command(tuple(argv), None, error=error.strerror or str(error))
                     continue
@@ -173,14 +177,7 @@ class SourceError(Exception):
 def lines_of(argv: Sequence[str], timeout: float) -> Iterator[bytes]:
     """The lines that a program prints, one at a time; SourceError when it fails or does not end in time."""
     deadline = time.monotonic() + timeout
-    process = subprocess.Popen(  # pylint: disable=ansible-bad-function  # the node's own gate has no module to run it
-        list(argv),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=environment(),
-        start_new_session=True,
-    )
+    process = _start(argv, subprocess.STDOUT)
     output = cast(IO[bytes], process.stdout)
     try:
         yield from lines_in(_chunks(output.fileno(), deadline, " ".join(argv), timeout))

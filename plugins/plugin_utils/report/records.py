@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, NotRequired, TypedDict
 
+from ansible_collections.gpufarm.core.plugins.module_utils.health import problems as health
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.facts import Process
 
 SCHEMA = 1
@@ -61,15 +62,7 @@ class Gpu(TypedDict):
     mig_devices: list[MigDevice]
 
 
-class Problem(TypedDict):
-    code: str
-    severity: str
-    uuid: str | None
-    pci_bus_id: str | None
-    found: str
-    expected: str
-    action: str
-    message: str
+class Problem(health.Problem):
     # node or nomad.
     source: str
 
