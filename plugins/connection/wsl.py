@@ -309,7 +309,7 @@ class Connection(ConnectionBase):  # type: ignore[misc] # ansible-core has no ty
         mark = secrets.token_hex(16).encode()
         with self._conversing(self._arguments(cmd, mark, ("", ">&2"))) as (process, seen):
             if sudoable and self.become and self.become.expect_prompt():
-                self._become(process, seen, mark)
+                self._escalate(process, seen, mark)
             converse(process, in_data or b"", seen, mark)
             stdout, stderr = (bytes(text) for text in seen.values())
             out, err = parted(stdout, mark), parted(stderr, mark)
@@ -339,7 +339,7 @@ class Connection(ConnectionBase):  # type: ignore[misc] # ansible-core has no ty
             for stream in (stdin, stdout, stderr):
                 stream.close()
 
-    def _become(self, process: subprocess.Popen[bytes], seen: dict[IO[bytes], bytearray], mark: bytes) -> None:
+    def _escalate(self, process: subprocess.Popen[bytes], seen: dict[IO[bytes], bytearray], mark: bytes) -> None:
         """Answer a password prompt, and take out what was printed until privilege escalation had succeeded."""
         stdout, stderr = seen
         until = time.monotonic() + self.get_option("become_timeout")
