@@ -96,7 +96,7 @@ import hashlib
 import platform
 import pwd
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufarm.core.plugins.module_utils import wsl_conf
@@ -118,7 +118,7 @@ KNOWN = {
 }
 
 
-def refuse(module: AnsibleModule, found: str, expected: str, next_step: str) -> NoReturn:
+def refuse(module: AnsibleModule, found: str, expected: str, next_step: str) -> None:
     module.fail_json(msg=f"{platform.node()}: found {found}. Expected: {expected}. Next step: {next_step}.")
 
 
