@@ -69,7 +69,7 @@ def main() -> int:
     checkouts = [ROOT, *(path.resolve() for path in arguments.checkout)]
     seconds: dict[Path, list[float]] = {checkout: [] for checkout in checkouts}
     counts: dict[Path, tuple[int, int]] = {}
-    setup = [str(Path(sys.executable).with_name("ansible")), "-i", str(farm.INVENTORY), "all", "-m", "setup"]
+    setup = [str(Path(sys.executable).with_name("ansible")), "-i", str(farm.INVENTORY), "all:!wsl_hosts", "-m", "setup"]
     asked = []
     with tempfile.TemporaryDirectory() as folder:
         given = {path: environment(path, Path(folder, str(number))) for number, path in enumerate(checkouts)}

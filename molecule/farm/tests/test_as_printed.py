@@ -37,8 +37,8 @@ Shell = Callable[[str], str]
 def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     """A user's shell in an empty home, on a machine with Ansible and Nomad's client."""
     home = tmp_path_factory.mktemp("home")
-    shutil.copy(farm.INVENTORY, home / "my-lab.yml")
-    shutil.copytree(farm.INVENTORY.parent / "group_vars", home / "group_vars")
+    # A folder, because it has two sources.
+    shutil.copytree(farm.INVENTORY, home / "my-lab.yml")
     subprocess.run(
         [str(BIN / "ansible-galaxy"), "collection", "build", str(ROOT), "--output-path", str(home)],
         check=True, capture_output=True,

@@ -18,9 +18,12 @@ from tests.simulator.cache import ROOT, cache_dir
 from tests.simulator.docker import NODE_INIT, PATIENCE, DockerError, docker, docker_binary, exists, node_flags
 from tests.simulator.mirror.build import ca_bundle
 from tests.simulator.mirror.pki import pki
+from tests.simulator.windows.host import Distribution, Machine, Windows
 
 HERE = Path(__file__).resolve().parent
-INVENTORY = HERE / "inventory.yml"
+INVENTORY = HERE / "inventory"
+# Found by the inventory plugin, as the distribution of the farm's Windows machine.
+WSL = {"wsl": {"suite": "trixie", "profile": "rtx4090-wsl"}}
 LABEL = "gpufarm.farm"
 IMAGE = "gpufarm-node:"
 # What a Molecule platform may say of a node.
@@ -38,10 +41,14 @@ class Node:
     publish: list[str] = field(default_factory=list)
 
     @property
+    def is_wsl(self) -> bool:
+        """Tell whether the node is a WSL distribution."""
+        return self.environment.get("GPUFARM_GPU_PROFILE", "").endswith("-wsl")
+
+    @property
     def own_kernel_log(self) -> bool:
         """Tell whether a driver would write to the node's kernel log; under WSL it is Windows' and so is its log."""
-        profile = self.environment.get("GPUFARM_GPU_PROFILE", "")
-        return bool(profile) and not profile.endswith("-wsl")
+        return bool(self.environment.get("GPUFARM_GPU_PROFILE")) and not self.is_wsl
 
 
 def environment(farm: str) -> dict[str, str]:
@@ -66,7 +73,7 @@ def network(farm: str) -> str:
 
 def nodes() -> dict[str, dict[str, Any]]:
     """Return the nodes of the farm's inventory: name → suite and GPU profile (or None)."""
-    inventory = yaml.safe_load(INVENTORY.read_text(encoding="utf-8"))
+    inventory = yaml.safe_load((INVENTORY / "farm.yml").read_text(encoding="utf-8"))
     found: dict[str, dict[str, Any]] = {}
     for group in inventory["all"]["children"].values():
         for name, given in group["hosts"].items():
@@ -75,7 +82,7 @@ def nodes() -> dict[str, dict[str, Any]]:
                 "suite": variables.get("simulator_suite", "trixie"),
                 "profile": variables.get("simulator_gpu_profile"),
             }
-    return found
+    return found | WSL
 
 
 def inventory_nodes(farm: str, publish: dict[str, list[str]]) -> list[Node]:
@@ -159,6 +166,21 @@ def start_node(farm: str, node: Node, image: str) -> bool:
     docker("run", "--detach", "--name", node.container, "--hostname", node.hostname, "--network", network(farm),
            "--label", f"{LABEL}={farm}", *flags, image, NODE_INIT)  # fmt: skip
     return True
+
+
+def windows(farm: str) -> Windows:
+    """Return the farm's Windows machine."""
+    return Windows(cache_dir() / "farms" / farm / "windows")
+
+
+def start_windows(farm: str, nodes: Sequence[Node]) -> None:
+    """Have a Windows machine whose WSL distributions are those of these nodes that run, if there are any."""
+    distributions = [
+        Distribution(node.hostname, container=node.container, default=number == 0)
+        for number, node in enumerate(node for node in nodes if node.is_wsl)
+    ]
+    if distributions:
+        Windows.create(windows(farm).folder, Machine(farm, distributions))
 
 
 def wait_for_systemd(container: str) -> None:

@@ -1,6 +1,6 @@
 """``python -m tests.simulator.farm ACTION [NAME]``: a farm of containers, for Molecule and for hand work.
 
-build builds what every farm needs, images the node images alone; up starts the farm of inventory.yml, nodes one of the
+build builds what every farm needs, images the node images alone; up starts the farm of inventory, nodes one of the
 Molecule platforms that come as JSON, mirror the download servers alone; down removes a farm.
 """
 

@@ -56,5 +56,6 @@ def start(name: str, built: Built, nodes: list[Node], say: Callable[[str], None]
         list(pool.map(lambda node: farm.wait_for_systemd(node.container), nodes))
         logged = [node.container for node, fresh in zip(nodes, new, strict=True) if fresh and node.own_kernel_log]
         list(pool.map(start_kernel_log, logged))
+    farm.start_windows(name, nodes)
     for node, fresh in zip(nodes, new, strict=True):
         say(f"      {node.container}: {'started' if fresh else 'kept'}")

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
+from tests.simulator.docker import docker_binary
 from tests.simulator.windows import command_line as lines
 from tests.simulator.windows.host import HANGS, SYSTEM32, Distribution, Machine, Windows
 
@@ -31,6 +32,7 @@ TEXTS = {
         "code": "{}\nError code: {}",
         "missing": "Argument {} is missing a required parameter.",
         "no_access": "The file cannot be accessed by the system.",
+        "done": "The operation completed successfully. ",
     },
     "de": {
         "none": "Windows-Subsystem für Linux verfügt über keine installierten Distributionen.\n"
@@ -44,6 +46,7 @@ TEXTS = {
         "code": "{}\nFehlercode: {}",
         "missing": "Für Argument {} fehlt ein erforderlicher Parameter.",
         "no_access": "Das System kann nicht auf die Datei zugreifen.",
+        "done": "Der Vorgang wurde erfolgreich beendet. ",
     },
     "zh": {
         "none": "适用于 Linux 的 Windows 子系统没有已安装的分发。\n可按照以下说明安装分发来解决此问题:",
@@ -56,10 +59,18 @@ TEXTS = {
         "code": "{}\n错误代码: {}",
         "missing": "参数 {} 缺少必需的参数。",
         "no_access": "系统无法访问此文件。",
+        "done": "操作成功完成。 ",
     },
 }
 # WslMain returns -1 for each error of its own, so that callers can tell it from one of a Linux program.
 FAILED = 0xFFFFFFFF
+# init waits until systemctl is-system-running says one of these, and goes on after some time (doc/docs/
+# technical-documentation/systemd.md). Without systemd there is nothing to wait for.
+STARTED = """\
+until [ "$(cat /proc/1/comm)" = init ] || systemctl is-system-running 2>/dev/null | grep -qx -e running -e degraded; do
+    sleep 0.2
+done
+"""
 # What a distribution's own files lie over, and what its kernel says of itself.
 ENTER = """\
 set -e
@@ -141,8 +152,8 @@ def _options(process: Process, rest: str) -> int:
     name = user = None
     while rest:
         option, following = _argument(rest)
-        if option in ("--list", "-l"):
-            return _list(process, following.split())
+        if option in ("--list", "-l", "--terminate", "-t"):
+            return (_list if option.lstrip("-").startswith("l") else _terminate)(process, following.split())
         if option in ("--distribution", "-d", "--user", "-u", "--cd"):
             value, following = _argument(following)
             if not value:
@@ -208,6 +219,30 @@ def _distribution(process: Process, name: str | None) -> Distribution:
     return process.fail("no_such", "Wsl/Service/WSL_E_DISTRO_NOT_FOUND")
 
 
+def _terminate(process: Process, options: list[str]) -> int:
+    name = options[0] if options else ""
+    distribution = _distribution(process, name)
+    # All that runs in it is killed; what init and systemd keep in memory is lost.
+    with process.windows.changed() as machine:
+        if distribution.container:
+            subprocess.run(
+                [docker_binary(), "stop", "--time", "0", distribution.container], check=True, capture_output=True
+            )
+        next(each for each in machine.distributions if each.name == name).state = "Stopped"
+    process.print(process.text("done"))
+    return 0
+
+
+def _start(process: Process, distribution: Distribution) -> None:
+    """Whoever runs a command in a stopped distribution has started it."""
+    with process.windows.changed() as machine:
+        found = next(each for each in machine.distributions if each.name == distribution.name)
+        if found.container and found.state != "Running":
+            subprocess.run([docker_binary(), "start", found.container], check=True, capture_output=True)
+            subprocess.run([docker_binary(), "exec", found.container, "/bin/sh", "-c", STARTED], check=True)
+        found.state = "Running"
+
+
 def _run(process: Process, name: str | None, user: str | None, argv: list[str]) -> int:
     distribution = _distribution(process, name)
     if distribution.broken:
@@ -216,9 +251,7 @@ def _run(process: Process, name: str | None, user: str | None, argv: list[str]) 
     if user not in distribution.users:
         process.fail("no_user", "Wsl/Service/WSL_E_USER_NOT_FOUND")
     if distribution.state != "Running":
-        # Whoever runs a command in a stopped distribution has started it.
-        with process.windows.changed() as machine:
-            next(each for each in machine.distributions if each.name == distribution.name).state = "Running"
+        _start(process, distribution)
     while process.machine.crowd > sum(line.startswith("-d ") for _path, line in process.windows.calls()):
         time.sleep(0.05)
     try:
@@ -269,7 +302,9 @@ def _environment(user: str) -> dict[str, str]:
 def entered(distribution: Distribution, user: str, argv: list[str]) -> list[str]:
     """Return the command that runs a command inside a distribution."""
     if distribution.container:
-        return ["docker", "exec", "--interactive", "--user", user, distribution.container, *argv]
+        inside = {**_environment(user), "HOME": "/root", "WSL_DISTRO_NAME": distribution.name}
+        given = [f"--env={name}={value}" for name, value in inside.items()]
+        return [docker_binary(), "exec", "--interactive", "--user", user, *given, distribution.container, *argv]
     uid = distribution.users[user]
     if uid != os.geteuid():
         argv = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", *argv]

@@ -26,6 +26,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "node_maintenance": {"node_maintenance_policy": "ask"},
     "nvidia_driver": {"nvidia_driver_kernel_modules": "closed"},
     "nvidia_repository": {"nvidia_repository_key_fingerprints": {"a": 1}},
+    "wsl": {"wsl_terminate": "perhaps"},
 }
 
 

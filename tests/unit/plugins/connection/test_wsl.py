@@ -259,6 +259,17 @@ def test_a_stopped_distribution_starts_with_its_first_command(windows: Windows) 
     assert len(windows.calls()) == 1
 
 
+def test_a_distribution_that_was_terminated_starts_again(windows: Windows) -> None:
+    program = str(windows.mounted(SYSTEM32))
+    ended = subprocess.run([program, "--terminate", "Debian"], capture_output=True, check=True)
+    assert module_utils.readable(ended.stdout) == "The operation completed successfully."
+    assert windows.machine.distributions[0].state == "Stopped"
+    assert connect(windows).exec_command("exit 3")[0] == 3
+    assert windows.machine.distributions[0].state == "Running"
+    failed = subprocess.run([program, "--terminate", "Fedora"], capture_output=True, check=False)
+    assert (failed.returncode, module_utils.error_code(failed.stdout)) == (255, "Wsl/Service/WSL_E_DISTRO_NOT_FOUND")
+
+
 @pytest.mark.parametrize("double_cr", [False, True])
 def test_a_stopped_distribution_stays_stopped_on_request(windows: Windows, double_cr: bool) -> None:
     with windows.changed() as machine:

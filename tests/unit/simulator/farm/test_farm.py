@@ -66,6 +66,15 @@ def test_inventory_names_nodes_with_profiles_that_exist() -> None:
         assert (farm.ROOT / f"tests/simulator/gpu/profiles/{nodes[name]['profile']}.yml").is_file()
 
 
+def test_distributions_are_those_of_a_windows_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUFARM_CACHE", str(tmp_path))
+    farm.start_windows("x", [node for node in farm.inventory_nodes("x", {}) if not node.is_wsl])
+    assert not farm.windows("x").folder.exists()
+    farm.start_windows("x", farm.inventory_nodes("x", {}))
+    (distribution,) = farm.windows("x").machine.distributions
+    assert (distribution.name, distribution.container, distribution.default) == ("wsl", "x-wsl", True)
+
+
 @pytest.mark.parametrize("version", ["1", "2"])
 def test_flags_fit_the_cgroup_version(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(docker, "cgroup_version", lambda: version)

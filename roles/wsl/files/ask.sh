@@ -1,0 +1,35 @@
+#!/bin/sh
+# ask.sh SECONDS OWNER INSTALLED PACKAGE...: what a distribution is to a GPU node, a line each, whose first word says what
+# the rest is. SECONDS are the control node's clock; OWNER and INSTALLED are commands of the package manager: whose a file
+# is, and which of the PACKAGES are there.
+set -u
+seconds=$1 owner=$2 installed=$3
+shift 3
+wsl=/usr/lib/wsl
+
+echo "clock $(date +%s) $seconds"
+echo "cgroup $(cat /sys/fs/cgroup/cgroup.controllers 2>/dev/null)"
+[ ! -d /run/systemd/system ] || echo systemd
+"$wsl/lib/nvidia-smi" -L 2>/dev/null | sed -n 's/^GPU /gpu /p'
+
+for library in /usr/lib/libcuda.so* /usr/lib/libnvidia-ml.so* /usr/lib64/libcuda.so* /usr/lib64/libnvidia-ml.so* \
+    /usr/lib/*-linux-gnu/libcuda.so* /usr/lib/*-linux-gnu/libnvidia-ml.so*; do
+    real=$(readlink -e "$library") || continue
+    case $real in
+    "$wsl"/*) ;;
+    *) echo "driver $($owner "$real" 2>/dev/null || echo "$real")" ;;
+    esac
+done
+eval "$installed"' "$@"' 2>/dev/null | sed -n 's/^installed /driver /p'
+
+# Folders of Windows' driver store that a specification names, and those that a new one would.
+stores() {
+    grep -o "$wsl/drivers/[^/\"]*" "$@" | sort -u | tr '\n' ' '
+}
+for file in /etc/cdi/* /run/cdi/*; do
+    grep -qs nvidia.com/gpu "$file" || continue
+    echo "cdi $file $(stores "$file")"
+done
+if systemctl cat nvidia-cdi-refresh.service >/dev/null 2>&1; then
+    echo "store $(nvidia-ctk --quiet cdi generate 2>/dev/null | stores)"
+fi

@@ -1,0 +1,171 @@
+"""What the role wsl makes of a distribution's answers: refusals, what waits for its end, the way to Windows."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from ansible_collections.gpufarm.core.tests.unit.roles import role_helper
+
+GPU = "GPU-323c8947-8478-b3a5-69f7-a496b426e4b"
+OLD, NEW = ("/usr/lib/wsl/drivers/nv_dispi.inf_amd64_" + each for each in ("old", "new"))
+GOOD = ["systemd", "cgroup cpuset cpu io memory", f"gpu 0: NVIDIA GeForce RTX 4090 (UUID: {GPU}0)"]
+SECOND = f"gpu 1: NVIDIA RTX A2000 (UUID: {GPU}1)"
+KERNEL = "6.6.87.2-microsoft-standard-WSL2"
+SIBLING = {
+    "wsl_distribution": "Debian", "wsl_host": "pc", "inventory_hostname": "pc-Debian",
+    "hostvars": {"pc": {"wsl_connection": "local", "wsl_exe": "/mnt/c/Program Files/WSL/wsl.exe"}},
+}  # fmt: skip
+
+
+def value(
+    name: str, *lines: str, kernel: str = KERNEL, has: tuple[str, ...] = ("/dev/dxg",), clock: int = 0,
+    systemd: bool = True, **given: Any,
+) -> Any:  # fmt: skip
+    now = int(time.time())
+    answer = [f"clock {now + clock} {now}", *(each for each in lines or GOOD if systemd or each != "systemd")]
+    known = {
+        **role_helper.variables("_common", "wsl"),
+        **SIBLING,
+        "ansible_facts": role_helper.facts("Debian: Debian 13.1", kernel),
+        "_common_host": {"stdout_lines": ["0", *has]},
+        "__wsl_asked": {"stdout_lines": answer},
+        "__wsl_conf_written": {"pending": False},
+        "__wsl_control_node": "",
+    }
+    return role_helper.value(name, {**known, **given})
+
+
+def refusal(*lines: str, **given: Any) -> str:
+    found: str = value("__wsl_refusal", *lines, **given)
+    assert not found or ("Expected: " in found and "Next step: " in found and found.endswith("."))
+    return found
+
+
+def test_a_distribution_that_can_be_a_node() -> None:
+    assert refusal() == ""
+    # Its own kernel does not name itself; it has no toolkit yet, or one whose specification is that of the driver.
+    assert refusal(kernel="6.6.1-mine", has=("/dev/dxg", "/usr/lib/wsl/lib")) == ""
+    assert refusal(*GOOD, "cdi /run/cdi/nvidia.yaml " + NEW, "store " + NEW, __wsl_cdi_made=True) == ""
+
+
+@pytest.mark.parametrize(
+    ("told", "lines", "given"),
+    [
+        ("the kernel is 6.12.1, without /dev/dxg", [], {"kernel": "6.12.1", "has": ()}),
+        ("that of WSL 1, which has no GPUs", [], {"kernel": "4.4.0-22621-Microsoft"}),
+        ("wsl_conf has boot.systemd: False", [], {"wsl_conf": {"boot": {"systemd": False}}}),
+        ("wsl_conf has boot.systemd: no", [], {"wsl_conf": {"boot": {"systemd": "no"}}}),
+        ("systemd does not run here", [], {"systemd": False}),
+        ("cgroup v2 has no controllers here", ["systemd", "cgroup"], {}),
+        ("cgroup v2 has cpu, io. Expected: cpuset", ["systemd", "cgroup cpu io"], {}),
+        ("there is no /dev/dxg", [], {"has": ()}),
+        ("the clock is 31 s behind that", [], {"clock": -31}),
+        (" s ahead of that of the control node", [], {"clock": 1000}),
+        (
+            "libcuda1, libnvidia-ml1. Expected: none, because",
+            [*GOOD, "driver libnvidia-ml1:amd64: /usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1", "driver libcuda1"],
+            {},
+        ),
+    ],
+)
+def test_what_a_node_cannot_work_with(told: str, lines: list[str], given: dict[str, Any]) -> None:
+    assert told in refusal(*lines, **given)
+
+
+@pytest.mark.parametrize(
+    ("lines", "given"),
+    [
+        ([], {"clock": -31, "wsl_clock_offset_max": 60}),
+        # The task may have waited for hours; only what no waiting explains is wrong.
+        ([], {"clock": 29}),
+        (["systemd", "cgroup"], {"wsl_cgroup_v2": "no"}),
+        ([*GOOD, SECOND], {"wsl_shared_gpus": "yes"}),
+        ([*GOOD, SECOND], {"nomad_device_nvidia_ignored_gpu_ids": [GPU + "0"]}),
+        ([*GOOD, "driver nvidia-driver-pinning-580"], {}),
+        # What a rescan has not been tried on is no refusal, and neither is what cannot be compared.
+        ([*GOOD, "cdi /run/cdi/nvidia.yaml " + OLD, "store " + NEW], {}),
+        ([*GOOD, "cdi /run/cdi/nvidia.yaml " + OLD, "store"], {"__wsl_cdi_made": True}),
+        ([*GOOD, "cdi /run/cdi/nvidia.yaml " + OLD], {"__wsl_cdi_made": True}),
+    ],
+)
+def test_what_is_allowed(lines: list[str], given: dict[str, Any]) -> None:
+    assert refusal(*lines, **given) == ""
+
+
+def test_packages_and_files_of_a_driver_have_other_ways_out() -> None:
+    assert "Next step: remove these packages; nothing was removed here." in refusal(*GOOD, "driver libcuda1")
+    found = refusal(*GOOD, "driver libcuda1", "driver /usr/lib/libcuda.so.580")
+    assert "/usr/lib/libcuda.so.580, libcuda1. Expected" in found
+    assert "Next step: remove it as it was installed; nothing was removed here." in found
+
+
+def test_several_gpus_are_told_with_what_to_set() -> None:
+    found = refusal(*GOOD, SECOND, f"gpu 2: NVIDIA RTX A2000 (UUID: {GPU}2)")
+    assert f"`nomad_device_nvidia_ignored_gpu_ids: [{GPU}1, {GPU}2]`" in found
+    assert "CUDA_VISIBLE_DEVICES" in found
+
+
+def test_a_specification_that_names_another_driver_store() -> None:
+    lines = [*GOOD, "cdi /etc/cdi/mine.yaml " + OLD, "cdi /run/cdi/nvidia.yaml " + NEW, "store " + NEW]
+    assert value("__wsl_cdi_stale", *lines) == ["/etc/cdi/mine.yaml"]
+    assert "in /etc/cdi/mine.yaml names another driver store than " + NEW in refusal(*lines, __wsl_cdi_made=True)
+
+
+def test_systemd_that_may_come() -> None:
+    may = {"systemd": False, "wsl_terminate": "yes"}
+    assert refusal(**may) == ""
+    assert "`systemctl` is there" in refusal(**may, __wsl_terminated=True)
+    assert "how its Windows machine is asked" in refusal(**may, hostvars={})
+    assert "set `wsl_terminate: true`" in refusal(systemd=False)
+    for waits in ({"__wsl_conf_written": {"pending": True}}, {"systemd": False}):
+        assert value("__wsl_terminate_needed", **waits)
+    assert not value("__wsl_terminate_needed")
+
+
+@pytest.mark.parametrize(
+    ("windows", "command"),
+    [
+        (SIBLING["hostvars"]["pc"], "'/mnt/c/Program Files/WSL/wsl.exe'"),  # type: ignore[index]
+        (
+            {"wsl_connection": "ssh", "wsl_exe": r"C:\Program Files\WSL\wsl.exe"},
+            r"& 'C:\Program Files\WSL\wsl.exe'",
+        ),
+    ],
+)
+def test_windows_shell_takes_the_path(windows: dict[str, str], command: str) -> None:
+    assert value("__wsl_windows_command", hostvars={"pc": windows}) == command
+    assert value("__wsl_no_way", hostvars={"pc": windows}) == ""
+
+
+def test_no_way_to_windows() -> None:
+    for given in (
+        {"hostvars": {}},
+        {"hostvars": {"pc": {"wsl_connection": "ssh", "wsl_reachable": False}}},
+    ):
+        assert "nothing says how its Windows machine is asked" in value("__wsl_no_way", **given)
+    # Whoever ends what Ansible runs in ends Ansible.
+    assert "Ansible itself runs in Debian" in value("__wsl_no_way", ansible_connection="local")
+    assert "Ansible itself runs in Debian" in value("__wsl_no_way", __wsl_control_node="Debian")
+    ssh = {"pc": {"wsl_connection": "ssh", "wsl_exe": "wsl.exe"}}
+    assert value("__wsl_no_way", __wsl_control_node="Debian", hostvars=ssh) == ""
+    assert value("__wsl_no_way", __wsl_control_node="Ubuntu") == ""
+
+
+def test_systemd_is_wanted_whatever_else_is() -> None:
+    assert value("__wsl_settings", wsl_conf={"boot": {"command": "x"}, "user": {"default": "bob"}}) == {
+        "boot": {"command": "x", "systemd": True},
+        "user": {"default": "bob"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("kernel", "to_come", "refused"),
+    [(KERNEL, False, True), (KERNEL, True, False), ("6.12.0", True, True)],
+)
+def test_no_other_role_works_without_systemd(kernel: str, to_come: bool, refused: bool) -> None:
+    found = value(
+        "_common_refusal", kernel=kernel, has=(), common_systemd_to_come=to_come
+    )  # fmt: skip
+    assert ("systemd does not run here" in found) is refused
