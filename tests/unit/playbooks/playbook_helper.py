@@ -19,13 +19,18 @@ LOCAL = {"ansible_connection": "local", "ansible_python_interpreter": sys.execut
 HANGS_S = 600
 
 
-def run_playbook(folder: Path, inventory: dict[str, Any], name: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """Run one of the collection's playbooks from ``folder``, where the inventory is written to."""
+def run_playbook(
+    folder: Path, inventory: dict[str, Any], name: str, *options: str, before: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run one of the collection's playbooks from ``folder``, where the inventory is written to.
+
+    Collections in ``before`` stand before those that are installed.
+    """
     (folder / "hosts.yml").write_text(yaml.safe_dump(inventory, sort_keys=False), encoding="utf-8")
     environment = {
         **os.environ,
         "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-        "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".collections"),
+        "ANSIBLE_COLLECTIONS_PATH": ":".join(str(path) for path in (before, ROOT / ".collections") if path),
         "ANSIBLE_LOCALHOST_WARNING": "False",
         "ANSIBLE_FORKS": "2",
         # Tests may run as root, whom Ansible never makes root again.

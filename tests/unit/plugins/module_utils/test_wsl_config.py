@@ -66,7 +66,8 @@ def test_what_cannot_be_meant_is_refused(wanted: dict[str, Any]) -> None:
 line = st.one_of(
     st.sampled_from(
         ["[wsl2]", "[general]", " [General] # c", "[experimental]", "[general] x", "memory=8GB",
-         "instanceIdleTimeout=5", "INSTANCEIDLETIMEOUT = \"7\" # c", "networkingMode=nat", "kernel=C:\\\\linux # \\", "a=b\\", "a=\"b # c\"",
+         "instanceIdleTimeout=5", "INSTANCEIDLETIMEOUT = \"7\" # c", "networkingMode=nat",
+         "kernel=C:\\\\linux # \\", "a=b\\", "a=\"b # c\"",
          "instanceIdleTimeout=\"", "a=\\x", "# c", "", "=1", "1=2", "\u00e4=\u00f6"]
     ),
     st.text(st.sampled_from("aw[]=\"\\# \t\r1\u00e4"), max_size=12),
