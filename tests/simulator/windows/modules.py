@@ -203,10 +203,10 @@ def win_user_right(windows: Windows, given: Result, asked: Asked) -> Result:
     if given["action"] != "add":
         return _failed(f"win_user_right {given} is not doubled")
     with windows.changed() as machine:
-        users = machine.rights.setdefault(given["name"], [])
+        users = machine.rights.get(given["name"], [])
         new = [user for user in given["users"] if user not in users]
-        if not asked.check:
-            users += new
+        if new and not asked.check:
+            machine.rights[given["name"]] = users + new
     return {"changed": bool(new)}
 
 

@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+import http.server
+import os
 import re
 import subprocess
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -37,7 +40,9 @@ class Lab:
         self.config = self.windows.mounted(r"C:\Users\alice\.wslconfig")
         self.config.parent.mkdir(parents=True)
         self.without: tuple[str, ...] = ()
-        self.variables: dict[str, Any] = {}
+        self.under: tuple[str, ...] = ()
+        # Of the distributions that are nodes of the farm.
+        self.node: dict[str, Any] | None = None
 
     def run(self, *options: str, **variables: Any) -> subprocess.CompletedProcess[str]:
         doubles = modules.install(self.folder / "collections", self.without)
@@ -47,12 +52,15 @@ class Lab:
         inventory = {
             "all": {
                 "children": {
-                    "wsl_hosts": {"hosts": {"gaming-pc": {**machine, **self.variables, **variables}}},
+                    "wsl_hosts": {"hosts": {"gaming-pc": {**machine, **variables}}},
                     "wsl_instances": {"hosts": nodes, "vars": LOCAL},
+                    "gpu_nodes": {"hosts": {} if self.node is None else {name: self.node for name in nodes}},
                 }
             }
         }
-        return playbook_helper.run_playbook(self.folder, inventory, "wsl_hosts.yml", *options, before=doubles)
+        return playbook_helper.run_playbook(
+            self.folder, inventory, "wsl_hosts.yml", *options, before=doubles, under=self.under
+        )
 
     def good(self, *options: str, **variables: Any) -> str:
         result = self.run(*options, **variables)
@@ -148,19 +156,76 @@ def test_the_timers_alone_hold_what_was_started(tmp_path: Path) -> None:
     assert lab.state == "Running"
 
 
+def test_a_distribution_may_end_again(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    lab.good(wsl_shutdown=True)
+    back = {"wsl2": {"vmIdleTimeout": 60000}, "general": {"instanceIdleTimeout": 15000}}
+    lab.good(wsl_shutdown=True, wsl_keep_alive=False, wsl_config=back)
+    assert lab.windows.machine.tasks == {}
+    life.wait(lab.windows, TEN_TIMEOUTS_S)
+    assert lab.state == "Stopped"
+
+
 def test_no_shutdown_without_consent(tmp_path: Path) -> None:
     lab = Lab(tmp_path)
     said = lab.good(wsl_config={"wsl2": {"processors": 4}})
     assert (
-        "gaming-pc: .wslconfig has changed, and WSL has not read it. Running: Debian. Expected: wsl_shutdown: "
-        "true, because "
-        "`wsl.exe --shutdown` ends every distribution. Next step: set it and run again, or run that command there."
+        "gaming-pc: .wslconfig has changed, and WSL has not read it. Running: Debian. "
+        "Expected: wsl_shutdown: true, because `wsl.exe --shutdown` ends every distribution. "
+        "Next step: set it and run again, or run that command there."
     ) in said
     assert lab.called("--shutdown") == 0
     # The next run knows of it, though nothing is left to change.
     lab.good(wsl_config={"wsl2": {"processors": 4}}, wsl_shutdown=True)
     assert lab.called("--shutdown") == 1
     assert (lab.windows.machine.running or {})["wsl2.processors"] == "4"
+
+
+# What runs on this machine, as in the nodes of a test farm, is nothing of this node's.
+ALONE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "--")
+WITH_WORK = ("sh", "-c", 'NOMAD_ALLOC_ID=6b1f0c0a sleep 3600 & exec "$@"', "sh")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has processes of its own")
+def test_a_node_with_work_is_not_shut_down(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    lab.node = {"ansible_become_method": "ansible.builtin.su"}
+    lab.under = (*ALONE, *WITH_WORK)
+    said = lab.bad(wsl_shutdown=True)
+    assert "6b1f0c0a" in said
+    assert "a shutdown of WSL on gaming-pc" in said
+    assert lab.called("--shutdown") == 0
+    assert lab.state == "Running"
+
+    lab.under = ALONE
+    assert "noop" not in lab.good(wsl_shutdown=True)
+    assert lab.called("--shutdown") == 1
+    assert lab.state == "Running"
+
+
+def test_a_nodes_own_agent_is_asked_with_its_own_token(tmp_path: Path) -> None:
+    tokens = []
+
+    class Agent(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            tokens.append(self.headers["X-Nomad-Token"])
+            self.send_error(403)
+
+        def log_message(self, *_given: Any) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.77", 4646), Agent) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        lab = Lab(tmp_path)
+        lab.node = {
+            "ansible_become_method": "ansible.builtin.su",
+            "nomad_bind_addr": "127.0.0.77",
+            "nomad_token": "of-the-node",
+        }
+        lab.bad(wsl_shutdown=True)
+        server.shutdown()
+    assert set(tokens) == {"of-the-node"}
+    assert lab.called("--shutdown") == 0
 
 
 def test_check_mode_changes_nothing(tmp_path: Path) -> None:
@@ -230,57 +295,71 @@ def test_an_update_needs_consent_and_is_one(tmp_path: Path) -> None:
         "or run `wsl.exe --update` there."
     ) in lab.bad()
     assert not lab.config.exists()
-    lab.good(wsl_update=True, wsl_shutdown=True)
+    # What runs has ended with the old one, so the configuration needs no other consent.
+    lab.good(wsl_update=True)
     assert lab.windows.machine.release == "2.6.3"
+    assert (lab.windows.machine.running or {})["general.instanceidletimeout"] == "-1"
     assert lab.state == "Running"
 
 
-TCC = {**GPU, "name": "Tesla V100-PCIE-16GB", "driver_model": "TCC"}
-MIRRORED = {"wsl_config": {"wsl2": {"networkingMode": "mirrored"}}}
-TWO = [Distribution("Debian", default=True), Distribution("Ubuntu")]
+REFUSALS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    (
+        {"release": "", "language": "de"}, {},
+        r'C:\Program Files\WSL\wsl.exe --version says "Ungültiges Befehlszeilenargument: --version". '
+        "Expected: 2.2.4 or newer. "
+        "Next step: set wsl_update: true, which ends its distributions, or run `wsl.exe --update` there.",
+    ),
+    (
+        {"installed": False}, {},
+        r"C:\Program Files\WSL\wsl.exe --version says Failed to execute: The system cannot find the file specified "
+        r"C:\Program Files\WSL\wsl.exe. Expected: 2.2.4 or newer.",
+    ),
+    (
+        {"release": "2.5.7", "language": "zh"}, {"wsl_config": {"general": {"instanceIdleTimeout": 60000}}},
+        "WSL is 2.5.7. Expected: 2.5.8 or newer, which knows general.instanceIdleTimeout of wsl_config. "
+        "Next step: set wsl_update: true",
+    ),
+    (
+        {"release": "2.1.5", "newest_release": "2.1.5"}, {"wsl_update": True},
+        "WSL is 2.1.5. Expected: 2.2.4 or newer. "
+        "Next step: restart Windows, which may have to finish the installation.",
+    ),
+    (
+        {"build": 19045}, {"wsl_config": {"wsl2": {"networkingMode": "mirrored"}}},
+        "Windows is of build 19045. Expected: 22621 (Windows 11 22H2) or newer, because wsl_config sets "
+        "networkingMode to mirrored (WSL#13793). Next step: update Windows, or set it to nat.",
+    ),
+    (
+        {"gpus": []}, {},
+        "nvidia-smi.exe of Windows names no GPU (Failed to execute: The system cannot find the file specified "
+        r"C:\Windows\System32\nvidia-smi.exe). Expected: the NVIDIA driver for Windows, 528.33 or newer. "
+        "Next step: install it there, or empty wsl_driver_version_min where no GPU is wanted.",
+    ),
+    (
+        {"gpus": [{**GPU, "driver_version": "516.94"}]}, {},
+        "the NVIDIA driver of Windows is 516.94. Expected: 528.33 or newer. "
+        "Next step: update it in Windows; in WSL there is none.",
+    ),
+    (
+        {"gpus": [GPU, {**GPU, "name": "Tesla V100-PCIE-16GB", "driver_model": "TCC"}]}, {},
+        "the driver runs Tesla V100-PCIE-16GB in TCC mode. Expected: WDDM or MCDM, because WSL sees no GPU in TCC "
+        "mode (WSL#12835). Next step: run `nvidia-smi.exe -dm 0` as administrator and restart Windows.",
+    ),
+    (
+        {}, {"ansible_connection": "local"},
+        "its connection is local. Expected: ssh, psrp or winrm, because the modules for Windows start PowerShell "
+        "themselves. Next step: turn the OpenSSH server of Windows on, and set `connection: ssh` for this machine in "
+        "the configuration of gpufarm.core.wsl.",
+    ),
+    (
+        {"distributions": [Distribution("Debian", default=True), Distribution("Ubuntu")]}, {"wsl_ports": [4646]},
+        "wsl_ports lead to Debian, Ubuntu. Expected: one distribution of this machine, because a port proxy has one "
+        "address. Next step: set wsl_ports_distribution.",
+    ),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("machine", "given", "text"),
-    [
-        ({"release": "", "language": "de"}, {}, r'C:\Program Files\WSL\wsl.exe --version says "Ungültiges '
-         r'Befehlszeilen'
-         'argument: --version". Expected: 2.2.4 or newer. Next step: set wsl_update: true, which ends its '
-         'distributions, or '
-         "run `wsl.exe --update` there."),
-        ({"installed": False}, {}, r"C:\Program Files\WSL\wsl.exe --version says Failed to execute: The system "
-         r"cannot find "
-         r"the file specified C:\Program Files\WSL\wsl.exe. Expected: 2.2.4 or newer."),
-        ({"release": "2.5.7", "language": "zh"}, {"wsl_config": {"general": {"instanceIdleTimeout": 60000}}},
-         "WSL is 2.5.7. Expected: 2.5.8 or newer, which knows general.instanceIdleTimeout of wsl_config. Next "
-         "step: set"),
-        ({"release": "2.1.5", "newest_release": "2.1.5"}, {"wsl_update": True},
-         "WSL is 2.1.5. Expected: 2.2.4 or newer. Next step: restart Windows, which may have to finish the "
-         "installation."),
-        ({"build": 19045}, MIRRORED, "Windows is of build 19045. Expected: 22621 (Windows 11 22H2) or newer, because "
-         "wsl_config sets networkingMode to mirrored (WSL#13793). Next step: update Windows, or set it to nat."),
-        ({"gpus": []}, {}, "nvidia-smi.exe of Windows names no GPU (Failed to execute: The system cannot find "
-         "the file "
-         r"specified C:\Windows\System32\nvidia-smi.exe). Expected: the NVIDIA driver for Windows, 528.33 or "
-         r"newer. Next step: "
-         "install it there, or empty wsl_driver_version_min where no GPU is wanted."),
-        ({"gpus": [{**GPU, "driver_version": "516.94"}]}, {}, "the NVIDIA driver of Windows is 516.94. "
-         "Expected: 528.33 or "
-         "newer. Next step: update it in Windows; in WSL there is none."),
-        ({"gpus": [GPU, TCC]}, {}, "the driver runs Tesla V100-PCIE-16GB in TCC mode. Expected: WDDM or MCDM, "
-         "because WSL "
-         "sees no GPU in TCC mode (WSL#12835). Next step: run `nvidia-smi.exe -dm 0` as administrator and "
-         "restart Windows."),
-        ({}, {"ansible_connection": "local"}, "its connection is local. Expected: ssh, psrp or winrm, because "
-         "the modules "
-         "for Windows start PowerShell themselves. Next step: turn the OpenSSH server of Windows on, and set "
-         "`connection: ssh` "
-         "for this machine in the configuration of gpufarm.core.wsl."),
-        ({"distributions": TWO}, {"wsl_ports": [4646]}, "wsl_ports lead to Debian, Ubuntu. Expected: one "
-         "distribution of "
-         "this machine, because a port proxy has one address. Next step: set wsl_ports_distribution."),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("machine", "given", "text"), REFUSALS)
 def test_what_is_refused(tmp_path: Path, machine: Mapping[str, Any], given: Mapping[str, Any], text: str) -> None:
     lab = Lab(tmp_path, **machine)
     assert f"gaming-pc: {text}" in lab.bad(**given)
