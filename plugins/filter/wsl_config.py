@@ -61,9 +61,9 @@ def wsl_config(content: str, settings: Mapping[str, Mapping[str, Any]]) -> str:
         raise AnsibleFilterError(
             f".wslconfig is no UTF-8 (byte {error.start}). Expected: UTF-8, as WSL reads it. "
             "Next step: save it with that encoding."
-        ) from error
+        ) from None
     except ValueError as error:
-        raise AnsibleFilterError(f"{error}. Next step: correct wsl_config.") from error
+        raise AnsibleFilterError(f"{error}. Next step: correct wsl_config.") from None
 
 
 class FilterModule:

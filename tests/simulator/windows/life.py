@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import subprocess
 
+from tests.simulator.docker import docker_binary
 from tests.simulator.windows import wslconfig
 from tests.simulator.windows.host import Distribution, Machine, Windows
 
@@ -79,7 +80,7 @@ def shut_down(machine: Machine) -> None:
 
 def _container(distribution: Distribution, verb: str) -> None:
     if distribution.container:
-        subprocess.run(["docker", verb, distribution.container], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([docker_binary(), verb, distribution.container], check=True, stdout=subprocess.DEVNULL)
 
 
 def wait(windows: Windows, seconds: float) -> None:

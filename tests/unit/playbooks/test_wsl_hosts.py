@@ -21,6 +21,7 @@ from ansible_collections.gpufarm.core.tests.unit.playbooks.playbook_helper impor
 from tests.simulator.windows import life, modules
 from tests.simulator.windows.host import Distribution, Machine, Windows
 
+pytestmark = pytest.mark.controller
 GPU = {"name": "NVIDIA GeForce RTX 4090", "driver_version": "581.42", "driver_model": "WDDM"}
 TEN_TIMEOUTS_S = 10 * 15
 KEEP = r"\gpufarm\keep Debian"
