@@ -171,7 +171,7 @@ groups:
   gpu_nodes: wsl_version == 2 and wsl_running
 keyed_groups:
   - key: wsl_host
-    prefix: on
+    prefix: "on"
 compose:
   gpu_node_gpus: wsl_gpus | default([]) | length
 filters:

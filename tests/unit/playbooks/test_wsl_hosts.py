@@ -368,6 +368,12 @@ def test_what_is_refused(tmp_path: Path, machine: Mapping[str, Any], given: Mapp
     assert (after.tasks, after.rights, lab.config.exists()) == ({}, {}, False)
 
 
+def test_an_argument_of_another_type_is_refused(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    assert "Elements value for option 'wsl_ports' is of type" in lab.bad(wsl_ports=["nomad"])
+    assert lab.windows.calls() == []
+
+
 def test_a_missing_collection_is_named(tmp_path: Path) -> None:
     """microsoft.wsl is not in the package ansible, so here it is really missing."""
     lab = Lab(tmp_path)
