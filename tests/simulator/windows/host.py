@@ -47,6 +47,8 @@ class Distribution:
     # What it starts keeps standard output open after its end, or reading it fails.
     holds: bool = False
     faulty: bool = False
+    # When its last client ended, by the machine's clock.
+    idle_since: float = 0.0
 
 
 @dataclass
@@ -85,6 +87,28 @@ class Machine:
     constrained: bool = False
     # A list that fails without a row, as that of a service that does not answer.
     list_fails: bool = False
+    # What `wsl.exe --version` says; empty is the one of Windows itself, which does not know that option.
+    release: str = "2.6.3"
+    newest_release: str = "2.6.3"
+    # The build of Windows: mirrored networking needs 22621.
+    build: int = 26100
+    # Who owns the distributions; others have none of them.
+    user: str = "alice"
+    gpus: list[dict[str, str]] = field(default_factory=list)
+    # Seconds since the machine was made. Nothing passes by itself.
+    clock: float = 0.0
+    # The settings that the running virtual machine was started with, and how often one was started.
+    running: dict[str, str] | None = None
+    starts: int = 0
+    # When the last distribution of it ended.
+    empty_since: float = 0.0
+    tasks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    # Which distribution each running task holds.
+    holds: dict[str, str] = field(default_factory=dict)
+    rights: dict[str, list[str]] = field(default_factory=dict)
+    portproxy: dict[str, str] = field(default_factory=dict)
+    firewall: dict[str, dict[str, Any]] = field(default_factory=dict)
+    hyper_v_firewall: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 class Windows:

@@ -31,7 +31,7 @@ TOKENS = re.compile(
   | (?P<hash>@\{) | (?P<array>@\() | (?P<static>::) | (?P<add>\+=)
   | (?P<type>\[(?![0-9$'"])[A-Za-z][\w.]*(?:\[\])?\])
   | (?P<word>-?[A-Za-z][\w-]*(?:\.[\w.]+)?)
-  | (?P<mark>[()\[\]{}.,=+*/-])
+  | (?P<mark>[()\[\]{}.,=+*/&-])
     """,
     re.VERBOSE,
 )
@@ -309,8 +309,9 @@ class Interpreter:
     clock: Clock = field(default_factory=Clock)
     functions: dict[str, Function] = field(default_factory=dict)
 
-    def run(self, text: str) -> list[Any]:
-        return Block(self, tokens(text), Scope({"true": True, "false": False, "null": None})).statements()
+    def run(self, text: str, given: Mapping[str, Any] | None = None) -> list[Any]:
+        known = {"true": True, "false": False, "null": None, **(given or {})}
+        return Block(self, tokens(text), Scope(known)).statements()
 
     def static(self, name: str, member: str, arguments: list[Any] | None) -> Any:
         known: Mapping[tuple[str, str], Callable[..., Any]] = {
@@ -320,6 +321,7 @@ class Interpreter:
             ("Convert", "ToBase64String"): lambda raw: base64.b64encode(raw).decode(),
             ("Convert", "FromBase64String"): lambda text: base64.b64decode(text, validate=True),
             ("Math", "Max"): max,
+            ("Environment", "OSVersion"): lambda: {"Version": {"Build": self.windows.machine.build}},
             ("Diagnostics.Process", "Start"): lambda info: Process(self.windows, info, self.clock),
             ("Threading.Tasks.Task", "WaitAll"): functools.partial(wait_all, self.clock),
         }
@@ -345,11 +347,35 @@ class Interpreter:
                 if not self.windows.machine.openssh:
                     raise Thrown(r"Cannot find path 'HKLM:\SOFTWARE\OpenSSH' because it does not exist.")
                 return {"DefaultShell": self.windows.machine.default_shell}
+            case "Get-NetFirewallHyperVRule" | "New-NetFirewallHyperVRule" | "Remove-NetFirewallHyperVRule", []:
+                return self.hyper_v_rule(name.partition("-")[0], options)
             case "ConvertTo-Json", [value]:
                 text = json.dumps(to_json(value, int(options.get("-Depth", 2))), separators=(",", ":"))
                 # Windows PowerShell 5.1 escapes these.
                 return re.sub("['<>&]", lambda found: f"\\u{ord(found.group()):04x}", text)
         raise Refused(f"command {name} {arguments} {options}")
+
+    def hyper_v_rule(self, verb: str, options: dict[str, Any]) -> Any:
+        """Do what a cmdlet of the module NetSecurity does; Windows has it from build 22621 on."""
+        if self.windows.machine.build < 22621:
+            raise Thrown(f"The term '{verb}-NetFirewallHyperVRule' is not recognized as the name of a cmdlet")
+        with self.windows.changed() as machine:
+            rules = machine.hyper_v_firewall
+            if verb == "Get" and options.keys() == {"-VMCreatorId", "-ErrorAction"}:
+                found = [rule for rule in rules.values() if rule["VMCreatorId"] == options["-VMCreatorId"]]
+                return found or None
+            if verb == "Remove" and options.keys() == {"-Name"}:
+                if rules.pop(options["-Name"], None) is None:
+                    raise Thrown(f"No MSFT_NetFirewallHyperVRule objects found with property 'InstanceID' equal to "
+                                 f"'{options['-Name']}'.")  # fmt: skip
+                return None
+            taken = {"-Name", "-DisplayName", "-Direction", "-VMCreatorId", "-Protocol", "-LocalPorts", "-Action"}
+            if verb == "New" and options.keys() == taken:
+                if options["-Name"] in rules:
+                    raise Thrown("Cannot create a file when that file already exists.")
+                rules[options["-Name"]] = {key[1:]: value for key, value in options.items()}
+                return rules[options["-Name"]]
+        raise Refused(f"{verb}-NetFirewallHyperVRule {options}")
 
 
 def unrolled(values: list[Any]) -> Any:
@@ -442,8 +468,11 @@ class Block:
         if word == "break":
             self.take()
             raise Break
+        if word == "throw":
+            self.take()
+            raise Thrown(str(self.expression()))
         value = self.assignment_or_pipeline()
-        return [] if value is VOID else value if isinstance(value, list) else [value]
+        return [] if value is VOID or value is None else value if isinstance(value, list) else [value]
 
     def condition(self) -> list[Any]:
         self.take("if")
@@ -522,7 +551,25 @@ class Block:
     def pipeline(self) -> Any:
         if self.next.kind == "word" and self.next.text not in ("if", "foreach", "try"):
             return self.command()
-        return self.expression()
+        return self.program() if self.next.text == "&" else self.expression()
+
+    def program(self) -> Any:
+        """Start a program with the call operator; its lines are what it is worth."""
+        from tests.simulator.windows import programs  # noqa: PLC0415 # which runs scripts itself
+
+        self.take("&")
+        path, words = str(self.primary()), []
+        while self.next.kind != "end" and self.next.text not in (")", "}"):
+            if self.next.kind not in ("single", "double", "variable"):
+                raise Refused(f"found {self.next.text!r} as an argument of a program")
+            words.append(str(self.primary()))
+        try:
+            line = " ".join(f'"{word}"' if " " in word else word for word in words)
+            code, raw = programs.run(self.interpreter.windows, path, line)
+        except FileNotFoundError as error:
+            raise Thrown(f"The term '{path}' is not recognized as the name of a cmdlet") from error
+        self.scope.values["lastexitcode"] = code
+        return unrolled(raw.decode("utf-8", "replace").replace("\r\n", "\n").splitlines())
 
     def command(self) -> Any:
         name = self.take().text
@@ -534,8 +581,11 @@ class Block:
             token = self.next
             if token.kind == "word" and token.text.startswith("-"):
                 option = self.take().text
-                takes = self.next.kind == "number"
-                options[option] = self.take().text if takes else True
+                if self.next.kind in ("single", "double", "variable", "number"):
+                    options[option] = self.primary()
+                else:
+                    word = self.next.kind == "word" and not self.next.text.startswith("-")
+                    options[option] = self.take().text if word else True
                 continue
             value = self.take().text if token.kind == "word" else self.primary()
             while self.next.text == "," and value is not VOID:
@@ -616,7 +666,11 @@ class Block:
 
     def variable(self, text: str) -> Any:
         if text.startswith("$env:"):
-            return {"COMPUTERNAME": self.interpreter.windows.machine.name}.get(text[5:])
+            machine = self.interpreter.windows.machine
+            return {
+                "COMPUTERNAME": machine.name, "USERDOMAIN": machine.name.upper(), "USERNAME": machine.user,
+                "USERPROFILE": rf"C:\Users\{machine.user}",
+            }.get(text[5:])  # fmt: skip
         return self.scope.get(text[1:].lower())
 
     def arguments(self) -> list[Any]:
@@ -677,6 +731,10 @@ class Block:
 
 def member(value: Any, name: Any) -> Any:
     """Return a member; what is not there is null, as without strict mode."""
+    if isinstance(value, list) and name != "Length" and not isinstance(name, int):
+        return [member(each, name) for each in value]
+    if isinstance(value, list) and isinstance(name, int):
+        return value[name] if name < len(value) else None
     if isinstance(value, dict):
         return list(value) if name == "Keys" else value.get(name)
     if name == "Length" and isinstance(value, (bytes, str, list)):

@@ -8,18 +8,22 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
 from tests.simulator.docker import docker_binary
 from tests.simulator.windows import command_line as lines
+from tests.simulator.windows import life
 from tests.simulator.windows.host import HANGS, SYSTEM32, Distribution, Machine, Windows
 
 # localization/strings/<language>/Resources.resw; the last is Windows' own text for ERROR_CANT_ACCESS_FILE, as seen in
 # WSL#9221 and WSL#10190 (German and simplified Chinese are assumed).
 TEXTS = {
     "en": {
+        "versions": "WSL version: {}\nKernel version: 6.6.87.2-1\nWSLg version: 1.0.66\nMSRDC version: 1.2.6074\n"
+        "Direct3D version: 1.611.1-81528511\nDXCore version: 10.0.26100.1-240331-1435.ge-release\n"
+        "Windows version: 10.0.{}.4061",
         "none": "Windows Subsystem for Linux has no installed distributions.\n"
         "You can resolve this by installing a distribution with the instructions below:\n\n"
         "Use 'wsl.exe --list --online' to list available distributions\nand 'wsl.exe --install <Distro>' to install.",
@@ -35,6 +39,9 @@ TEXTS = {
         "done": "The operation completed successfully. ",
     },
     "de": {
+        "versions": "WSL-Version: {}\nKernelversion: 6.6.87.2-1\nWSLg-Version: 1.0.66\nMSRDC-Version: 1.2.6074\n"
+        "Direct3D-Version: 1.611.1-81528511\nDXCore-Version: 10.0.26100.1-240331-1435.ge-release\n"
+        "Windows-Version: 10.0.{}.4061",
         "none": "Windows-Subsystem für Linux verfügt über keine installierten Distributionen.\n"
         "Sie können dies beheben, indem Sie eine Distribution mit den folgenden Anweisungen installieren:",
         "not_running": "Es werden keine Distributionen ausgeführt.",
@@ -49,6 +56,9 @@ TEXTS = {
         "done": "Der Vorgang wurde erfolgreich beendet. ",
     },
     "zh": {
+        "versions": "WSL 版本: {}\n内核版本: 6.6.87.2-1\nWSLg 版本: 1.0.66\nMSRDC 版本: 1.2.6074\n"
+        "Direct3D 版本: 1.611.1-81528511\nDXCore 版本: 10.0.26100.1-240331-1435.ge-release\n"
+        "Windows 版本: 10.0.{}.4061",
         "none": "适用于 Linux 的 Windows 子系统没有已安装的分发。\n可按照以下说明安装分发来解决此问题:",
         "not_running": "没有正在运行的分发。",
         "no_such": "不存在具有所提供名称的分发。",
@@ -64,13 +74,6 @@ TEXTS = {
 }
 # WslMain returns -1 for each error of its own, so that callers can tell it from one of a Linux program.
 FAILED = 0xFFFFFFFF
-# init waits until systemctl is-system-running says one of these, and goes on after some time (doc/docs/
-# technical-documentation/systemd.md). Without systemd there is nothing to wait for.
-STARTED = """\
-until [ "$(cat /proc/1/comm)" = init ] || systemctl is-system-running 2>/dev/null | grep -qx -e running -e degraded; do
-    sleep 0.2
-done
-"""
 # What a distribution's own files lie over, and what its kernel says of itself.
 ENTER = """\
 set -e
@@ -152,8 +155,8 @@ def _options(process: Process, rest: str) -> int:
     name = user = None
     while rest:
         option, following = _argument(rest)
-        if option in ("--list", "-l", "--terminate", "-t"):
-            return (_list if option.lstrip("-").startswith("l") else _terminate)(process, following.split())
+        if option in ALONE:
+            return ALONE[option](process, rest)
         if option in ("--distribution", "-d", "--user", "-u", "--cd"):
             value, following = _argument(following)
             if not value:
@@ -171,13 +174,36 @@ def _options(process: Process, rest: str) -> int:
             process.print(process.text("usage", option))
             return FAILED
         else:
-            command = following if option == "--" else rest
             # Without --exec a shell of the user gets the command line as it is: $SHELL -c commandLine.
-            return _run(process, name, user, ["/bin/sh", "-c", command])
+            shell = ["/bin/sh", "-c", following if option == "--" else rest]
+            return _run(process, name, user, shell)
     return _run(process, name, user, ["/bin/sh", "-l"])
 
 
-def _list(process: Process, options: list[str]) -> int:
+def _whole(process: Process, rest: str) -> int:
+    """What concerns WSL as a whole; the one that comes with Windows knows none of it (tailscale#3170 has its usage)."""
+    if rest == "--install --no-distribution" or (rest == "--update" and process.machine.newest_release):
+        with process.windows.changed() as machine:
+            # The installer ends what runs.
+            life.shut_down(machine)
+            machine.release = machine.newest_release
+        return 0
+    if not process.machine.release:
+        process.print(process.text("usage", rest))
+        return FAILED
+    if rest in ("--version", "-v"):
+        process.print(process.text("versions", process.machine.release, str(process.machine.build)))
+    elif rest == "--shutdown":
+        with process.windows.changed() as machine:
+            life.shut_down(machine)
+    else:
+        process.print(process.text("usage", rest))
+        return FAILED
+    return 0
+
+
+def _list(process: Process, rest: str) -> int:
+    options = rest.split()[1:]
     wanted = {{"-v": "--verbose", "-q": "--quiet"}.get(option, option) for option in options}
     if not wanted <= {"--verbose", "--quiet", "--running", "--all"} or {"--verbose", "--quiet"} <= wanted:
         process.print(process.text("usage", " ".join(options)))
@@ -219,28 +245,21 @@ def _distribution(process: Process, name: str | None) -> Distribution:
     return process.fail("no_such", "Wsl/Service/WSL_E_DISTRO_NOT_FOUND")
 
 
-def _terminate(process: Process, options: list[str]) -> int:
-    name = options[0] if options else ""
-    distribution = _distribution(process, name)
-    # All that runs in it is killed; what init and systemd keep in memory is lost.
+def _terminate(process: Process, rest: str) -> int:
+    name = rest.split(" ", 1)[-1] if " " in rest else ""
+    _distribution(process, name)
     with process.windows.changed() as machine:
-        if distribution.container:
-            subprocess.run(
-                [docker_binary(), "stop", "--time", "0", distribution.container], check=True, capture_output=True
-            )
-        next(each for each in machine.distributions if each.name == name).state = "Stopped"
+        life.ended(machine, next(each for each in machine.distributions if each.name == name))
     process.print(process.text("done"))
     return 0
 
 
-def _start(process: Process, distribution: Distribution) -> None:
-    """Whoever runs a command in a stopped distribution has started it."""
-    with process.windows.changed() as machine:
-        found = next(each for each in machine.distributions if each.name == distribution.name)
-        if found.container and found.state != "Running":
-            subprocess.run([docker_binary(), "start", found.container], check=True, capture_output=True)
-            subprocess.run([docker_binary(), "exec", found.container, "/bin/sh", "-c", STARTED], check=True)
-        found.state = "Running"
+# Options that nothing else stands beside.
+ALONE: dict[str, Callable[[Process, str], int]] = {
+    **dict.fromkeys(("--list", "-l"), _list),
+    **dict.fromkeys(("--terminate", "-t"), _terminate),
+    **dict.fromkeys(("--version", "-v", "--shutdown", "--update", "--install"), _whole),
+}
 
 
 def _run(process: Process, name: str | None, user: str | None, argv: list[str]) -> int:
@@ -250,23 +269,44 @@ def _run(process: Process, name: str | None, user: str | None, argv: list[str]) 
     user = user or next(iter(distribution.users))
     if user not in distribution.users:
         process.fail("no_user", "Wsl/Service/WSL_E_USER_NOT_FOUND")
-    if distribution.state != "Running":
-        _start(process, distribution)
+    _used(process, distribution)
     while process.machine.crowd > sum(line.startswith("-d ") for _path, line in process.windows.calls()):
         time.sleep(0.05)
     try:
+        if argv in (["wslinfo", "--networking-mode"], ["hostname", "-I"]):
+            return _told(process, argv)
         command = entered(distribution, user, argv)
         if distribution.cut_after is not None:
             return _cut(command, distribution.cut_after)
         # Standard streams are relayed as they are, whatever WSL_UTF8 says: they are the Linux program's.
         if process.machine.waits_for_background:
-            return _until_all_have_ended(command, user)
-        code = subprocess.run(command, env=_environment(user), check=False).returncode
+            code = _until_all_have_ended(command, user)
+        else:
+            code = subprocess.run(command, env=_environment(user), check=False).returncode
     except FileNotFoundError:
         # SessionLeaderCreateProcess: FATAL_ERROR("execvpe({}) failed: {}").
         sys.stderr.write(f"<3>WSL (9) ERROR: execvpe({argv[0]}) failed: No such file or directory\n")
         return 1
+    _used(process, distribution)
     return code & 0xFF
+
+
+def _used(process: Process, distribution: Distribution) -> None:
+    """Whoever runs a command in a stopped distribution has started it; its timer begins when the command ends."""
+    with process.windows.changed() as machine:
+        ours = next((each for each in machine.distributions if each.name == distribution.name), None)
+        if ours:
+            life.started(process.windows, machine, ours)
+
+
+def _told(process: Process, argv: list[str]) -> int:
+    """What a distribution says of its network; the second address is Docker's."""
+    machine = process.windows.machine
+    sys.stdout.write(
+        f"{life.networking_mode(machine)}\n" if argv[0] == "wslinfo" else f"{life.address(machine)} 172.17.0.1 \n"
+    )
+    sys.stdout.flush()
+    return 0
 
 
 def _cut(command: list[str], after: int) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +20,29 @@ LOCAL = {"ansible_connection": "local", "ansible_python_interpreter": sys.execut
 HANGS_S = 600
 
 
-def run_playbook(folder: Path, inventory: dict[str, Any], name: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """Run one of the collection's playbooks from ``folder``, where the inventory is written to."""
+def run_playbook(
+    folder: Path,
+    inventory: dict[str, Any],
+    name: str,
+    *options: str,
+    before: Path | None = None,
+    under: Sequence[str] = (),
+) -> subprocess.CompletedProcess[str]:
+    """Run one of the collection's playbooks from ``folder``, where the inventory is written to.
+
+    Collections in ``before`` stand before those that are installed. The words of ``under`` stand before the command.
+    """
     (folder / "hosts.yml").write_text(yaml.safe_dump(inventory, sort_keys=False), encoding="utf-8")
     environment = {
         **os.environ,
         "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-        "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".collections"),
+        "ANSIBLE_COLLECTIONS_PATH": ":".join(str(path) for path in (before, ROOT / ".collections") if path),
         "ANSIBLE_LOCALHOST_WARNING": "False",
         "ANSIBLE_FORKS": "2",
         # Tests may run as root, whom Ansible never makes root again.
         "ANSIBLE_BECOME_ALLOW_SAME_USER": "True",
     }
-    line = [str(Path(sys.executable).with_name("ansible-playbook")), "-i", str(folder / "hosts.yml")]
+    line = [*under, str(Path(sys.executable).with_name("ansible-playbook")), "-i", str(folder / "hosts.yml")]
     line += [str(ROOT / "playbooks" / name), *options]
     return subprocess.run(
         line, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=HANGS_S

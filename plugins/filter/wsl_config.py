@@ -1,0 +1,71 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: wsl_config
+short_description: Change settings of WSL's configuration on Windows
+version_added: 1.0.0
+author:
+  - gpufarm contributors (@gpufarm)
+description:
+  - Returns the text of C(.wslconfig) with some settings changed or added.
+  - Other settings, comments, blank lines and line endings stay as they are.
+positional: settings
+options:
+  _input:
+    description:
+      - The file as M(ansible.windows.slurp) returns it, in base64. Empty where there is none.
+    type: str
+    required: true
+  settings:
+    description: Values by key, and these by section.
+    type: dict
+    required: true
+"""
+
+EXAMPLES = r"""
+- name: Read the configuration
+  ansible.windows.slurp:
+    src: C:\Users\alice\.wslconfig
+  register: before
+
+- name: Never end a distribution that nobody uses
+  ansible.windows.win_copy:
+    dest: C:\Users\alice\.wslconfig
+    content: "{{ before.content | gpufarm.core.wsl_config({'general': {'instanceIdleTimeout': -1}}) }}"
+    backup: true
+"""
+
+RETURN = r"""
+_value:
+  description: The whole text.
+  type: str
+  sample: "[general]\r\ninstanceIdleTimeout=-1\r\n"
+"""
+
+import base64
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ansible.errors import AnsibleFilterError
+from ansible_collections.gpufarm.core.plugins.module_utils import wsl_config as config
+
+
+def wsl_config(content: str, settings: Mapping[str, Mapping[str, Any]]) -> str:
+    try:
+        return config.merged(base64.b64decode(content).decode("utf-8"), settings)
+    except UnicodeDecodeError as error:
+        raise AnsibleFilterError(
+            f".wslconfig is no UTF-8 (byte {error.start}). Expected: UTF-8, as WSL reads it. "
+            "Next step: save it with that encoding."
+        ) from None
+    except ValueError as error:
+        raise AnsibleFilterError(f"{error}. Next step: correct wsl_config.") from None
+
+
+class FilterModule:
+    def filters(self) -> dict[str, Callable[..., Any]]:
+        return {"wsl_config": wsl_config}

@@ -1,0 +1,182 @@
+"""What begins and ends by itself on a Windows machine: WSL's virtual machine, its distributions, tasks at boot.
+
+No time passes unless a test says so, so that ten idle timeouts take no time at all.
+"""
+
+from __future__ import annotations
+
+import subprocess
+
+from tests.simulator.docker import docker_binary
+from tests.simulator.windows import wslconfig
+from tests.simulator.windows.host import Distribution, Machine, Windows
+
+# WslCoreConfig.h: VmIdleTimeout and InstanceIdleTimeout, in milliseconds; negative is never (LxssUserSession.cpp).
+IDLE_MS = {"general.instanceidletimeout": 15_000, "wsl2.vmidletimeout": 60_000}
+# The first tag whose source has the key; before that the 15 s are fixed (WSL#11239).
+INSTANCE_TIMER = (2, 5, 8)
+MIRRORED_BUILD = 22621
+# init waits until systemctl is-system-running says one of these, and goes on after some time (doc/docs/
+# technical-documentation/systemd.md). Without systemd there is nothing to wait for.
+UP = """\
+until [ "$(cat /proc/1/comm)" = init ] || systemctl is-system-running 2>/dev/null | grep -qx -e running -e degraded; do
+    sleep 0.2
+done
+"""
+
+
+def profile(machine: Machine) -> str:
+    return rf"C:\Users\{machine.user}"
+
+
+def release(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(".")) if text else (0,)
+
+
+def idle_timeout(machine: Machine, key: str) -> float | None:
+    """Return seconds, or nothing where it is never."""
+    settings = machine.running or {}
+    if key == "general.instanceidletimeout" and release(machine.release) < INSTANCE_TIMER:
+        settings = {}
+    try:
+        milliseconds = int(settings[key], 0) if key in settings else IDLE_MS[key]
+    except ValueError:
+        # MessageConfigInvalidInteger is a warning, the default stays.
+        milliseconds = IDLE_MS[key]
+    return None if milliseconds < 0 else milliseconds / 1000
+
+
+def networking_mode(machine: Machine) -> str:
+    """Return what `wslinfo --networking-mode` prints; Windows before 22H2 falls back with a warning (WSL#13793)."""
+    running = machine.running or {}
+    mode = running.get("wsl2.networkingmode", running.get("experimental.networkingmode", "nat")).lower()
+    return "nat" if mode == "mirrored" and machine.build < MIRRORED_BUILD else mode
+
+
+def address(machine: Machine) -> str:
+    """Return the address behind NAT, which is another one after each start (WSL#4210)."""
+    return f"172.20.{machine.starts % 250}.2"
+
+
+def started(windows: Windows, machine: Machine, distribution: Distribution) -> None:
+    """Have a distribution running, and the virtual machine below it."""
+    if distribution.version == 2 and machine.running is None:
+        # The file is read when the virtual machine is made, not later (WslCoreVm.cpp).
+        machine.running = wslconfig.read(windows.mounted(rf"{profile(machine)}\.wslconfig"))
+        machine.starts += 1
+    if distribution.state != "Running":
+        distribution.state = "Running"
+        _container(distribution, "start")
+    distribution.idle_since = machine.clock
+
+
+def ended(machine: Machine, distribution: Distribution) -> None:
+    if distribution.state == "Running":
+        distribution.state = "Stopped"
+        machine.empty_since = machine.clock
+        _container(distribution, "stop")
+
+
+def shut_down(machine: Machine) -> None:
+    """End all distributions and the virtual machine, as `wsl --shutdown` does."""
+    for each in machine.distributions:
+        ended(machine, each)
+    machine.running = None
+    machine.holds = {}
+
+
+def _container(distribution: Distribution, verb: str) -> None:
+    if not distribution.container:
+        return
+    # All that runs in it is killed; what init and systemd keep in memory is lost.
+    options = ["--time", "0"] if verb == "stop" else []
+    subprocess.run([docker_binary(), verb, *options, distribution.container], check=True, capture_output=True)
+    if verb == "start":
+        subprocess.run([docker_binary(), "exec", distribution.container, "/bin/sh", "-c", UP], check=True)
+
+
+def wait(windows: Windows, seconds: float) -> None:
+    """Let time pass: who is idle for too long ends at its time, and tasks are repeated at theirs."""
+    with windows.changed() as machine:
+        until = machine.clock + seconds
+    while True:
+        with windows.changed() as machine:
+            due = [each for each in _due(machine) if each[0] <= until]
+            if not due:
+                machine.clock = until
+                return
+            machine.clock, what = min(due, key=lambda each: each[0])
+            if isinstance(what, Distribution):
+                ended(machine, what)
+                continue
+            if what is None:
+                machine.running = None
+                continue
+        task(windows, what, by_trigger=True)
+
+
+def _due(machine: Machine) -> list[tuple[float, Distribution | str | None]]:
+    due: list[tuple[float, Distribution | str | None]] = []
+    instance, whole = (idle_timeout(machine, key) for key in IDLE_MS)
+    running = [each for each in machine.distributions if each.state == "Running"]
+    due += [
+        (each.idle_since + instance, each) for each in running
+        if instance is not None and each.name not in machine.holds.values()
+    ]  # fmt: skip
+    if machine.running is not None and whole is not None and not any(each.version == 2 for each in running):
+        due.append((machine.empty_since + whole, None))
+    due += [(known["next"], name) for name, known in machine.tasks.items() if known.get("next") is not None]
+    return due
+
+
+def boot(windows: Windows) -> None:
+    """Start Windows again; nobody logs on."""
+    with windows.changed() as machine:
+        shut_down(machine)
+        names = [
+            name for name, known in machine.tasks.items()
+            if any(trigger["type"] == "boot" for trigger in known["triggers"])
+        ]  # fmt: skip
+        for name in names:
+            trigger = next(trigger for trigger in machine.tasks[name]["triggers"] if trigger["type"] == "boot")
+            repetition = trigger.get("repetition") or {}
+            machine.tasks[name]["next"] = machine.clock + minutes(trigger.get("delay") or "PT0M")
+            machine.tasks[name]["every"] = minutes(repetition["interval"]) if repetition else None
+    wait(windows, 0)
+
+
+def minutes(duration: str) -> float:
+    """Return the seconds of a duration in minutes, the only ones that are used."""
+    if not (duration.startswith("PT") and duration.endswith("M") and duration[2:-1].isdecimal()):
+        raise ValueError(f"{duration} is not doubled")
+    return 60.0 * int(duration[2:-1])
+
+
+def task(windows: Windows, name: str, by_trigger: bool = False) -> int:
+    """Run a task of the scheduler, as its trigger or `schtasks.exe /Run` does."""
+    from tests.simulator.windows import programs  # noqa: PLC0415 # which run tasks themselves
+
+    with windows.changed() as machine:
+        known = machine.tasks[name]
+        if by_trigger:
+            every = known.get("every")
+            known["next"] = machine.clock + every if every else None
+        # multiple_instances 2: a new one is not started while one runs.
+        if name in machine.holds:
+            return 0
+        # Without a password or s4u a task runs in a session that is there already, and there is none. The batch right
+        # is asked of the account (documentation of win_scheduled_task).
+        allowed = known["logon_type"] in ("s4u", "password") and machine.user in [
+            user.rpartition("\\")[2] for user in machine.rights.get("SeBatchLogonRight", [])
+        ]
+        if not allowed or known["username"].rpartition("\\")[2] != machine.user:
+            known["last_result"] = 0x8007052E
+            return 1
+    for action in known["actions"]:
+        try:
+            code = programs.held(windows, name, action["path"], action.get("arguments") or "")
+        except FileNotFoundError:
+            code = 2
+        with windows.changed() as machine:
+            machine.tasks[name]["last_result"] = code
+    return 0

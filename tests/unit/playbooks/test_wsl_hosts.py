@@ -1,0 +1,399 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The Windows side of the role wsl against doubles of Windows: what it changes there, refuses and says."""
+
+from __future__ import annotations
+
+import http.server
+import os
+import re
+import subprocess
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.gpufarm.core.tests.unit.playbooks import playbook_helper
+from ansible_collections.gpufarm.core.tests.unit.playbooks.playbook_helper import LOCAL
+
+from tests.simulator.windows import life, modules
+from tests.simulator.windows.host import Distribution, Machine, Windows
+
+pytestmark = pytest.mark.controller
+GPU = {"name": "NVIDIA GeForce RTX 4090", "driver_version": "581.42", "driver_model": "WDDM"}
+TEN_TIMEOUTS_S = 10 * 15
+KEEP = r"\gpufarm\keep Debian"
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+class Lab:
+    """One Windows machine with one distribution, a node of the farm."""
+
+    def __init__(self, folder: Path, **machine: Any) -> None:
+        self.folder = folder
+        known: dict[str, Any] = {"gpus": [GPU], "distributions": [Distribution("Debian", default=True)], **machine}
+        self.windows = Windows.create(folder / "windows", Machine("gaming-pc", **known))
+        self.config = self.windows.mounted(r"C:\Users\alice\.wslconfig")
+        self.config.parent.mkdir(parents=True)
+        self.without: tuple[str, ...] = ()
+        self.under: tuple[str, ...] = ()
+        # Of the distributions that are nodes of the farm.
+        self.node: dict[str, Any] | None = None
+
+    def run(self, *options: str, **variables: Any) -> subprocess.CompletedProcess[str]:
+        doubles = modules.install(self.folder / "collections", self.without)
+        machine = {"ansible_connection": "ssh", "windows_double": str(self.windows.folder), "wsl_exe": "wsl.exe"}
+        names = [each.name for each in self.windows.machine.distributions]
+        nodes = {f"gaming-pc-{name}": {"wsl_host": "gaming-pc", "wsl_distribution": name} for name in names}
+        inventory = {
+            "all": {
+                "children": {
+                    "wsl_hosts": {"hosts": {"gaming-pc": {**machine, **variables}}},
+                    "wsl_instances": {"hosts": nodes, "vars": LOCAL},
+                    "gpu_nodes": {"hosts": {} if self.node is None else {name: self.node for name in nodes}},
+                }
+            }
+        }
+        return playbook_helper.run_playbook(
+            self.folder, inventory, "wsl_hosts.yml", *options, before=doubles, under=self.under
+        )
+
+    def good(self, *options: str, **variables: Any) -> str:
+        result = self.run(*options, **variables)
+        assert result.returncode == 0, result.stdout + result.stderr
+        return words(result.stdout)
+
+    def bad(self, *options: str, **variables: Any) -> str:
+        result = self.run(*options, **variables)
+        assert result.returncode == 2, result.stdout + result.stderr
+        return words(result.stdout + result.stderr)
+
+    @property
+    def state(self) -> str:
+        return self.windows.machine.distributions[0].state
+
+    def called(self, pattern: str) -> int:
+        return sum(bool(re.search(pattern, f"{program} {line}")) for program, line in self.windows.calls())
+
+
+def changed(output: str) -> int:
+    found = re.search(r"gaming-pc : ok=\d+ changed=(\d+)", output)
+    assert found, output
+    return int(found.group(1))
+
+
+def test_what_it_does_and_a_second_run_changes_nothing(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    before = "# mine\r\n[wsl2]\r\nmemory=8GB # half\r\nswap=0\r\n"
+    lab.config.write_bytes(before.encode())
+    settings = {"wsl_config": {"wsl2": {"memory": "16GB"}}, "wsl_shutdown": True}
+    lab.good(**settings)
+
+    assert lab.config.read_bytes().decode() == (
+        "# mine\r\n[wsl2]\r\nmemory=16GB # half\r\nswap=0\r\nvmIdleTimeout=-1\r\n"
+        "\r\n[general]\r\ninstanceIdleTimeout=-1\r\n"
+    )
+    backups = [path for path in lab.config.parent.iterdir() if path.name.endswith(".bak")]
+    assert [path.read_bytes().decode() for path in backups] == [before]
+    assert not lab.config.with_name(".wslconfig.waits").exists()
+    machine = lab.windows.machine
+    assert machine.running is not None
+    assert (machine.running["wsl2.memory"], machine.running["general.instanceidletimeout"]) == ("16GB", "-1")
+    assert machine.rights == {"SeBatchLogonRight": [r"GAMING-PC\alice"]}
+    assert machine.tasks[KEEP]["actions"][0] == {
+        "path": r"C:\Program Files\WSL\wsl.exe", "arguments": "-d Debian --exec /bin/sleep infinity",
+        "working_directory": None,
+    }  # fmt: skip
+    assert machine.tasks[KEEP]["logon_type"] == "s4u"
+    assert machine.holds == {KEEP: "Debian"}
+    assert lab.called("--shutdown") == 1
+
+    assert changed(lab.good(**settings)) == 0
+    assert lab.called("--shutdown") == 1
+    assert lab.windows.machine.starts == machine.starts
+
+
+def test_without_it_an_idle_distribution_ends(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    life.wait(lab.windows, 14)
+    assert lab.state == "Running"
+    life.wait(lab.windows, 2)
+    assert lab.state == "Stopped"
+
+
+@pytest.mark.parametrize("release", ["2.6.3", "2.3.26"])
+def test_with_it_a_distribution_is_there_after_ten_idle_timeouts(tmp_path: Path, release: str) -> None:
+    """Also with a WSL whose timer cannot be set."""
+    lab = Lab(tmp_path, release=release)
+    lab.good(wsl_shutdown=True)
+    assert ("instanceIdleTimeout" in lab.config.read_text()) is (release == "2.6.3")
+    life.wait(lab.windows, TEN_TIMEOUTS_S)
+    assert lab.state == "Running"
+
+    # Nobody logs on.
+    life.boot(lab.windows)
+    assert lab.state == "Running"
+    life.wait(lab.windows, TEN_TIMEOUTS_S)
+    assert lab.state == "Running"
+
+    # Somebody ends all of it.
+    with lab.windows.changed() as machine:
+        life.shut_down(machine)
+    life.wait(lab.windows, 300)
+    assert lab.state == "Running"
+
+
+def test_the_timers_alone_hold_what_was_started(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    lab.good(wsl_shutdown=True)
+    with lab.windows.changed() as machine:
+        machine.tasks, machine.holds = {}, {}
+    life.wait(lab.windows, TEN_TIMEOUTS_S)
+    assert lab.state == "Running"
+
+
+def test_a_distribution_may_end_again(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    lab.good(wsl_shutdown=True)
+    back = {"wsl2": {"vmIdleTimeout": 60000}, "general": {"instanceIdleTimeout": 15000}}
+    lab.good(wsl_shutdown=True, wsl_keep_alive=False, wsl_config=back)
+    assert lab.windows.machine.tasks == {}
+    life.wait(lab.windows, TEN_TIMEOUTS_S)
+    assert lab.state == "Stopped"
+
+
+def test_no_shutdown_without_consent(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    said = lab.good(wsl_config={"wsl2": {"processors": 4}})
+    assert (
+        "gaming-pc: .wslconfig has changed, and WSL has not read it. Running: Debian. "
+        "Expected: wsl_shutdown: true, because `wsl.exe --shutdown` ends every distribution. "
+        "Next step: set it and run again, or run that command there."
+    ) in said
+    assert lab.called("--shutdown") == 0
+    # The next run knows of it, though nothing is left to change.
+    lab.good(wsl_config={"wsl2": {"processors": 4}}, wsl_shutdown=True)
+    assert lab.called("--shutdown") == 1
+    assert (lab.windows.machine.running or {})["wsl2.processors"] == "4"
+
+
+# What runs on this machine, as in the nodes of a test farm, is nothing of this node's.
+ALONE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "--")
+WITH_WORK = ("sh", "-c", 'NOMAD_ALLOC_ID=6b1f0c0a sleep 3600 & exec "$@"', "sh")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has processes of its own")
+def test_a_node_with_work_is_not_shut_down(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    lab.node = {"ansible_become_method": "ansible.builtin.su"}
+    lab.under = (*ALONE, *WITH_WORK)
+    said = lab.bad(wsl_shutdown=True)
+    assert "6b1f0c0a" in said
+    assert "a shutdown of WSL on gaming-pc" in said
+    assert lab.called("--shutdown") == 0
+    assert lab.state == "Running"
+
+    lab.under = ALONE
+    assert "noop" not in lab.good(wsl_shutdown=True)
+    assert lab.called("--shutdown") == 1
+    assert lab.state == "Running"
+
+
+def test_a_nodes_own_agent_is_asked_with_its_own_token(tmp_path: Path) -> None:
+    tokens = []
+
+    class Agent(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            tokens.append(self.headers["X-Nomad-Token"])
+            self.send_error(403)
+
+        def log_message(self, *_given: Any) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.77", 4646), Agent) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        lab = Lab(tmp_path)
+        lab.node = {
+            "ansible_become_method": "ansible.builtin.su",
+            "nomad_bind_addr": "127.0.0.77",
+            "nomad_token": "of-the-node",
+        }
+        lab.bad(wsl_shutdown=True)
+        server.shutdown()
+    assert set(tokens) == {"of-the-node"}
+    assert lab.called("--shutdown") == 0
+
+
+def test_check_mode_changes_nothing(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    lab.config.write_text("[wsl2]\n")
+    before = lab.windows.machine
+    said = lab.good("--check", wsl_shutdown=True, wsl_ports=[4646])
+    assert changed(said) > 3
+    assert lab.config.read_text() == "[wsl2]\n"
+    assert {path.name for path in lab.config.parent.iterdir()} == {".wslconfig"}
+    after = lab.windows.machine
+    assert (after.tasks, after.rights, after.firewall, after.portproxy) == ({}, {}, {}, {})
+    assert after.distributions[0].state == before.distributions[0].state
+
+
+def test_behind_nat_ports_follow_the_address(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    lab.good(wsl_shutdown=True, wsl_ports=[4646, 8080])
+    address = life.address(lab.windows.machine)
+    assert lab.windows.machine.portproxy == {
+        "0.0.0.0/4646": f"{address}/4646", "0.0.0.0/8080": f"{address}/8080",
+    }  # fmt: skip
+    assert lab.windows.machine.firewall["gpufarm-wsl"]["localport"] == "4646,8080"
+
+    life.boot(lab.windows)
+    life.wait(lab.windows, 60)
+    assert life.address(lab.windows.machine) != address
+    assert lab.windows.machine.portproxy["0.0.0.0/8080"] == f"{life.address(lab.windows.machine)}/8080"
+    assert changed(lab.good(wsl_shutdown=True, wsl_ports=[4646, 8080])) == 0
+
+
+def test_in_the_mirrored_mode_ports_are_rules(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    settings = {"wsl_shutdown": True, "wsl_config": {"wsl2": {"networkingMode": "mirrored"}}}
+    lab.good(**settings, wsl_ports=[4646, 8080])
+    rules = lab.windows.machine.hyper_v_firewall
+    assert {name: rule["LocalPorts"] for name, rule in rules.items()} == {
+        "gpufarm-wsl-4646": 4646, "gpufarm-wsl-8080": 8080,
+    }  # fmt: skip
+    assert rules["gpufarm-wsl-4646"]["VMCreatorId"] == "{40E0AC32-46A5-438A-A0B2-2B479E8F2E90}"
+    assert lab.windows.machine.portproxy == {}
+    assert lab.called("wslinfo --networking-mode") == 1
+    lab.good(**settings, wsl_ports=[4646])
+    assert list(lab.windows.machine.hyper_v_firewall) == ["gpufarm-wsl-4646"]
+
+
+def test_distributions_are_installed_and_imported(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, distributions=[])
+    image = lab.windows.mounted(r"C:\images\farm.tar")
+    image.parent.mkdir(parents=True)
+    image.touch()
+    images = [
+        {"name": "first", "distribution": "Debian"}, {"name": "second", "image": r"C:\images\farm.tar"},
+    ]  # fmt: skip
+    lab.good(wsl_images=images, wsl_shutdown=True)
+    assert {each.name: each.state for each in lab.windows.machine.distributions} == {
+        "first": "Running", "second": "Running",
+    }  # fmt: skip
+    assert changed(lab.good(wsl_images=images, wsl_shutdown=True)) == 0
+
+
+def test_an_update_needs_consent_and_is_one(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, release="2.1.5")
+    assert (
+        "gaming-pc: WSL is 2.1.5. Expected: 2.2.4 or newer. Next step: set wsl_update: true, which ends its "
+        "distributions, "
+        "or run `wsl.exe --update` there."
+    ) in lab.bad()
+    assert not lab.config.exists()
+    # What runs has ended with the old one, so the configuration needs no other consent.
+    lab.good(wsl_update=True)
+    assert lab.windows.machine.release == "2.6.3"
+    assert (lab.windows.machine.running or {})["general.instanceidletimeout"] == "-1"
+    assert lab.state == "Running"
+
+
+REFUSALS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    (
+        {"release": "", "language": "de"}, {},
+        r'C:\Program Files\WSL\wsl.exe --version says "Ungültiges Befehlszeilenargument: --version". '
+        "Expected: 2.2.4 or newer. "
+        "Next step: set wsl_update: true, which ends its distributions, or run `wsl.exe --update` there.",
+    ),
+    (
+        {"installed": False}, {},
+        r"C:\Program Files\WSL\wsl.exe --version says Failed to execute: The system cannot find the file specified "
+        r"C:\Program Files\WSL\wsl.exe. Expected: 2.2.4 or newer.",
+    ),
+    (
+        {"release": "2.5.7", "language": "zh"}, {"wsl_config": {"general": {"instanceIdleTimeout": 60000}}},
+        "WSL is 2.5.7. Expected: 2.5.8 or newer, which knows general.instanceIdleTimeout of wsl_config. "
+        "Next step: set wsl_update: true",
+    ),
+    (
+        {"release": "2.1.5", "newest_release": "2.1.5"}, {"wsl_update": True},
+        "WSL is 2.1.5. Expected: 2.2.4 or newer. "
+        "Next step: restart Windows, which may have to finish the installation.",
+    ),
+    (
+        {"build": 19045}, {"wsl_config": {"wsl2": {"networkingMode": "mirrored"}}},
+        "Windows is of build 19045. Expected: 22621 (Windows 11 22H2) or newer, because wsl_config sets "
+        "networkingMode to mirrored (WSL#13793). Next step: update Windows, or set it to nat.",
+    ),
+    (
+        {"gpus": []}, {},
+        "nvidia-smi.exe of Windows names no GPU (Failed to execute: The system cannot find the file specified "
+        r"C:\Windows\System32\nvidia-smi.exe). Expected: the NVIDIA driver for Windows, 528.33 or newer. "
+        "Next step: install it there, or empty wsl_driver_version_min where no GPU is wanted.",
+    ),
+    (
+        {"gpus": [{**GPU, "driver_version": "516.94"}]}, {},
+        "the NVIDIA driver of Windows is 516.94. Expected: 528.33 or newer. "
+        "Next step: update it in Windows; in WSL there is none.",
+    ),
+    (
+        {"gpus": [GPU, {**GPU, "name": "Tesla V100-PCIE-16GB", "driver_model": "TCC"}]}, {},
+        "the driver runs Tesla V100-PCIE-16GB in TCC mode. Expected: WDDM or MCDM, because WSL sees no GPU in TCC "
+        "mode (WSL#12835). Next step: run `nvidia-smi.exe -dm 0` as administrator and restart Windows.",
+    ),
+    (
+        {}, {"ansible_connection": "local"},
+        "its connection is local. Expected: ssh, psrp or winrm, because the modules for Windows start PowerShell "
+        "themselves. Next step: turn the OpenSSH server of Windows on, and set `connection: ssh` for this machine in "
+        "the configuration of gpufarm.core.wsl.",
+    ),
+    (
+        {"distributions": [Distribution("Debian", default=True), Distribution("Ubuntu")]}, {"wsl_ports": [4646]},
+        "wsl_ports lead to Debian, Ubuntu. Expected: one distribution of this machine, because a port proxy has one "
+        "address. Next step: set wsl_ports_distribution.",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("machine", "given", "text"), REFUSALS)
+def test_what_is_refused(tmp_path: Path, machine: Mapping[str, Any], given: Mapping[str, Any], text: str) -> None:
+    lab = Lab(tmp_path, **machine)
+    assert f"gaming-pc: {text}" in lab.bad(**given)
+    after = lab.windows.machine
+    assert (after.tasks, after.rights, lab.config.exists()) == ({}, {}, False)
+
+
+def test_an_argument_of_another_type_is_refused(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    assert "Elements value for option 'wsl_ports' is of type" in lab.bad(wsl_ports=["nomad"])
+    assert lab.windows.calls() == []
+
+
+def test_a_missing_collection_is_named(tmp_path: Path) -> None:
+    """microsoft.wsl is not in the package ansible, so here it is really missing."""
+    lab = Lab(tmp_path)
+    lab.without = ("microsoft.wsl",)
+    assert (
+        "gaming-pc: the control node has no collection microsoft.wsl. Expected: ansible.windows, community.windows, "
+        "microsoft.wsl. Next step: `ansible-galaxy collection install microsoft.wsl`."
+    ) in lab.bad(wsl_images=[{"name": "Debian"}])
+    # Nobody needs it who installs none.
+    lab.good()
+
+
+def test_a_task_that_windows_does_not_let_run_is_said(tmp_path: Path) -> None:
+    lab = Lab(
+        tmp_path, distributions=[Distribution("Debian", state="Stopped", default=True, broken="Wsl/Service/E_FAIL")]
+    )
+    assert (
+        r"gaming-pc: of Debian there run none. Expected: all, started by the scheduled tasks of \gpufarm as "
+        r"GAMING-PC\alice. "
+        r'Next step: look at what `schtasks.exe /Query /TN "\gpufarm\keep Debian" /V /FO LIST` says of the last '
+        r"result, or "
+        "set wsl_keep_alive_password, where Windows lets no task run without one."
+    ) in lab.bad("-e", "__wsl_windows_delay=0")
