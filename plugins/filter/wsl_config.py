@@ -51,19 +51,20 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.gpufarm.core.plugins.module_utils import wsl_config as config
+from ansible_collections.gpufarm.core.plugins.module_utils import wsl_settings
+from ansible_collections.gpufarm.core.plugins.module_utils.problem import FoundError
 
 
 def wsl_config(content: str, settings: Mapping[str, Mapping[str, Any]]) -> str:
     try:
-        return config.merged(base64.b64decode(content).decode("utf-8"), settings)
+        return wsl_settings.changed(base64.b64decode(content).decode("utf-8"), settings, "\r\n")
     except UnicodeDecodeError as error:
         raise AnsibleFilterError(
             f".wslconfig is no UTF-8 (byte {error.start}). Expected: UTF-8, as WSL reads it. "
             "Next step: save it with that encoding."
         ) from None
-    except ValueError as error:
-        raise AnsibleFilterError(f"{error}. Next step: correct wsl_config.") from None
+    except FoundError as error:
+        raise AnsibleFilterError(f"wsl_config has {error}") from None
 
 
 class FilterModule:

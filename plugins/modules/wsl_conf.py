@@ -99,7 +99,8 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufarm.core.plugins.module_utils import wsl_conf
+from ansible_collections.gpufarm.core.plugins.module_utils import wsl_settings
+from ansible_collections.gpufarm.core.plugins.module_utils.problem import FoundError
 
 # Emptied with the distribution's end.
 RUN = Path("/run/gpufarm")
@@ -124,16 +125,15 @@ def refuse(module: AnsibleModule, found: str, expected: str, next_step: str) -> 
 
 def check(module: AnsibleModule, settings: Any) -> None:
     for section, keys in settings.items():
-        if not isinstance(keys, dict) or not wsl_conf.NAME.fullmatch(section):
+        if not isinstance(keys, dict):
             refuse(
                 module, f"{section!r} in 'settings'", "sections with keys and values", "write {boot: {systemd: true}}"
             )
         for key, value in keys.items():
-            if not wsl_conf.NAME.fullmatch(str(key)) or not (value is None or isinstance(value, (bool, int, str))):
-                refuse(
-                    module, f"{section}.{key} with {value!r} in 'settings'", "a name of letters and digits, and a text",
-                    "correct it",
-                )  # fmt: skip
+            try:
+                wsl_settings.changed("", {section: {key: value}}, "\n")
+            except FoundError as error:
+                module.fail_json(msg=f"{platform.node()}: found {error}")
             if str(key).lower() not in KNOWN.get(section.lower(), ()):
                 module.warn(f"WSL is not known to have the key {key} in [{section}] of {module.params['path']}.")
             if (section.lower(), str(key).lower()) == ("user", "default") and value is not None:
@@ -154,15 +154,15 @@ def apply(module: AnsibleModule) -> dict[str, Any]:
     path = Path(module.params["path"])
     there = path.exists()
     before = path.read_bytes().decode("utf-8", errors="surrogateescape") if there else ""
-    after = wsl_conf.changed(before, module.params["settings"])
+    after = wsl_settings.changed(before, module.params["settings"], "\n")
     change = before != after
-    invalid = wsl_conf.first_invalid(after)
+    invalid = wsl_settings.first_invalid(after)
     if invalid:
         refuse(
             module, f"line {invalid[0]} of {path}, {invalid[1]!r}, at which WSL stops reading the file",
             "[section], key = value, # comment or nothing", "correct the line; nothing was changed",
         )  # fmt: skip
-    result: dict[str, Any] = {"changed": change, "settings": wsl_conf.read(after)}
+    result: dict[str, Any] = {"changed": change, "settings": wsl_settings.read(after)}
     mark, started_with = marker(str(path)), hashlib.sha256(before.encode(errors="surrogateescape")).hexdigest()
     if mark.exists():
         started_with = mark.read_text(encoding="ascii")

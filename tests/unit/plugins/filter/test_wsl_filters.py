@@ -36,5 +36,5 @@ def test_what_cannot_be_changed() -> None:
     with pytest.raises(AnsibleFilterError) as no_name:
         wsl_config("", {"wsl2": {"a b": 1}})
     assert str(no_name.value) == (
-        "wsl2.a b is no setting: names are letters and digits. Next step: correct wsl_config."
+        "wsl_config has wsl2.a b with 1. Expected: names of letters and digits. Next step: correct the setting."
     )

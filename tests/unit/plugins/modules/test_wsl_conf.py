@@ -83,7 +83,7 @@ def test_a_file_that_is_not_there_comes_without_a_backup(distribution: Distribut
     distribution.path.unlink()
     result = distribution.run(SYSTEMD)
     assert result["changed"] and "backup_file" not in result
-    assert distribution.path.read_text(encoding="utf-8") == "[boot]\nsystemd = true\n"
+    assert distribution.path.read_text(encoding="utf-8") == "[boot]\nsystemd=true\n"
     assert stat.S_IMODE(distribution.path.stat().st_mode) == 0o644
 
 
@@ -110,9 +110,10 @@ def test_a_key_that_wsl_does_not_have_is_warned_of(distribution: Distribution, m
     ("settings", "told"),
     [
         ({"boot": True}, "found 'boot' in 'settings'. Expected: sections"),
-        ({"my boot": {"systemd": True}}, "found 'my boot' in 'settings'. Expected: sections"),
-        ({"boot": {"sys temd": True}}, "found boot.sys temd with True in 'settings'. Expected: a name of letters"),
-        ({"boot": {"systemd": ["true"]}}, "found boot.systemd with ['true'] in 'settings'."),
+        ({"my boot": {"systemd": True}}, "found my boot.systemd with True. Expected: names of letters"),
+        ({"boot": {"sys temd": True}}, "found boot.sys temd with True. Expected: names of letters"),
+        ({"boot": {"systemd": ["true"]}}, "found boot.systemd with ['true']. Expected: a value that is a word"),
+        ({"boot": {"command": "a\nb"}}, "found boot.command with 'a\\nb'. Expected: a value of letters that"),
         ({"User": {"Default": "nobody-here"}}, "found no user 'nobody-here' in this distribution."),
     ],
 )
