@@ -57,7 +57,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.problem import FoundE
 
 def wsl_config(content: str, settings: Mapping[str, Mapping[str, Any]]) -> str:
     try:
-        return wsl_settings.changed(base64.b64decode(content).decode("utf-8"), settings, "\r\n")
+        return wsl_settings.changed(base64.b64decode(content).decode("utf-8"), settings, windows=True)
     except UnicodeDecodeError as error:
         raise AnsibleFilterError(
             f".wslconfig is no UTF-8 (byte {error.start}). Expected: UTF-8, as WSL reads it. "

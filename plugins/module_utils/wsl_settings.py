@@ -6,8 +6,10 @@
 
 WSL reads them as src/shared/configfile/configfile.cpp of microsoft/WSL does: names are letters and digits in any case,
 of a key that is there twice the first counts, C(#) begins a comment also behind a value, a backslash escapes, and at
-the end of a line continues it. At a line that is none of this WSL stops reading /etc/wsl.conf; in .wslconfig it goes on
-behind it. Tools for INI files know nothing of that. Nothing here reads or writes a file.
+the end of a line continues it. Tools for INI files know nothing of that. Nothing here reads or writes a file.
+
+Of .wslconfig Windows leaves out a byte order mark, reads CR LF as one newline, and goes on behind a line that is none of
+this. /etc/wsl.conf is read byte by byte: a mark is such a line, a CR is a letter, and at such a line WSL stops.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ BOTH = {"networkingmode", "dnstunneling", "firewall", "autoproxy"}
 
 _SECTION = re.compile(r"\[([A-Za-z][A-Za-z0-9]*)\][ \t]*(?=[\r\n#]|\Z)")
 _KEY = re.compile(r"([A-Za-z][A-Za-z0-9]*)[ \t]*=[ \t]*")
+# ParseBool (stringshared.h).
+_BOOLEANS = {"true": "true", "1": "true", "false": "false", "0": "false"}
 _ESCAPES = {"\\": "\\", '"': '"', "b": "\b", "n": "\n", "t": "\t", "\r": ""}
 
 
@@ -43,10 +47,10 @@ class Item:
     end: int
 
 
-def items(text: str) -> Iterator[Item]:
+def items(text: str, windows: bool) -> Iterator[Item]:
     """All that WSL finds in a text but blank lines and comments, in order."""
     section = ""
-    at = 1 if text.startswith("\ufeff") else 0
+    at = 1 if windows and text.startswith("\ufeff") else 0
     while at < len(text):
         if text[at] in " \t\r\n":
             at += 1
@@ -58,7 +62,7 @@ def items(text: str) -> Iterator[Item]:
             at = end if text.startswith("#", opened.end()) else opened.end()
             yield Item(section, "", "", begin, begin, opened.end(), at)
         elif named:
-            value, stop, after = _value(text, named.end())
+            value, stop, after = _value(text, named.end(), windows)
             # Of a value that cannot be read the rest of the line at which reading stopped is skipped.
             at = _line_end(text, after) if value is None or text.startswith("#", after) else after
             stop = at if value is None else max(stop, named.end())
@@ -76,7 +80,7 @@ def _line_end(text: str, at: int) -> int:
     return found - 1 if found > at and text[found - 1] == "\r" else found
 
 
-def _value(text: str, at: int) -> tuple[str | None, int, int]:
+def _value(text: str, at: int, windows: bool) -> tuple[str | None, int, int]:
     """Value, its end without the blanks behind it, and the end of what was read."""
     value, kept, stop, inside = "", 0, at, False
     while at < len(text) and text[at] not in "\r\n":
@@ -84,8 +88,7 @@ def _value(text: str, at: int) -> tuple[str | None, int, int]:
         if char == "#" and not inside:
             break
         if char == "\\":
-            if text.startswith(("\\\n", "\\\r\n"), at):
-                # Windows reads its lines in text mode, so both are one newline there.
+            if text.startswith(("\\\n", "\\\r\n") if windows else "\\\n", at):
                 at = text.index("\n", at) + 1
                 kept, stop = len(value), at
                 continue
@@ -103,18 +106,18 @@ def _value(text: str, at: int) -> tuple[str | None, int, int]:
     return None if inside else value[:kept], stop, at
 
 
-def read(text: str) -> dict[str, dict[str, str]]:
+def read(text: str, windows: bool) -> dict[str, dict[str, str]]:
     """What a file sets: section, key, value, names in small letters."""
     found: dict[str, dict[str, str]] = {}
-    for item in items(text):
+    for item in items(text, windows):
         if item.key and item.value is not None:
             found.setdefault(item.section, {}).setdefault(item.key, item.value)
     return found
 
 
-def first_invalid(text: str) -> tuple[int, str] | None:
+def first_invalid(text: str, windows: bool) -> tuple[int, str] | None:
     """The number and text of the first line that WSL cannot read."""
-    for item in items(text):
+    for item in items(text, windows):
         if item.value is None:
             return text.count("\n", 0, item.begin) + 1, text[item.begin : item.end].strip()
     return None
@@ -131,16 +134,16 @@ def quoted(value: str) -> str:
     return f'"{escaped}"' if "#" in value or value != value.strip(" \t") else escaped
 
 
-def changed(text: str, wanted: Mapping[str, Mapping[str, Any]], newline: str) -> str:
+def changed(text: str, wanted: Mapping[str, Mapping[str, Any]], windows: bool) -> str:
     """The text with these settings, by section and key; all else in it is as it was. None takes a key out.
 
-    A text without any line gets lines that end as given. FoundError: a setting that cannot be in such a file.
+    FoundError: a setting that cannot be in such a file.
     """
     for section, keys in wanted.items():
         for key, value in keys.items():
             name = (str(section), str(key))
             _must_fit(name, value)
-            text = _without(text, name) if value is None else _with(text, name, written(value), newline)
+            text = _without(text, name, windows) if value is None else _with(text, name, written(value), windows)
     return text
 
 
@@ -163,26 +166,23 @@ def _is(item: Item, section: str, key: str) -> bool:
     return item.key == key.lower() and item.section in sections
 
 
-def _without(text: str, name: tuple[str, str]) -> str:
-    for item in reversed(list(items(text))):
+def _without(text: str, name: tuple[str, str], windows: bool) -> str:
+    for item in reversed(list(items(text, windows))):
         if _is(item, *name):
             # With the blanks in front of it, and the end of its line.
             text = text[: item.begin].rstrip(" \t") + re.sub(r"\A\r?\n", "", text[item.end :])
     return text
 
 
-def _with(text: str, name: tuple[str, str], value: str, newline: str) -> str:
+def _with(text: str, name: tuple[str, str], value: str, windows: bool) -> str:
     section, key = name
-    known = list(items(text))
+    known = list(items(text, windows))
     for each in known:
         # The first counts.
         if _is(each, section, key):
-            found = each.value
-            # WSL reads booleans in any case.
-            same = found == value or (found is not None and value in ("true", "false") and found.lower() == value)
+            same = each.value is not None and (each.value == value or value == _BOOLEANS.get(each.value.lower()))
             return text if same else text[: each.start] + quoted(value) + text[each.stop :]
-    if "\n" in text:
-        newline = "\r\n" if "\r\n" in text else "\n"
+    newline = "\r\n" if "\r\n" in text or (windows and "\n" not in text) else "\n"
     line = f"{key}={quoted(value)}"
     # Behind a line that cannot be read a new one might become a part of it.
     ours = [each for each in known if each.section == section.lower() and each.value is not None]

@@ -131,7 +131,7 @@ def check(module: AnsibleModule, settings: Any) -> None:
             )
         for key, value in keys.items():
             try:
-                wsl_settings.changed("", {section: {key: value}}, "\n")
+                wsl_settings.changed("", {section: {key: value}}, windows=False)
             except FoundError as error:
                 module.fail_json(msg=f"{platform.node()}: found {error}")
             if str(key).lower() not in KNOWN.get(section.lower(), ()):
@@ -154,15 +154,15 @@ def apply(module: AnsibleModule) -> dict[str, Any]:
     path = Path(module.params["path"])
     there = path.exists()
     before = path.read_bytes().decode("utf-8", errors="surrogateescape") if there else ""
-    after = wsl_settings.changed(before, module.params["settings"], "\n")
+    after = wsl_settings.changed(before, module.params["settings"], windows=False)
     change = before != after
-    invalid = wsl_settings.first_invalid(after)
+    invalid = wsl_settings.first_invalid(after, windows=False)
     if invalid:
         refuse(
             module, f"line {invalid[0]} of {path}, {invalid[1]!r}, at which WSL stops reading the file",
             "[section], key = value, # comment or nothing", "correct the line; nothing was changed",
         )  # fmt: skip
-    result: dict[str, Any] = {"changed": change, "settings": wsl_settings.read(after)}
+    result: dict[str, Any] = {"changed": change, "settings": wsl_settings.read(after, windows=False)}
     mark, started_with = marker(str(path)), hashlib.sha256(before.encode(errors="surrogateescape")).hexdigest()
     if mark.exists():
         started_with = mark.read_text(encoding="ascii")

@@ -19,7 +19,7 @@ WANTED = {"general": {"instanceIdleTimeout": -1}}
 
 
 def changed(text: str, **sections: dict[str, Any]) -> str:
-    return wsl_settings.changed(text, sections, "\r\n")
+    return wsl_settings.changed(text, sections, windows=True)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_wsl_reads_the_new_value_and_all_others_as_before(text: str, section: st
 
 @given(texts)
 def test_both_read_the_same(text: str) -> None:
-    read = wsl_settings.read(text)
+    read = wsl_settings.read(text, windows=True)
     found = {f"{section}.{key}": value for section, keys in read.items() for key, value in keys.items()}
     assert found == wslconfig.parse(text.removeprefix("\ufeff"))
 
@@ -135,7 +135,7 @@ protectBinfmt=true"""
 
 
 def test_a_file_is_read_as_wsl_reads_it() -> None:
-    assert wsl_settings.read(FILE) == {
+    assert wsl_settings.read(FILE, windows=False) == {
         "boot": {"systemd": "False", "command": 'service "a # b" start', "protectbinfmt": "true"},
         "network": {"hostname": "pc    two"},
     }
@@ -167,7 +167,7 @@ def test_a_key_is_taken_out_wherever_it_is() -> None:
     assert after == "".join(line for line in FILE.splitlines(keepends=True) if "ystemd" not in line)
 
 
-@pytest.mark.parametrize("found", ["true", "TRUE", '"true"', "  true\t# yes"])
+@pytest.mark.parametrize("found", ["true", "TRUE", '"true"', "  true\t# yes", "1"])
 def test_what_says_the_same_is_not_touched(found: str) -> None:
     text = f"[boot]\nsystemd={found}\n"
     assert changed(text, boot={"systemd": True}) == text
@@ -179,9 +179,9 @@ def test_text_in_another_case_is_another_text() -> None:
 
 def test_a_text_without_a_line_gets_the_line_ends_that_were_asked_for() -> None:
     wanted = {"boot": {"systemd": True}}
-    assert wsl_settings.changed("", wanted, "\n") == "[boot]\nsystemd=true\n"
-    assert wsl_settings.changed("[boot]", wanted, "\n") == "[boot]\nsystemd=true"
-    assert wsl_settings.changed("[boot]\r\n", wanted, "\n") == "[boot]\r\nsystemd=true\r\n"
+    assert wsl_settings.changed("", wanted, windows=False) == "[boot]\nsystemd=true\n"
+    assert wsl_settings.changed("[boot]", wanted, windows=False) == "[boot]\nsystemd=true"
+    assert wsl_settings.changed("[boot]\r\n", wanted, windows=False) == "[boot]\r\nsystemd=true\r\n"
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,11 @@ def test_a_text_without_a_line_gets_the_line_ends_that_were_asked_for() -> None:
         ('[boot]\ncommand = "open\n', (2, 'command = "open')),
         ("[boot]\ncommand = C:\\Windows\n", (2, "command = C:\\Windows")),
         ("systemd\n", (1, "systemd")),
+        # Read byte by byte: what Windows' editors write is not what WSL knows.
+        ("\ufeff[boot]\nsystemd = true\n", (1, "\ufeff[boot]")),
+        ("command = a \\\r\nb\r\n", (2, "b")),
+        ("[boot]\r\nsystemd = true\r\n", None),
     ],
 )
 def test_where_wsl_stops_reading(text: str, invalid: tuple[int, str] | None) -> None:
-    assert wsl_settings.first_invalid(text) == invalid
+    assert wsl_settings.first_invalid(text, windows=False) == invalid
