@@ -93,6 +93,7 @@ backup_file:
 """
 
 import hashlib
+import os
 import platform
 import pwd
 from pathlib import Path
@@ -150,8 +151,14 @@ def marker(path: str) -> Path:
     return RUN / f"{hashlib.sha256(path.encode()).hexdigest()[:16]}.wsl-conf"
 
 
+def shown(text: str) -> str:
+    """A file's text for a result, in which bytes that are no UTF-8 cannot be."""
+    return text.encode("utf-8", errors="surrogateescape").decode("utf-8", errors="replace")
+
+
 def apply(module: AnsibleModule) -> dict[str, Any]:
-    path = Path(module.params["path"])
+    # What a link leads to is changed, and the link stays.
+    path = Path(os.path.realpath(module.params["path"]))
     there = path.exists()
     before = path.read_bytes().decode("utf-8", errors="surrogateescape") if there else ""
     after = wsl_settings.changed(before, module.params["settings"], windows=False)
@@ -159,10 +166,10 @@ def apply(module: AnsibleModule) -> dict[str, Any]:
     invalid = wsl_settings.first_invalid(after, windows=False)
     if invalid:
         refuse(
-            module, f"line {invalid[0]} of {path}, {invalid[1]!r}, at which WSL stops reading the file",
+            module, f"line {invalid[0]} of {path}, {shown(invalid[1])!r}, at which WSL stops reading the file",
             "[section], key = value, # comment or nothing", "correct the line; nothing was changed",
         )  # fmt: skip
-    result: dict[str, Any] = {"changed": change, "settings": wsl_settings.read(after, windows=False)}
+    result: dict[str, Any] = {"changed": change, "settings": wsl_settings.read(shown(after), windows=False)}
     mark, started_with = marker(str(path)), hashlib.sha256(before.encode(errors="surrogateescape")).hexdigest()
     if mark.exists():
         started_with = mark.read_text(encoding="ascii")
@@ -175,13 +182,13 @@ def apply(module: AnsibleModule) -> dict[str, Any]:
             result["backup_file"] = module.backup_local(str(path))
         staged = Path(module.tmpdir) / path.name
         staged.write_bytes(after.encode("utf-8", errors="surrogateescape"))
-        if not there:
-            staged.chmod(0o644)
         module.atomic_move(str(staged), str(path), keep_dest_attrs=there)
+        if not there:
+            path.chmod(0o644)
     result["pending"] = hashlib.sha256(after.encode(errors="surrogateescape")).hexdigest() != started_with
     if module._diff:
         result["diff"] = {
-            "before": before, "after": after, "before_header": str(path), "after_header": str(path),
+            "before": shown(before), "after": shown(after), "before_header": str(path), "after_header": str(path),
         }  # fmt: skip
     return result
 

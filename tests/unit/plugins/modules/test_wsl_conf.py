@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import platform
 import stat
 from pathlib import Path
@@ -81,7 +83,11 @@ def test_check_mode_says_it_and_changes_nothing(distribution: Distribution) -> N
 
 def test_a_file_that_is_not_there_comes_without_a_backup(distribution: Distribution) -> None:
     distribution.path.unlink()
-    result = distribution.run(SYSTEMD)
+    mask = os.umask(0o077)
+    try:
+        result = distribution.run(SYSTEMD)
+    finally:
+        os.umask(mask)
     assert result["changed"] and "backup_file" not in result
     assert distribution.path.read_text(encoding="utf-8") == "[boot]\nsystemd=true\n"
     assert stat.S_IMODE(distribution.path.stat().st_mode) == 0o644
@@ -95,8 +101,23 @@ def test_no_backup_where_none_is_wanted(distribution: Distribution) -> None:
 @pytest.mark.parametrize("raw", [b"# \xff\n[boot]\nsystemd=false\n", "# für\n[boot]\nsystemd=false\n".encode()])
 def test_bytes_that_are_no_text_stay(distribution: Distribution, raw: bytes) -> None:
     distribution.path.write_bytes(raw)
-    distribution.run(SYSTEMD)
+    result = distribution.run({**SYSTEMD, "user": {"default": None}})
     assert distribution.path.read_bytes() == raw.replace(b"false", b"true")
+    # What the module returns is to be UTF-8, or the whole result is lost.
+    json.dumps(dict(result), ensure_ascii=False).encode("utf-8")
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_what_a_link_leads_to_is_changed(distribution: Distribution, there: bool) -> None:
+    real = distribution.path.with_name("real.conf")
+    if there:
+        distribution.path.rename(real)
+    else:
+        distribution.path.unlink()
+    distribution.path.symlink_to(real)
+    assert distribution.run(SYSTEMD)["changed"]
+    assert distribution.path.is_symlink()
+    assert "systemd=true" in real.read_text(encoding="utf-8")
 
 
 def test_a_key_that_wsl_does_not_have_is_warned_of(distribution: Distribution, monkeypatch: pytest.MonkeyPatch) -> None:
