@@ -8,8 +8,8 @@ WSL reads them as src/shared/configfile/configfile.cpp of microsoft/WSL does: na
 of a key that is there twice the first counts, C(#) begins a comment also behind a value, a backslash escapes, and at
 the end of a line continues it. Tools for INI files know nothing of that. Nothing here reads or writes a file.
 
-Of .wslconfig Windows leaves out a byte order mark, reads CR LF as one newline, and goes on behind a line that is none of
-this. /etc/wsl.conf is read byte by byte: a mark is such a line, a CR is a letter, and at such a line WSL stops.
+Of .wslconfig Windows leaves out a byte order mark, reads CR LF as one newline, and goes on behind a line that is none
+of this. /etc/wsl.conf is read byte by byte: a mark is such a line, a CR is a letter, and at such a line WSL stops.
 """
 
 from __future__ import annotations

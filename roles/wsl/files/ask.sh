@@ -9,8 +9,11 @@ wsl=/usr/lib/wsl
 
 echo "clock $(date +%s) $seconds"
 echo "cgroup $(cat /sys/fs/cgroup/cgroup.controllers 2>/dev/null)"
+echo "here $(cat /proc/sys/kernel/random/boot_id) $(readlink /proc/self/ns/pid)"
 [ ! -d /run/systemd/system ] || echo systemd
-"$wsl/lib/nvidia-smi" -L 2>/dev/null | sed -n 's/^GPU /gpu /p'
+[ ! -e /dev/dxg ] || echo dxg
+# What Windows' driver hangs in, no signal but the last one ends.
+timeout -s KILL 60 "$wsl/lib/nvidia-smi" -L 2>&1 | sed 's/^GPU /gpu /; t; s/^/smi /'
 
 for library in /usr/lib/libcuda.so* /usr/lib/libnvidia-ml.so* /usr/lib64/libcuda.so* /usr/lib64/libnvidia-ml.so* \
     /usr/lib/*-linux-gnu/libcuda.so* /usr/lib/*-linux-gnu/libnvidia-ml.so*; do
@@ -26,10 +29,10 @@ eval "$installed"' "$@"' 2>/dev/null | sed -n 's/^installed /driver /p'
 stores() {
     grep -o "$wsl/drivers/[^/\"]*" "$@" | sort -u | tr '\n' ' '
 }
-for file in /etc/cdi/* /run/cdi/*; do
+for file in /etc/cdi/*.yaml /etc/cdi/*.json /run/cdi/*.yaml /run/cdi/*.json; do
     grep -qs nvidia.com/gpu "$file" || continue
     echo "cdi $file $(stores "$file")"
 done
 if systemctl cat nvidia-cdi-refresh.service >/dev/null 2>&1; then
-    echo "store $(nvidia-ctk --quiet cdi generate 2>/dev/null | stores)"
+    echo "store $(timeout -s KILL 60 nvidia-ctk --quiet cdi generate 2>/dev/null | stores)"
 fi

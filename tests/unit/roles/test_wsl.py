@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from typing import Any
 
 import pytest
+from ansible.parsing.dataloader import DataLoader
 from ansible_collections.gpufarm.core.tests.unit.roles import role_helper
+
+from tests.simulator.cache import ROOT
 
 GPU = "GPU-323c8947-8478-b3a5-69f7-a496b426e4b"
 OLD, NEW = ("/usr/lib/wsl/drivers/nv_dispi.inf_amd64_" + each for each in ("old", "new"))
@@ -24,7 +28,9 @@ def value(
     systemd: bool = True, **given: Any,
 ) -> Any:  # fmt: skip
     now = int(time.time())
-    answer = [f"clock {now + clock} {now}", *(each for each in lines or GOOD if systemd or each != "systemd")]
+    answer = [f"clock {now + clock} {now}", "here kernel pid:[1]"]
+    answer += ["dxg"] if "/dev/dxg" in has else []
+    answer += [each for each in lines or GOOD if systemd or each != "systemd"]
     known = {
         **role_helper.variables("_common", "wsl"),
         **SIBLING,
@@ -32,7 +38,7 @@ def value(
         "_common_host": {"stdout_lines": ["0", *has]},
         "__wsl_asked": {"stdout_lines": answer},
         "__wsl_conf_written": {"pending": False},
-        "__wsl_control_node": "",
+        "__wsl_control_node": "kernel pid:[2]",
     }
     return role_helper.value(name, {**known, **given})
 
@@ -60,7 +66,8 @@ def test_a_distribution_that_can_be_a_node() -> None:
         ("systemd does not run here", [], {"systemd": False}),
         ("cgroup v2 has no controllers here", ["systemd", "cgroup"], {}),
         ("cgroup v2 has cpu, io. Expected: cpuset", ["systemd", "cgroup cpu io"], {}),
-        ("there is no /dev/dxg", [], {"has": ()}),
+        ("there is no /dev/dxg; nvidia-smi says: nothing", GOOD[:2], {"has": ()}),
+        ("is no GPU here; nvidia-smi says: GPU access blocked", [*GOOD[:2], "smi GPU access blocked"], {}),
         ("the clock is 31 s behind that", [], {"clock": -31}),
         (" s ahead of that of the control node", [], {"clock": 1000}),
         (
@@ -80,7 +87,7 @@ def test_what_a_node_cannot_work_with(told: str, lines: list[str], given: dict[s
         ([], {"clock": -31, "wsl_clock_offset_max": 60}),
         # The task may have waited for hours; only what no waiting explains is wrong.
         ([], {"clock": 29}),
-        (["systemd", "cgroup"], {"wsl_cgroup_v2": "no"}),
+        (["systemd", "cgroup", *GOOD[2:]], {"wsl_cgroup_v2": "no"}),
         ([*GOOD, SECOND], {"wsl_shared_gpus": "yes"}),
         ([*GOOD, SECOND], {"nomad_device_nvidia_ignored_gpu_ids": [GPU + "0"]}),
         ([*GOOD, "driver nvidia-driver-pinning-580"], {}),
@@ -92,6 +99,19 @@ def test_what_a_node_cannot_work_with(told: str, lines: list[str], given: dict[s
 )
 def test_what_is_allowed(lines: list[str], given: dict[str, Any]) -> None:
     assert refusal(*lines, **given) == ""
+
+
+@pytest.mark.parametrize(
+    ("lines", "settings"),
+    [(["systemd", "cgroup"], {"automount": {"cgroups": "v2"}}), (GOOD[:2], {"gpu": {"enabled": True}})],
+)
+def test_what_the_new_start_is_to_bring_is_not_missed_before(lines: list[str], settings: dict[str, Any]) -> None:
+    given: dict[str, Any] = {"wsl_conf": settings, "__wsl_conf_written": {"pending": True}}
+    lines = [*lines, *GOOD[2:]] if "cgroup" in lines else lines
+    assert refusal(*lines, wsl_terminate=True, **given) == ""
+    assert refusal(*lines, wsl_terminate=False, **given)
+    assert refusal(*lines, wsl_terminate=True, __wsl_terminated=True, **given)
+    assert refusal(*lines, wsl_terminate=True, __wsl_conf_written={"pending": True})
 
 
 def test_packages_and_files_of_a_driver_have_other_ways_out() -> None:
@@ -119,6 +139,10 @@ def test_systemd_that_may_come() -> None:
     assert "`systemctl` is there" in refusal(**may, __wsl_terminated=True)
     assert "how its Windows machine is asked" in refusal(**may, hostvars={})
     assert "set `wsl_terminate: true`" in refusal(systemd=False)
+    # A distribution that has to end and cannot is refused before its file changes; without consent nothing ends it.
+    pending: dict[str, Any] = {"__wsl_conf_written": {"pending": True}, "hostvars": {}}
+    assert "how its Windows machine is asked" in refusal(wsl_terminate=True, **pending)
+    assert refusal(**pending) == ""
     for waits in ({"__wsl_conf_written": {"pending": True}}, {"systemd": False}):
         assert value("__wsl_terminate_needed", **waits)
     assert not value("__wsl_terminate_needed")
@@ -145,12 +169,23 @@ def test_no_way_to_windows() -> None:
         {"hostvars": {"pc": {"wsl_connection": "ssh", "wsl_reachable": False}}},
     ):
         assert "nothing says how its Windows machine is asked" in value("__wsl_no_way", **given)
-    # Whoever ends what Ansible runs in ends Ansible.
-    assert "Ansible itself runs in Debian" in value("__wsl_no_way", ansible_connection="local")
-    assert "Ansible itself runs in Debian" in value("__wsl_no_way", __wsl_control_node="Debian")
-    ssh = {"pc": {"wsl_connection": "ssh", "wsl_exe": "wsl.exe"}}
-    assert value("__wsl_no_way", __wsl_control_node="Debian", hostvars=ssh) == ""
-    assert value("__wsl_no_way", __wsl_control_node="Ubuntu") == ""
+    # Whoever ends what Ansible runs in ends Ansible, however it is reached.
+    for connection in ("local", "ssh"):
+        windows = {"pc": {"wsl_connection": connection, "wsl_exe": "wsl.exe"}}
+        found = value("__wsl_no_way", __wsl_control_node="kernel pid:[1]", hostvars=windows)
+        assert "Ansible itself runs in Debian" in found
+    assert value("__wsl_no_way", __wsl_control_node="kernel2 pid:[1]") == ""
+
+
+def test_the_control_node_and_the_distribution_tell_where_they_are_alike() -> None:
+    """By the kernel that runs and the PID namespace, of which each distribution has one."""
+    asked = role_helper.variables("wsl")["__wsl_control_node"]
+    command = asked.partition("'ansible.builtin.pipe', '")[2].partition("')")[0]
+    told = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, check=True).stdout
+    script = ROOT / "roles/wsl/files/ask.sh"
+    answer = subprocess.run(["/bin/sh", str(script), "0", ":", ":"], capture_output=True, text=True, check=True).stdout
+    assert f"here {' '.join(told.split())}" in answer.splitlines()
+    assert len(told.split()) == 2
 
 
 def test_systemd_is_wanted_whatever_else_is() -> None:
@@ -158,6 +193,28 @@ def test_systemd_is_wanted_whatever_else_is() -> None:
         "boot": {"command": "x", "systemd": True},
         "user": {"default": "bob"},
     }
+
+
+@pytest.mark.parametrize(
+    ("given", "to_come"),
+    [
+        ({}, True),
+        ({"wsl_terminate": False}, False),
+        # Its server would be built before the role brings systemd.
+        ({"groups": {"gpu_nodes": ["pc-Debian"], "nomad_servers": ["pc-Debian"]}}, False),
+        ({"ansible_run_tags": ["nomad"]}, False),
+        ({"ansible_run_tags": ["wsl", "nomad"]}, True),
+        ({"ansible_skip_tags": ["wsl"]}, False),
+    ],
+)
+def test_site_waits_for_systemd_only_where_this_role_will_bring_it(given: dict[str, Any], to_come: bool) -> None:
+    plays = DataLoader().load_from_file(str(ROOT / "playbooks/site.yml"), trusted_as_template=True)
+    (asked,) = [play["vars"]["common_systemd_to_come"] for play in plays if play["name"] == "What the roles refuse"]
+    known = {
+        "inventory_hostname": "pc-Debian", "groups": {"gpu_nodes": ["pc-Debian"]}, "wsl_terminate": True,
+        "ansible_run_tags": ["all"], "ansible_skip_tags": [],
+    }  # fmt: skip
+    assert role_helper.value("asked", {"asked": asked, **known, **given}) is to_come
 
 
 @pytest.mark.parametrize(
