@@ -743,6 +743,15 @@ def test_of_several_nodes_with_one_name_the_youngest_that_lives_counts(farm: Far
     assert known is not None and known.id == "id-0"
 
 
+def test_a_node_of_which_nothing_is_said_is_none_that_is_ready() -> None:
+    class Silent(nomad.Client):
+        def call(self, *_arguments: Any, **_options: Any) -> None:
+            return None
+
+    silent = Silent(nomad.Connection(address="http://127.0.0.1:1"), frozenset())
+    assert gate.read_node(silent, "id-1").status != "ready"
+
+
 def test_meta_is_that_of_the_client_and_that_of_the_servers_where_nobody_reaches_it(farm: Farm) -> None:
     farm.nodes["id-1"]["Meta"] = {"from": "servers"}
     farm.clients["id-1"] = {"from": "client"}

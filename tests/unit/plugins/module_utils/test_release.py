@@ -554,6 +554,15 @@ def test_a_server_that_hangs(server: helper.Server, how: Any) -> None:
     assert len(server.requests) == 2
 
 
+def test_a_trouble_without_words_has_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def reset(*_arguments: Any, **_options: Any) -> None:
+        raise ConnectionResetError
+
+    monkeypatch.setattr(release, "open_url", reset)
+    with pytest.raises(release.ReleaseError, match=r"\(ConnectionResetError"):
+        release.download("http://mirror.example/a", network(retries=0)[0])
+
+
 def trickle_headers(request: Any, _content: bytes) -> None:
     request.wfile.write(b"HTTP/1.0 200 OK\r\nX: ")
     while not request.ended.wait(0.05):
