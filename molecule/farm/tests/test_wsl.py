@@ -29,7 +29,7 @@ WSL = f"{FARM}-wsl"
 CONF = "/etc/wsl.conf"
 PLAY = ROOT / "examples/playbooks/wsl.yml"
 # What the example says of it.
-AUTOMOUNT = "options = metadata,umask=022"
+AUTOMOUNT = "options=metadata,umask=022"
 MINE = "# mine\n[boot]\nsystemd=true # as it came\n"
 STORE = "/usr/lib/wsl/drivers/nv_dispi.inf_amd64_"
 SLEEPER = """
