@@ -34,7 +34,7 @@ PLAY = ROOT / "examples/playbooks/wsl.yml"
 HOSTS = ROOT / "playbooks/wsl_hosts.yml"
 TEN_TIMEOUTS_S = 10 * 15
 # What the example says of it.
-AUTOMOUNT = "options = metadata,umask=022"
+AUTOMOUNT = "options=metadata,umask=022"
 MINE = "# mine\n[boot]\nsystemd=true # as it came\n"
 STORE = "/usr/lib/wsl/drivers/nv_dispi.inf_amd64_"
 SLEEPER = """
@@ -177,13 +177,53 @@ def test_idle_distribution_takes_its_node_down_unless_the_role_holds_it(windows:
     )  # fmt: skip
     assert run.code == 0, run.output
 
-    for begin in (lambda: None, lambda: life.boot(windows)):
-        begin()
+    for booted in (False, True):
+        if booted:
+            life.boot(windows)
         boot = boot_id(WSL)
         life.wait(windows, TEN_TIMEOUTS_S)
         assert windows.machine.distributions[0].state == "Running"
         assert boot_id(WSL) == boot
         wait_for("the node works", lambda: works_again() and answers())
+
+
+def test_node_advertises_the_chosen_address_of_its_windows_machine(tmp_path: Path) -> None:
+    """Nothing leads from there to the container, so that all that the server does with the node goes without it."""
+    addresses = [
+        {"address": "192.0.2.31", "prefix": 24, "interface": "Ethernet", "default_route": True},
+        {"address": "198.51.100.7", "prefix": 24, "interface": "Lab", "default_route": False},
+    ]
+    (tmp_path / "hosts.yml").write_text(
+        json.dumps({"wsl_hosts": {"hosts": {"windows": {"wsl_addresses": addresses}}}}), encoding="utf-8"
+    )
+
+    def site(**extra: Any) -> tuple[int, str]:
+        hosts = ("-i", str(tmp_path / "hosts.yml")) if extra else ()
+        return playbooks.run_playbook(FARM, "site.yml", *hosts, "--limit", "wsl", "--tags", "nomad", **extra)
+
+    code, output = site(wsl_address="Wi-Fi")
+    assert code != 0
+    assert (
+        "wsl: the IPv4 addresses of its Windows machine are 192.0.2.31/24 (Ethernet), 198.51.100.7/24 (Lab). "
+        "Expected: one of an interface named Wi-Fi"
+    ) in words(output)
+    assert re.search(r"^wsl +: .* changed=0 ", output, re.MULTILINE)
+
+    before = node()["Address"]
+    try:
+        code, output = site(wsl_address="lab")
+        assert code == 0, output
+        wait_for("the node works again", lambda: works_again() and answers())
+        agent = jobs.api(FARM, f"/v1/node/{node()['ID']}")
+        assert agent["HTTPAddr"] == "198.51.100.7:4646"
+        config = sh("cat /etc/nomad.d/nomad.hcl")
+        assert re.findall(r'^  (http|rpc|serf) +=.*"198\.51\.100\.7"$', config, re.MULTILINE) == ["http", "rpc", "serf"]
+        # A client listens on no other port of Nomad's than that which wsl_ports have to lead to.
+        assert set(re.findall(r":(464[678]) ", sh("ss --listening --numeric --tcp"))) == {"4646"}
+    finally:
+        code, output = site()
+    assert code == 0, output
+    wait_for("the node is where it was", lambda: node()["Address"] == before and works_again())
 
 
 @pytest.mark.usefixtures("as_it_came")
