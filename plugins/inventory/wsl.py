@@ -274,6 +274,7 @@ def windows_variables(host: wsl.Host, answer: Mapping[str, Any] | None) -> dict[
     if answer:
         found["wsl_exe"] = answer["program"]
         found["wsl_computer_name"] = answer["computer_name"]
+        found["wsl_addresses"] = answer["addresses"]
         found["wsl_distributions"] = [each["name"] for each in answer["distributions"]]
     if host.connection != "local":
         found |= machine_variables(host, answer)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import ipaddress
 import json
 import re
 import subprocess
@@ -20,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 
 from ansible_collections.gpufarm.core.plugins.module_utils import wsl
@@ -119,6 +121,7 @@ class Answer:
     every: Output | None = None
     computer_name: str | None = None
     shell: str | None = None
+    addresses: Sequence[Mapping[str, Any]] | None = None
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -216,8 +219,27 @@ def read(host: Host, answer: Answer, question: Question) -> dict[str, Any]:
         "program": clean(answer.program),
         "computer_name": clean(answer.computer_name or "") or None,
         "shell": answer.shell,
+        "addresses": answer.addresses,
         "distributions": distributions,
     }
+
+
+def parse_addresses(lines: Sequence[str], route: str | None) -> list[dict[str, Any]]:
+    """The IPv4 addresses by which a machine may be reached, from lines of state, address, prefix and interface."""
+    found = []
+    for line in lines:
+        state, address, prefix, interface = line.split(" ", 3)
+        if state != "Up" or ":" in address or address.startswith(("127.", "169.254.")):
+            continue
+        found.append(
+            {
+                "address": str(ipaddress.IPv4Address(address)),
+                "prefix": int(prefix),
+                "interface": clean(interface),
+                "default_route": address == route,
+            }
+        )
+    return found
 
 
 def _rows(answer: Answer) -> list[dict[str, Any]]:
@@ -290,6 +312,7 @@ def _interop(program: str, arguments: Sequence[str], given: bytes, until: float)
 
 # Windows PowerShell 5.1, which every Windows has. Raw bytes go through base64: what PowerShell itself reads from a
 # program it decodes by the console's code page. Processes run side by side, and a hanging one ends at the deadline.
+# The source that a datagram would have, which is never sent, is the address of the default route, whatever the metrics.
 SCRIPT = r"""
 $ErrorActionPreference = 'Stop'
 $ProgressPreference = 'SilentlyContinue'
@@ -327,8 +350,18 @@ function Hear($run, $end) {
   try { if ($code -eq $null) { $run.child.Kill() } } catch { }
   @{ code = $code; out = Code $run.out.ToArray(); err = Code $run.err.ToArray() }
 }
-  $said = @{ name = Text64 $env:COMPUTERNAME; refusals = @(); probes = @{} }
+  $said = @{ name = Text64 $env:COMPUTERNAME; refusals = @(); probes = @{}; network = @() }
   try { $said.shell = Text64 (Get-ItemProperty 'HKLM:\SOFTWARE\OpenSSH').DefaultShell } catch { }
+  try {
+    foreach ($card in [Net.NetworkInformation.NetworkInterface]::GetAllNetworkInterfaces()) {
+      foreach ($each in $card.GetIPProperties().UnicastAddresses) {
+        $said.network += Text64 ($card.OperationalStatus, $each.Address, $each.PrefixLength, $card.Name -join ' ')
+      }
+    }
+  } catch { }
+  try {
+    $said.route = (New-Object Net.Sockets.UdpClient '192.0.2.1', 9).Client.LocalEndPoint.Address.IPAddressToString
+  } catch { }
   $end = $begun.AddSeconds(@HALF@)
   foreach ($program in @(@PROGRAMS@)) {
     try {
@@ -359,6 +392,10 @@ function Hear($run, $end) {
 """
 
 
+# Variables of the script, and none of PowerShell's own.
+OURS = r"\$(?!env:|true\b|false\b|null\b|_\b|\w+Preference\b)(\w+)"
+
+
 def script(host: Host, question: Question) -> str:
     """The script that asks Windows; its words are ours, and what comes from a configuration is quoted."""
     programs = [host.wsl_exe] if host.wsl_exe else PROGRAMS
@@ -374,9 +411,12 @@ def script(host: Host, question: Question) -> str:
         "@MARK@": MARK,
     }
     lines = "\n".join(line.strip() for line in SCRIPT.strip().splitlines())
-    # cmd.exe takes so little that blanks count; those between quotes are not ours to leave out.
+    # cmd.exe takes so little that blanks count, and names; those between quotes are not ours to leave out.
     shorter = r"""('[^']*'|"[^"]*")| *(\+?=|[{};,]) *|\b(if|foreach) (?=\()"""
     short = re.sub(shorter, lambda found: found[1] or found[2] or found[3], lines)
+    short = re.sub(r"(?<=\{)\n|\n(?=\})", "", short)
+    letters: dict[str, str] = {}
+    short = re.sub(OURS, lambda found: f"${letters.setdefault(found[1], ascii_lowercase[len(letters)])}", short)
     return re.sub("|".join(values), lambda found: values[found.group()], short)
 
 
@@ -422,6 +462,7 @@ def parse_answer(host: Host, text: str) -> Answer:
                     probes={name: _output(probe) for name, probe in said["probes"].items()},
                     every=_output(said["every"]) if "every" in said else None,
                     computer_name=_text(said.get("name")) or None,
+                    addresses=parse_addresses([_text(line) for line in said.get("network", [])], said.get("route")),
                     shell="powershell" if re.search(r"(powershell|pwsh)", _text(said.get("shell")), re.I) else "cmd",
                 )
             except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -1,4 +1,4 @@
-"""The WSL distribution of the farm: found by the inventory plugin, ended with consent only, mended, or refused.
+"""The WSL distribution of the farm: found by the inventory plugin, held, ended with consent only, mended, or refused.
 
 Windows is doubled; the distribution is a container, Nomad and the container toolkit in it are real.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +21,8 @@ from tests.simulator import farm
 from tests.simulator.cache import ROOT
 from tests.simulator.docker import docker
 from tests.simulator.farm import jobs
+from tests.simulator.windows import life, modules
+from tests.simulator.windows.host import Windows
 from tests.testinfra import playbooks
 from tests.testinfra.helpers import boot_id, wait_for
 from tests.testinfra.playbooks import words
@@ -28,6 +31,8 @@ FARM = os.environ["GPUFARM_FARM"]
 WSL = f"{FARM}-wsl"
 CONF = "/etc/wsl.conf"
 PLAY = ROOT / "examples/playbooks/wsl.yml"
+HOSTS = ROOT / "playbooks/wsl_hosts.yml"
+TEN_TIMEOUTS_S = 10 * 15
 # What the example says of it.
 AUTOMOUNT = "options=metadata,umask=022"
 MINE = "# mine\n[boot]\nsystemd=true # as it came\n"
@@ -60,13 +65,18 @@ def sh(script: str) -> str:
     return docker("exec", WSL, "/bin/sh", "-c", script)
 
 
-def play(**extra: Any) -> playbooks.Run:
-    """Run the role as its example does, with other variables where a test has them."""
+def play(playbook: Path = PLAY, *options: str, before: Path | None = None, **extra: Any) -> playbooks.Run:
+    """Run the role as its example does, with other variables where a test has them.
+
+    Collections in ``before`` stand before those that are installed.
+    """
+    environment = playbooks.environment(FARM)
+    if before:
+        environment["ANSIBLE_COLLECTIONS_PATH"] = f"{before}:{environment['ANSIBLE_COLLECTIONS_PATH']}"
     result = subprocess.run(
-        [str(Path(sys.executable).with_name("ansible-playbook")), "-i", str(farm.INVENTORY), str(PLAY),
+        [str(Path(sys.executable).with_name("ansible-playbook")), "-i", str(farm.INVENTORY), str(playbook), *options,
          "--extra-vars", json.dumps(extra)],
-        cwd=ROOT, env=playbooks.environment(FARM),
-        capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False,
+        cwd=ROOT, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False,
     )  # fmt: skip
     counts = re.findall(r"^(\S+) +: ok=.* changed=([0-9]+)", result.stdout, re.MULTILINE)
     return playbooks.Run(result.returncode, result.stdout + result.stderr, {host: int(count) for host, count in counts})
@@ -85,6 +95,33 @@ def node() -> dict[str, Any]:
 def works_again() -> bool:
     found = node()
     return (found["Status"], found["SchedulingEligibility"]) == ("ready", "eligible")
+
+
+def answers() -> bool:
+    """Tell whether the server reaches the node, which it has for ready until heartbeats are missing."""
+    try:
+        jobs.api(FARM, f"/v1/client/stats?node_id={node()['ID']}")
+    except jobs.JobError:
+        return False
+    return True
+
+
+def wsl_exe(*arguments: str) -> None:
+    exe = str(farm.windows(FARM).mounted(r"C:\Windows\System32\wsl.exe"))
+    subprocess.run([exe, *arguments], check=True, capture_output=True)
+
+
+@pytest.fixture
+def windows() -> Iterator[Windows]:
+    """The farm's Windows machine, which has afterwards what it had before."""
+    machine = farm.windows(FARM)
+    before, profile = machine.machine, machine.mounted(r"C:\Users\alice")
+    profile.mkdir(parents=True)
+    yield machine
+    shutil.rmtree(profile)
+    wsl_exe("-d", "wsl", "--exec", "/bin/true")
+    Windows.create(machine.folder, before)
+    wait_for("the node works again", lambda: works_again() and answers())
 
 
 @pytest.fixture
@@ -124,6 +161,71 @@ def test_inventory_finds_the_distribution_and_how_it_is_reached() -> None:
     assert any(line.startswith("-d wsl --exec") for _program, line in farm.windows(FARM).calls())
 
 
+def test_idle_distribution_takes_its_node_down_unless_the_role_holds_it(windows: Windows, tmp_path: Path) -> None:
+    """The clock of Windows stands still unless a test lets time pass, so no other test sees a distribution end."""
+    life.wait(windows, 16)
+    wait_for("Nomad misses the node", lambda: node()["Status"] == "down")
+    wsl_exe("-d", "wsl", "--exec", "/bin/true")
+    wait_for("the node works again", lambda: works_again() and answers())
+
+    # A machine that is asked by interop gets no modules for Windows, and these connect to none.
+    doubled = {"ansible_connection": "ssh", "windows_double": str(windows.folder)}
+    (tmp_path / "hosts.yml").write_text(json.dumps({"wsl_hosts": {"hosts": {"windows": doubled}}}), encoding="utf-8")
+    run = play(
+        HOSTS, "-i", str(tmp_path / "hosts.yml"), before=modules.install(tmp_path / "collections"),
+        wsl_shutdown=True, wsl_driver_version_min="",
+    )  # fmt: skip
+    assert run.code == 0, run.output
+
+    for booted in (False, True):
+        if booted:
+            life.boot(windows)
+        boot = boot_id(WSL)
+        life.wait(windows, TEN_TIMEOUTS_S)
+        assert windows.machine.distributions[0].state == "Running"
+        assert boot_id(WSL) == boot
+        wait_for("the node works", lambda: works_again() and answers())
+
+
+def test_node_advertises_the_chosen_address_of_its_windows_machine(tmp_path: Path) -> None:
+    """Nothing leads from there to the container, so that all that the server does with the node goes without it."""
+    addresses = [
+        {"address": "192.0.2.31", "prefix": 24, "interface": "Ethernet", "default_route": True},
+        {"address": "198.51.100.7", "prefix": 24, "interface": "Lab", "default_route": False},
+    ]
+    (tmp_path / "hosts.yml").write_text(
+        json.dumps({"wsl_hosts": {"hosts": {"windows": {"wsl_addresses": addresses}}}}), encoding="utf-8"
+    )
+
+    def site(**extra: Any) -> tuple[int, str]:
+        hosts = ("-i", str(tmp_path / "hosts.yml")) if extra else ()
+        return playbooks.run_playbook(FARM, "site.yml", *hosts, "--limit", "wsl", "--tags", "nomad", **extra)
+
+    code, output = site(wsl_address="Wi-Fi")
+    assert code != 0
+    assert (
+        "wsl: the IPv4 addresses of its Windows machine are 192.0.2.31/24 (Ethernet), 198.51.100.7/24 (Lab). "
+        "Expected: one of an interface named Wi-Fi"
+    ) in words(output)
+    assert re.search(r"^wsl +: .* changed=0 ", output, re.MULTILINE)
+
+    before = node()["Address"]
+    try:
+        code, output = site(wsl_address="lab")
+        assert code == 0, output
+        wait_for("the node works again", lambda: works_again() and answers())
+        agent = jobs.api(FARM, f"/v1/node/{node()['ID']}")
+        assert agent["HTTPAddr"] == "198.51.100.7:4646"
+        config = sh("cat /etc/nomad.d/nomad.hcl")
+        assert re.findall(r'^  (http|rpc|serf) +=.*"198\.51\.100\.7"$', config, re.MULTILINE) == ["http", "rpc", "serf"]
+        # A client listens on no other port of Nomad's than that which wsl_ports have to lead to.
+        assert set(re.findall(r":(464[678]) ", sh("ss --listening --numeric --tcp"))) == {"4646"}
+    finally:
+        code, output = site()
+    assert code == 0, output
+    wait_for("the node is where it was", lambda: node()["Address"] == before and works_again())
+
+
 @pytest.mark.usefixtures("as_it_came")
 def test_change_is_told_without_consent_and_made_with_it() -> None:
     boot, ended = boot_id(WSL), terminations()
@@ -161,8 +263,7 @@ def test_distribution_is_not_ended_under_a_job() -> None:
 @pytest.mark.usefixtures("as_it_came")
 def test_distribution_without_systemd_is_refused_before_anything_changes_and_mended_with_consent() -> None:
     docker("exec", WSL, "/bin/sh", "-c", f"echo '[boot]' >{CONF}")
-    exe = str(farm.windows(FARM).mounted(r"C:\Windows\System32\wsl.exe"))
-    subprocess.run([exe, "--terminate", "wsl"], check=True, capture_output=True)
+    wsl_exe("--terminate", "wsl")
     code, output = playbooks.run_playbook(FARM, "site.yml", "--limit", "server,wsl")
     assert code != 0
     assert "wsl: systemd does not run here" in words(output), output

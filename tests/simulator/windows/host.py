@@ -16,6 +16,14 @@ ROOT = Path(__file__).resolve().parents[3]
 HANGS = 1e9
 SYSTEM32 = r"C:\Windows\System32\wsl.exe"
 PROGRAM_FILES = r"C:\Program Files\WSL\wsl.exe"
+# What GetAllNetworkInterfaces of .NET lists: those without a cable, and WSL's own switch, too.
+INTERFACES = (
+    {"Name": "Ethernet", "OperationalStatus": "Up", "addresses": ["fe80::4b1c:9f3a:20d7:8e51%12/64", "192.0.2.31/24"]},
+    {"Name": "Wi-Fi", "OperationalStatus": "Down", "addresses": ["198.51.100.7/24"]},
+    {"Name": "Ethernet 2", "OperationalStatus": "Up", "addresses": ["169.254.83.107/16"]},
+    {"Name": "vEthernet (WSL (Hyper-V firewall))", "OperationalStatus": "Up", "addresses": ["172.20.0.1/20"]},
+    {"Name": "Loopback Pseudo-Interface 1", "OperationalStatus": "Up", "addresses": ["::1/128", "127.0.0.1/8"]},
+)
 # A program that WSL's interop starts: its file is a Windows program there, so only its name and place are the same.
 PROGRAM = """\
 #!{python} -SE
@@ -95,6 +103,9 @@ class Machine:
     # Who owns the distributions; others have none of them.
     user: str = "alice"
     gpus: list[dict[str, str]] = field(default_factory=list)
+    interfaces: list[dict[str, Any]] = field(default_factory=lambda: [dict(each) for each in INTERFACES])
+    # The address from which Windows sends to other networks; none where no route leads there.
+    route: str = "192.0.2.31"
     # Seconds since the machine was made. Nothing passes by itself.
     clock: float = 0.0
     # The settings that the running virtual machine was started with, and how often one was started.

@@ -26,7 +26,7 @@ TOKENS = re.compile(
     (?P<blank>[ \t]+) | (?P<end>[\r\n;]) | (?P<comment>\#[^\n]*)
   | (?P<single>['\u2018-\u201b](?:[^'\u2018-\u201b]|['\u2018-\u201b]{2})*['\u2018-\u201b]) | (?P<double>"[^"`]*")
   | (?P<variable>\$(?:env:)?\w+)
-  | (?P<operator>-(?:and|or|not|eq|ne|match|notmatch|cnotmatch|replace|split)\b)
+  | (?P<operator>-(?:and|or|not|eq|ne|match|notmatch|cnotmatch|replace|split|join)\b)
   | (?P<number>\d+(?![\w.]))
   | (?P<hash>@\{) | (?P<array>@\() | (?P<static>::) | (?P<add>\+=)
   | (?P<type>\[(?![0-9$'"])[A-Za-z][\w.]*(?:\[\])?\])
@@ -36,7 +36,7 @@ TOKENS = re.compile(
     re.VERBOSE,
 )
 KEYWORDS = {"begin", "process", "end", "data", "filter", "param", "return", "while", "switch", "do", "until", "trap"}
-BINARY = ("-and", "-or", "-eq", "-ne", "-match", "-notmatch", "-cnotmatch", "-replace", "-split")
+BINARY = ("-and", "-or", "-eq", "-ne", "-match", "-notmatch", "-cnotmatch", "-replace", "-split", "-join")
 
 
 class Refused(Exception):
@@ -137,6 +137,17 @@ class ProcessStartInfo:
         self.FileName, self.Arguments = program, arguments
         self.UseShellExecute = True
         self.RedirectStandardInput = self.RedirectStandardOutput = self.RedirectStandardError = False
+
+
+@dataclass
+class NetworkInterface:
+    Name: str
+    OperationalStatus: str
+    addresses: list[str]
+
+    def GetIPProperties(self) -> dict[str, Any]:
+        parts = [each.split("/") for each in self.addresses]
+        return {"UnicastAddresses": [{"Address": address, "PrefixLength": int(length)} for address, length in parts]}
 
 
 class Task:
@@ -322,6 +333,9 @@ class Interpreter:
             ("Convert", "FromBase64String"): lambda text: base64.b64decode(text, validate=True),
             ("Math", "Max"): max,
             ("Environment", "OSVersion"): lambda: {"Version": {"Build": self.windows.machine.build}},
+            ("Net.NetworkInformation.NetworkInterface", "GetAllNetworkInterfaces"): lambda: [
+                NetworkInterface(**each) for each in self.windows.machine.interfaces
+            ],
             ("Diagnostics.Process", "Start"): lambda info: Process(self.windows, info, self.clock),
             ("Threading.Tasks.Task", "WaitAll"): functools.partial(wait_all, self.clock),
         }
@@ -339,10 +353,8 @@ class Interpreter:
             given = dict(zip(function.parameters, [*arguments, *[None] * len(function.parameters)], strict=False))
             return unrolled(Block(self, function.body, Scope(given, scope)).statements())
         match name, arguments:
-            case "New-Object", ["Diagnostics.ProcessStartInfo", [program, words]]:
-                return ProcessStartInfo(program, words)
-            case "New-Object", ["IO.MemoryStream"]:
-                return MemoryStream()
+            case "New-Object", [kind, *rest]:
+                return self.new(kind, *(rest[0] if rest else []))
             case "Get-ItemProperty", [r"HKLM:\SOFTWARE\OpenSSH"]:
                 if not self.windows.machine.openssh:
                     raise Thrown(r"Cannot find path 'HKLM:\SOFTWARE\OpenSSH' because it does not exist.")
@@ -354,6 +366,22 @@ class Interpreter:
                 # Windows PowerShell 5.1 escapes these.
                 return re.sub("['<>&]", lambda found: f"\\u{ord(found.group()):04x}", text)
         raise Refused(f"command {name} {arguments} {options}")
+
+    def new(self, kind: str, *given: Any) -> Any:
+        known: Mapping[str, Callable[..., Any]] = {
+            "Diagnostics.ProcessStartInfo": ProcessStartInfo,
+            "IO.MemoryStream": MemoryStream,
+            "Net.Sockets.UdpClient": self.udp_client,
+        }
+        if kind not in known:
+            raise Refused(f"New-Object {kind}")
+        return known[kind](*given)
+
+    def udp_client(self, _host: str, _port: int) -> Any:
+        """Connect to a host of another network: nothing is sent, and the socket has an address from then on."""
+        if not self.windows.machine.route:
+            raise Thrown("A socket operation was attempted to an unreachable network")
+        return {"Client": {"LocalEndPoint": {"Address": {"IPAddressToString": self.windows.machine.route}}}}
 
     def hyper_v_rule(self, verb: str, options: dict[str, Any]) -> Any:
         """Do what a cmdlet of the module NetSecurity does; Windows has it from build 22621 on."""
@@ -749,6 +777,8 @@ def compared(operator: str, left: Any, right: Any) -> Any:
         return re.sub(right[0], right[1], left, flags=re.IGNORECASE)
     if operator == "-split":
         return re.split(right, left, flags=re.IGNORECASE)
+    if operator == "-join":
+        return str(right).join(str(each) for each in (left if isinstance(left, list) else [left]))
     flags = 0 if operator == "-cnotmatch" else re.IGNORECASE
     return bool(re.search(right, left, flags)) is (operator == "-match")
 

@@ -5,14 +5,17 @@
 from __future__ import annotations
 
 import base64
+from typing import Any
 
 import pytest
 from ansible.errors import AnsibleFilterError
 from ansible_collections.gpufarm.core.plugins.filter import missing_collections as collections
+from ansible_collections.gpufarm.core.plugins.filter import wsl_address as address
 from ansible_collections.gpufarm.core.plugins.filter import wsl_config as config
 
 missing_collections = collections.FilterModule().filters()["missing_collections"]
 pytestmark = pytest.mark.controller
+wsl_address = address.FilterModule().filters()["wsl_address"]
 wsl_config = config.FilterModule().filters()["wsl_config"]
 
 
@@ -37,4 +40,64 @@ def test_what_cannot_be_changed() -> None:
         wsl_config("", {"wsl2": {"a b": 1}})
     assert str(no_name.value) == (
         "wsl_config has wsl2.a b with 1. Expected: names of letters and digits. Next step: correct the setting."
+    )
+
+
+def of(address: str, interface: str, default_route: bool = False, prefix: int = 24) -> dict[str, Any]:
+    return {"address": address, "prefix": prefix, "interface": interface, "default_route": default_route}
+
+
+LAN = of("192.0.2.31", "Ethernet", default_route=True)
+LAB = of("198.51.100.7", "Lab")
+SECOND = of("192.0.2.200", "Ethernet")
+# The first lies in a network that companies use, too.
+SWITCH = of("172.20.0.1", "vEthernet (WSL (Hyper-V firewall))", prefix=20)
+BRIDGE = of("172.16.9.9", "vEthernet (External)")
+
+
+@pytest.mark.parametrize(
+    ("addresses", "rule", "chosen"),
+    [
+        ([SWITCH, LAB, LAN], "default_route", "192.0.2.31"),
+        ([SWITCH, LAB, LAN], "198.51.100.0/24", "198.51.100.7"),
+        ([SWITCH, LAB, LAN], "198.51.100.7", "198.51.100.7"),
+        ([SWITCH, LAB, LAN], "198.51.100.1/24", "198.51.100.7"),
+        ([SWITCH, LAB, LAN], "lab", "198.51.100.7"),
+        # Of several, that of the default route.
+        ([SECOND, LAN], "192.0.2.0/24", "192.0.2.31"),
+        ([SECOND, LAN], "Ethernet", "192.0.2.31"),
+        ([SECOND, LAN], "192.0.2.128/25", "192.0.2.200"),
+        # A switch that is bridged to the network is one like others; WSL's own has to be named.
+        ([SWITCH, BRIDGE, LAN], "172.16.0.0/12", "172.16.9.9"),
+        ([SWITCH, LAN], "vEthernet (WSL (Hyper-V firewall))", "172.20.0.1"),
+        # Where nobody has told them, nobody has asked for one.
+        ([], "default_route", ""),
+    ],
+)
+def test_one_address_is_chosen(addresses: list[dict[str, Any]], rule: str, chosen: str) -> None:
+    assert wsl_address(addresses, rule, host="pc-Debian") == chosen
+
+
+@pytest.mark.parametrize(
+    ("addresses", "rule", "expected"),
+    [
+        ([LAB], "default_route", "one to which the default route leads"),
+        ([LAB], "192.0.2.0/24", "one in 192.0.2.0/24, of several that of the default route"),
+        ([LAB, of("198.51.100.8", "Wi-Fi")], "198.51.100.0/24", "one in 198.51.100.0/24, of several that of the d"),
+        ([SWITCH], "172.16.0.0/12", "one in 172.16.0.0/12, of several that of the default route"),
+        ([LAB], "Ethernet", "one of an interface named Ethernet, of several that of the default route"),
+        ([LAN], "ask", "the answer of somebody at a terminal"),
+        ([], "Ethernet", "one of an interface named Ethernet, of several that of the default route"),
+    ],
+)
+def test_no_address_is_chosen_by_accident(addresses: list[dict[str, Any]], rule: str, expected: str) -> None:
+    with pytest.raises(AnsibleFilterError) as failure:
+        wsl_address(addresses, rule, host="pc-Debian")
+    there = ", ".join(f"{each['address']}/{each['prefix']} ({each['interface']})" for each in addresses) or "not known"
+    assert str(failure.value).startswith(
+        f"pc-Debian: the IPv4 addresses of its Windows machine are {there}. Expected: {expected}"
+    )
+    assert str(failure.value).endswith(
+        "Next step: set wsl_address to a subnet or an interface of these, or nomad_advertise_addr to what others reach "
+        "it by."
     )

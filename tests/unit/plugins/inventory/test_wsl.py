@@ -597,6 +597,13 @@ def test_each_host_of_the_lab_is_reached_in_its_way(lab: dict[str, Windows]) -> 
     }
     assert variables["workstation-Debian"]["ansible_user"] == "bob"
     assert variables["workstation-Debian"]["wsl_user"] == "root"
+    assert variables["gaming-pc"]["wsl_addresses"] == [
+        {"address": "192.0.2.31", "prefix": 24, "interface": "Ethernet", "default_route": True},
+        {
+            "address": "172.20.0.1", "prefix": 20, "interface": "vEthernet (WSL (Hyper-V firewall))",
+            "default_route": False,
+        },
+    ]  # fmt: skip
 
 
 def test_a_wsl_exe_that_tasks_will_not_reach_is_said(lab: dict[str, Windows]) -> None:

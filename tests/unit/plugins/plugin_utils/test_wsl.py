@@ -238,6 +238,29 @@ def test_an_openssh_that_is_not_there_tells_no_shell(windows: Windows) -> None:
     assert by_script(windows)["computer_name"] == "PC1"
 
 
+def test_addresses_by_which_a_machine_may_be_reached(windows: Windows) -> None:
+    """Those without a cable, and those that Windows has given itself, are none."""
+    with windows.changed() as changed:
+        changed.interfaces.append(
+            {"Name": "以太网 2", "OperationalStatus": "Up", "addresses": ["198.51.100.4/25", "198.51.100.5/25"]}
+        )
+    assert by_script(windows)["addresses"] == [
+        {"address": "192.0.2.31", "prefix": 24, "interface": "Ethernet", "default_route": True},
+        {
+            "address": "172.20.0.1", "prefix": 20, "interface": "vEthernet (WSL (Hyper-V firewall))",
+            "default_route": False,
+        },
+        {"address": "198.51.100.4", "prefix": 25, "interface": "以太网 2", "default_route": False},
+        {"address": "198.51.100.5", "prefix": 25, "interface": "以太网 2", "default_route": False},
+    ]  # fmt: skip
+
+
+def test_a_machine_without_a_default_route_has_addresses(windows: Windows) -> None:
+    with windows.changed() as changed:
+        changed.route = ""
+    assert [each["default_route"] for each in by_script(windows)["addresses"]] == [False, False]
+
+
 def test_local_programs_are_those_of_path_then_those_of_windows(
     windows: Windows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -514,6 +537,11 @@ def test_patterns_mean_the_same_on_both_sides(pattern: str, name: str) -> None:
         ("gpufarm-wsl {", "pc1: the answer of PowerShell is damaged: "),
         ("gpufarm-wsl []", "pc1: the answer of PowerShell is damaged: "),
         ('gpufarm-wsl {"program":"wsl.exe"}', "pc1: the answer of PowerShell is damaged: KeyError('names')"),
+        (
+            'gpufarm-wsl {"program":"w","names":{"code":0,"out":"","err":""},"list":{"code":0,"out":"","err":""},'
+            '"probes":{},"network":["VXAgeCAyNCBF"]}',
+            "pc1: the answer of PowerShell is damaged: AddressValueError",
+        ),
         (
             'gpufarm-wsl {"program":"w","names":{"code":0,"out":"!","err":""},"list":{}}',
             "pc1: the answer of PowerShell is damaged: ",
