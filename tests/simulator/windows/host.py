@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[3]
 HANGS = 1e9
 SYSTEM32 = r"C:\Windows\System32\wsl.exe"
 PROGRAM_FILES = r"C:\Program Files\WSL\wsl.exe"
+POWERSHELL = r"C:\Windows\System32\WindowsPowerShell\v1.0\powershell.exe"
 # A program that WSL's interop starts: its file is a Windows program there, so only its name and place are the same.
 PROGRAM = """\
 #!{python} -SE
@@ -94,6 +95,8 @@ class Machine:
     build: int = 26100
     # Who owns the distributions; others have none of them.
     user: str = "alice"
+    # Whether what is asked of the machine runs elevated; interop does so in a terminal of an administrator only.
+    administrator: bool = True
     gpus: list[dict[str, str]] = field(default_factory=list)
     # Seconds since the machine was made. Nothing passes by itself.
     clock: float = 0.0
@@ -123,7 +126,7 @@ class Windows:
         windows = cls(folder)
         windows._write(machine)
         (folder / "calls").touch()
-        for path in (SYSTEM32, PROGRAM_FILES):
+        for path in (SYSTEM32, PROGRAM_FILES, POWERSHELL):
             program = windows.mounted(path)
             program.parent.mkdir(parents=True, exist_ok=True)
             program.write_text(
