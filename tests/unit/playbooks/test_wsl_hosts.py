@@ -42,6 +42,7 @@ class Lab:
         self.windows = Windows.create(folder / "windows", Machine("gaming-pc", **known))
         self.config = self.windows.mounted(r"C:\Users\alice\.wslconfig")
         self.config.parent.mkdir(parents=True)
+        self.playbook = "wsl_hosts.yml"
         self.without: tuple[str, ...] = ()
         self.under: tuple[str, ...] = ()
         # Of the distributions that are nodes of the farm.
@@ -62,7 +63,7 @@ class Lab:
             }
         }
         return playbook_helper.run_playbook(
-            self.folder, inventory, "wsl_hosts.yml", *options, before=doubles, under=self.under
+            self.folder, inventory, self.playbook, *options, before=doubles, under=self.under
         )
 
     def good(self, *options: str, **variables: Any) -> str:
@@ -259,6 +260,16 @@ def test_without_an_administrators_rights_the_configuration_is_possible(tmp_path
     lab = Lab(tmp_path, administrator=False)
     lab.good(**BELOW, wsl_keep_alive=False, wsl_config={"wsl2": {"memory": "16GB"}})
     assert "memory=16GB" in lab.config.read_text()
+
+
+@pytest.mark.parametrize("administrator", [True, False])
+def test_no_farm_is_made_on_a_machine_that_windows_does_not_hold(tmp_path: Path, administrator: bool) -> None:
+    lab = Lab(tmp_path, administrator=administrator)
+    lab.playbook = "wsl.yml"
+    said = lab.bad(**BELOW)
+    # What site.yml says first, for here nothing is a node.
+    assert ("no host in gpu_nodes" in said) is administrator
+    assert ("without an administrator's rights" in said) is not administrator
 
 
 def test_check_mode_changes_nothing(tmp_path: Path) -> None:
