@@ -86,7 +86,6 @@ all:
 
 import base64
 import contextlib
-import errno
 import os
 import re
 import secrets
@@ -103,18 +102,15 @@ from ansible.module_utils.common.text.converters import to_bytes, to_text
 from ansible.plugins.connection import ConnectionBase
 from ansible.utils.display import Display
 from ansible_collections.gpufarm.core.plugins.module_utils import wsl
+from ansible_collections.gpufarm.core.plugins.plugin_utils import interop
 
 display = Display()
 
-# CreateProcessW takes no more, the program's name included.
-LONGEST_COMMAND_LINE = 32_766
 # wsl.exe ends with -1 for an error of its own; Linux keeps the last byte.
 OWN_ERROR = 255
 # How long wsl.exe may take to end after its command has. What is left behind in the distribution keeps it (WSL#12886).
 FAREWELL_S = 0.5
 CHUNK = 65_536
-# How WSL's own programs of Linux begin what they print.
-INTEROP_SAYS = (b"<3>WSL (", b"<3>init: (")
 
 
 class End(NamedTuple):
@@ -172,11 +168,12 @@ class Connection(ConnectionBase):  # type: ignore[misc] # ansible-core has no ty
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._connected = False
-        self._exe = ""
 
     def _connect(self) -> Connection:
         if not self._connected:
-            self._exe = self._find()
+            self._program = interop.Program.found(
+                self._name, "wsl.exe", "ansible_wsl_exe", self.get_option("wsl_exe"), wsl.programs(None)
+            )
             if not wsl.NAME.fullmatch(self._name):
                 raise AnsibleConnectionFailure(
                     f"{self._name!r} cannot be the name of a WSL distribution. Expected: letters, digits, dots, "
@@ -197,18 +194,8 @@ class Connection(ConnectionBase):  # type: ignore[misc] # ansible-core has no ty
     def _name(self) -> str:
         return str(self.get_option("distribution"))
 
-    def _find(self) -> str:
-        named = self.get_option("wsl_exe")
-        for place in wsl.programs(named):
-            if Path(place).is_file():
-                return str(place)
-        raise AnsibleConnectionFailure(
-            f"{self._name}: wsl.exe was not found ({named or 'neither on PATH nor below /mnt/c'}). Expected: Ansible "
-            "runs in a WSL distribution of that Windows machine, with drive C mounted. Next step: set ansible_wsl_exe."
-        )
-
     def _require_running(self) -> None:
-        with self._started(["--list", "--running", "--quiet"], stdin=subprocess.DEVNULL) as process:
+        with self._program.started(["--list", "--running", "--quiet"], stdin=subprocess.DEVNULL) as process:
             stdout, stderr = process.communicate()
         self._refuse_own_error(process.returncode, stdout)
         if process.returncode:
@@ -216,28 +203,9 @@ class Connection(ConnectionBase):  # type: ignore[misc] # ansible-core has no ty
         # wsl.exe takes a name in any case.
         if self._name.casefold() not in [name.casefold() for name in wsl.parse_names(stdout)]:
             raise AnsibleConnectionFailure(
-                f"{self._name}: the distribution does not run{self._said(stderr)}. Expected: it runs, for "
+                f"{self._name}: the distribution does not run{interop.said(stderr)}. Expected: it runs, for "
                 f"ansible_wsl_start is false. Next step: `wsl.exe -d {self._name}`, or ansible_wsl_start: true."
             )
-
-    @staticmethod
-    def _said(raw: bytes) -> str:
-        text = wsl.readable(raw)
-        return f" ({text})" if text else ""
-
-    def _started(self, arguments: list[str], **streams: Any) -> subprocess.Popen[bytes]:
-        streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
-        try:
-            # A folder of Windows' own: of another one, wsl.exe would complain that the distribution does not have it.
-            return subprocess.Popen([self._exe, *arguments], cwd=Path(self._exe).parent, **streams)
-        except OSError as error:
-            if error.errno == errno.ENOEXEC:
-                raise AnsibleConnectionFailure(
-                    f"{self._name}: this distribution cannot run {self._exe}: interop with Windows is switched off. "
-                    "Expected: `[interop] enabled` is not false in /etc/wsl.conf, and /proc/sys/fs/binfmt_misc has "
-                    "WSLInterop. Next step: correct it, then `wsl.exe --terminate` this distribution from Windows."
-                ) from error
-            raise AnsibleConnectionFailure(f"{self._name}: {self._exe} cannot be started: {error}.") from error
 
     def _arguments(self, command: str, mark: bytes, marked: Sequence[str]) -> list[str]:
         """Options of wsl.exe for a command of a shell, whose exit code follows a mark on the streams C(marked).
@@ -252,12 +220,7 @@ class Connection(ConnectionBase):  # type: ignore[misc] # ansible-core has no ty
         script = f"cd 2>/dev/null;set -f;IFS=;c=$(echo {code}|base64 -d)&&{shell} -c $c;r=$?;{ends}exit $r"
         user = self.get_option("remote_user")
         arguments = ["-d", self._name, *(["-u", user] if user else []), "--exec", "/bin/sh", "-c", script]
-        length = len(self._exe) + sum(len(argument) + 3 for argument in arguments)
-        if length > LONGEST_COMMAND_LINE:
-            raise AnsibleError(
-                f"{self._name}: the command has {len(command)} characters, which makes a Windows command line of "
-                f"{length}. Expected: at most {LONGEST_COMMAND_LINE}. Next step: put it into a file (copy, script)."
-            )
+        self._program.require_short(arguments, command)
         return arguments
 
     def _refuse_own_error(self, code: int, stdout: bytes) -> None:
@@ -280,18 +243,12 @@ class Connection(ConnectionBase):  # type: ignore[misc] # ansible-core has no ty
 
     def _refuse_interop(self, stderr: bytes) -> None:
         """Raise what Linux itself says where it did not start a Windows program, or WSL's init no program of Linux."""
-        if b" failed" in stderr and b"execvpe(" in stderr and stderr.startswith(INTEROP_SAYS):
+        if b" failed" in stderr and b"execvpe(" in stderr and stderr.startswith(interop.SAYS):
             raise AnsibleConnectionFailure(
-                f"{self._name}: the distribution cannot start /bin/sh{self._said(stderr)}. Expected: it has one. "
+                f"{self._name}: the distribution cannot start /bin/sh{interop.said(stderr)}. Expected: it has one. "
                 f"Next step: `wsl.exe -d {self._name}` in a terminal of Windows."
             )
-        if not stderr or stderr.startswith(INTEROP_SAYS):
-            found = repr(os.environ["WSL_INTEROP"]) if os.environ.get("WSL_INTEROP") else "not set"
-            raise AnsibleConnectionFailure(
-                f"{self._name}: nothing came of {self._exe}{self._said(stderr)}; WSL_INTEROP is {found}. Expected: it "
-                "names the socket of a session that lives, in /run/WSL. Next step: run Ansible in a new terminal of "
-                "this distribution, or set WSL_INTEROP."
-            )
+        self._program.refuse_silence(stderr)
 
     def _refuse_unfinished(self, code: int, stdout: bytes, stderr: bytes) -> NoReturn:
         """Raise why something has not come to its end, at which it would have left its mark."""
@@ -299,7 +256,7 @@ class Connection(ConnectionBase):  # type: ignore[misc] # ansible-core has no ty
         if not stdout:
             self._refuse_interop(stderr)
         raise AnsibleConnectionFailure(
-            f"{self._name}: wsl.exe ended with {code} too early{self._said(stderr)}. Expected: the distribution runs "
+            f"{self._name}: wsl.exe ended with {code} too early{interop.said(stderr)}. Expected: the distribution runs "
             "until a command has ended. Next step: look whether it was terminated meanwhile, and run it again."
         )
 
@@ -320,7 +277,7 @@ class Connection(ConnectionBase):  # type: ignore[misc] # ansible-core has no ty
     @contextlib.contextmanager
     def _conversing(self, arguments: list[str]) -> Iterator[tuple[subprocess.Popen[bytes], dict[IO[bytes], bytearray]]]:
         """A running wsl.exe, and what it has printed so far on standard output and on standard error."""
-        process = self._started(arguments)
+        process = self._program.started(arguments)
         stdin, stdout, stderr = (cast("IO[bytes]", each) for each in (process.stdin, process.stdout, process.stderr))
         try:
             for stream in (stdin, stdout, stderr):
@@ -361,7 +318,7 @@ class Connection(ConnectionBase):  # type: ignore[misc] # ansible-core has no ty
                     self._refuse_own_error(process.wait(), bytes(seen[stdout]))
                     said = b" ".join(end.text if (end := parted(text, mark)) else text for text in seen.values())
                     raise AnsibleError(
-                        f"{self._name}: privilege escalation did not succeed{self._said(said)}. "
+                        f"{self._name}: privilege escalation did not succeed{interop.said(said)}. "
                         "Next step: set ansible_become_password, or let the user become without one."
                     )
                 for key, _events in ready:
@@ -385,7 +342,7 @@ class Connection(ConnectionBase):  # type: ignore[misc] # ansible-core has no ty
         with source:
             size = os.fstat(source.fileno()).st_size
             arguments = self._arguments(f"cat >{target} && wc -c <{target}", mark, (">&2",))
-            with self._started(arguments, stdin=source) as process:
+            with self._program.started(arguments, stdin=source) as process:
                 stdout, stderr = process.communicate()
         self._said_of_file(process.returncode, stdout, stderr, mark, f"{out_path} cannot be written")
         if stdout.strip() != str(size).encode():
@@ -399,7 +356,7 @@ class Connection(ConnectionBase):  # type: ignore[misc] # ansible-core has no ty
         end = parted(stderr, mark)
         if end is None:
             self._refuse_own_error(code, stdout)
-            if stderr.startswith(INTEROP_SAYS):
+            if stderr.startswith(interop.SAYS):
                 self._refuse_interop(stderr)
             return stderr
         if end.code:
@@ -415,7 +372,7 @@ class Connection(ConnectionBase):  # type: ignore[misc] # ansible-core has no ty
         with target.open("wb") as file:
             # The size goes ahead on another stream, so that a file that ends too early is told from a short one.
             arguments = self._arguments(f"wc -c <{source} >&2 && cat {source}", mark, (">&2",))
-            with self._started(arguments, stdout=file) as process:
+            with self._program.started(arguments, stdout=file) as process:
                 _nothing, stderr = process.communicate(b"")
             arrived = os.fstat(file.fileno()).st_size
         try:

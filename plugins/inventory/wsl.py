@@ -46,7 +46,8 @@ options:
       connection:
         description:
           - How the machine is asked.
-          - V(local) is the Windows below the distribution that Ansible runs in, through interop.
+          - V(local) is the Windows below the distribution that Ansible runs in, through interop; its own tasks run by
+            P(gpufarm.core.wsl_windows#connection).
           - V(ssh) is OpenSSH's own client, so its keys, agent, jump hosts and C(~/.ssh/config) count. It asks for no
             password. The shell on the other side may be cmd or PowerShell.
           - V(psrp) is PowerShell Remoting.
@@ -230,6 +231,8 @@ PSRP_VARIABLES = {
     "encryption": "message_encryption",
     "no_proxy": "ignore_proxy",
 }  # fmt: skip
+# By which tasks for Windows get there.
+CONNECTIONS = {"local": "gpufarm.core.wsl_windows", "ssh": "ssh", "psrp": "psrp"}
 REMOTE_WSL = "community.general.wsl"
 # Which of ssh's options name a jump host; a way to it must not lead through it.
 JUMPS = re.compile("(proxyjump|proxycommand)[ =]", re.IGNORECASE)
@@ -270,7 +273,7 @@ def host_of(described: Any) -> wsl.Host:
 
 def windows_variables(host: wsl.Host, answer: Mapping[str, Any] | None) -> dict[str, Any]:
     """What connects to the Windows machine itself."""
-    found: dict[str, Any] = {"wsl_connection": host.connection, "ansible_connection": host.connection}
+    found: dict[str, Any] = {"wsl_connection": host.connection, "ansible_connection": CONNECTIONS[host.connection]}
     if answer:
         found["wsl_exe"] = answer["program"]
         found["wsl_computer_name"] = answer["computer_name"]

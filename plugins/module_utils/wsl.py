@@ -18,6 +18,8 @@ NAME = re.compile(r"[a-zA-Z0-9._-]+")
 # Where a distribution finds wsl.exe if Windows' folders are not on its PATH. The second is needed where no user is
 # logged on (WSL#9231).
 PLACES = ("/mnt/c/Windows/System32/wsl.exe", "/mnt/c/Program Files/WSL/wsl.exe")
+# Where Windows has its PowerShell.
+POWERSHELL = "Windows/System32/WindowsPowerShell/v1.0/powershell.exe"
 STATES = ("Stopped", "Running", "Installing", "Uninstalling", "Converting", "Exporting")
 
 _ROW = re.compile(r"([* ]) ([a-zA-Z0-9._-]+) +(\S+(?: \S+)*) +([0-9]{1,3})[ \t]*")
@@ -31,6 +33,15 @@ _ERROR_CODE = re.compile(r"(?:^|[\s:\uff1a])(Wsl/[A-Za-z0-9_/]+)\s*$")
 def programs(named: str | None) -> list[str]:
     """Where wsl.exe may be, as a distribution sees it: that which was named alone, else PATH before PLACES."""
     return [named] if named else list(dict.fromkeys(filter(None, [shutil.which("wsl.exe"), *PLACES])))
+
+
+def powershells(wsl_exe: str | None) -> list[str]:
+    """Where powershell.exe may be: on the drive of a known wsl.exe, else on PATH, else on drive C as it is mounted."""
+    for place in PLACES:
+        drive, found, rest = (wsl_exe or "").rpartition(place[len("/mnt/c/") :])
+        if found and not rest:
+            return [drive + POWERSHELL]
+    return list(dict.fromkeys(filter(None, [shutil.which("powershell.exe"), f"/mnt/c/{POWERSHELL}"])))
 
 
 class DamagedListError(ValueError):

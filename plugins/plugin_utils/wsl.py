@@ -404,10 +404,10 @@ def script(host: Host, question: Question) -> str:
         "@SECONDS@": str(max(1, question.timeout_s * 4 // 5)),
         # A program that hangs leaves the next its share.
         "@HALF@": str(max(1, question.timeout_s * 2 // 5)),
-        "@PROBE@": _single(PROBE),
-        "@PROGRAMS@": ", ".join(f"'{_single(program)}'" for program in programs),
+        "@PROBE@": single_quoted(PROBE),
+        "@PROGRAMS@": ", ".join(f"'{single_quoted(program)}'" for program in programs),
         "@NAMES@": question.names,
-        "@REFUSED@": _single(question.refused),
+        "@REFUSED@": single_quoted(question.refused),
         "@MARK@": MARK,
     }
     lines = "\n".join(line.strip() for line in SCRIPT.strip().splitlines())
@@ -420,7 +420,7 @@ def script(host: Host, question: Question) -> str:
     return re.sub("|".join(values), lambda found: values[found.group()], short)
 
 
-def _single(text: str) -> str:
+def single_quoted(text: str) -> str:
     # PowerShell takes typographic quotes for quotes, too.
     return re.sub("['\u2018-\u201b]", r"\g<0>\g<0>", text)
 

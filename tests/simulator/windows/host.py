@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[3]
 HANGS = 1e9
 SYSTEM32 = r"C:\Windows\System32\wsl.exe"
 PROGRAM_FILES = r"C:\Program Files\WSL\wsl.exe"
+POWERSHELL = r"C:\Windows\System32\WindowsPowerShell\v1.0\powershell.exe"
 # What GetAllNetworkInterfaces of .NET lists: those without a cable, and WSL's own switch, too.
 INTERFACES = (
     {"Name": "Ethernet", "OperationalStatus": "Up", "addresses": ["fe80::4b1c:9f3a:20d7:8e51%12/64", "192.0.2.31/24"]},
@@ -102,6 +103,8 @@ class Machine:
     build: int = 26100
     # Who owns the distributions; others have none of them.
     user: str = "alice"
+    # Whether what is asked of the machine runs elevated; interop does so in a terminal of an administrator only.
+    administrator: bool = True
     gpus: list[dict[str, str]] = field(default_factory=list)
     interfaces: list[dict[str, Any]] = field(default_factory=lambda: [dict(each) for each in INTERFACES])
     # The address from which Windows sends to other networks; none where no route leads there.
@@ -134,7 +137,7 @@ class Windows:
         windows = cls(folder)
         windows._write(machine)
         (folder / "calls").touch()
-        for path in (SYSTEM32, PROGRAM_FILES):
+        for path in (SYSTEM32, PROGRAM_FILES, POWERSHELL):
             program = windows.mounted(path)
             program.parent.mkdir(parents=True, exist_ok=True)
             program.write_text(

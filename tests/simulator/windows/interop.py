@@ -7,8 +7,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.simulator.windows import command_line, wsl
-from tests.simulator.windows.host import Windows
+from tests.simulator.windows import command_line, powershell, wsl
+from tests.simulator.windows.host import POWERSHELL, Windows
 
 # CreateProcessW takes no longer command line.
 LONGEST = 32766
@@ -39,6 +39,9 @@ def main(folder: str, path: str, arguments: Sequence[str]) -> int:
         if interop == "stale":
             sys.stderr.write("<3>WSL (302) ERROR: UtilConnectUnix:533: connect failed 111\n")
         return 1
+    if path == POWERSHELL:
+        Windows(Path(folder)).log(path, line)
+        return powershell.main(Windows(Path(folder)), line) & 0xFF
     # Interop runs in the session of the user who has started the distribution.
     code = wsl.main(Windows(Path(folder)), path, line, windows_environment(os.environ), session=1)
     return code & 0xFF

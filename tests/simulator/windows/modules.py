@@ -57,6 +57,10 @@ MICROSOFT_WSL: dict[str, dict[str, dict[str, Any]]] = {
 # win_scheduled_task.ps1, the optional keys of a boot trigger.
 BOOT_KEYS = {"type", "delay", "enabled", "end_boundary", "execution_time_limit", "start_boundary", "repetition"}
 Result = dict[str, Any]
+# What Windows lets an administrator do alone: the policy of rights, tasks that start at boot, the firewall.
+ADMINISTRATORS = (
+    "ansible.windows.win_user_right", "community.windows.win_scheduled_task", "community.windows.win_firewall_rule",
+)  # fmt: skip
 
 
 def install(folder: Path, without: tuple[str, ...] = ()) -> Path:
@@ -116,9 +120,13 @@ class Double(ActionBase):  # type: ignore[misc] # ansible-core has no types
             return {"failed": True, "msg": f"{self.name}: {'; '.join(checked.error_messages)}"}
         given = {key: value for key, value in checked.validated_parameters.items() if value is not None}
         environment = {key: str(value) for each in self._task.environment or [] for key, value in each.items()}
+        asked = Asked(bool(self._task.check_mode), environment)
+        denied = self.name in ADMINISTRATORS and given.get("state", "present") == "present"
+        if denied and not windows.machine.administrator:
+            return {"failed": True, "msg": f"{self.name}: Access is denied."}
         with (windows.folder / "modules").open("a", encoding="utf-8") as log:
             log.write(f"{self.name}\n")
-        return BEHAVIOUR[self.name](windows, given, Asked(bool(self._task.check_mode), environment))
+        return BEHAVIOUR[self.name](windows, given, asked)
 
 
 class Asked:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import functools
+import html
 import json
 import os
 import re
@@ -25,7 +26,7 @@ TOKENS = re.compile(
     r"""
     (?P<blank>[ \t]+) | (?P<end>[\r\n;]) | (?P<comment>\#[^\n]*)
   | (?P<single>['\u2018-\u201b](?:[^'\u2018-\u201b]|['\u2018-\u201b]{2})*['\u2018-\u201b]) | (?P<double>"[^"`]*")
-  | (?P<variable>\$(?:env:)?\w+)
+  | (?P<variable>\$(?:env:)?\w+|\$\?)
   | (?P<operator>-(?:and|or|not|eq|ne|match|notmatch|cnotmatch|replace|split|join)\b)
   | (?P<number>\d+(?![\w.]))
   | (?P<hash>@\{) | (?P<array>@\() | (?P<static>::) | (?P<add>\+=)
@@ -35,7 +36,7 @@ TOKENS = re.compile(
     """,
     re.VERBOSE,
 )
-KEYWORDS = {"begin", "process", "end", "data", "filter", "param", "return", "while", "switch", "do", "until", "trap"}
+KEYWORDS = {"begin", "process", "end", "data", "filter", "param", "return", "switch", "do", "until", "trap"}
 BINARY = ("-and", "-or", "-eq", "-ne", "-match", "-notmatch", "-cnotmatch", "-replace", "-split", "-join")
 
 
@@ -49,6 +50,10 @@ class Thrown(Exception):
 
 class Break(Exception):
     """break."""
+
+
+class Exit(Exception):
+    """exit, with its code."""
 
 
 VOID = object()
@@ -130,6 +135,56 @@ class MemoryStream:
 
     def ToArray(self) -> bytes:
         return bytes(self.raw)
+
+
+@dataclass
+class Principal:
+    """A user with a token, in which the group of administrators is disabled where it is not elevated."""
+
+    elevated: bool
+
+    def IsInRole(self, rid: int) -> bool:
+        if rid != 544:
+            raise Refused(f"the role {rid}")
+        return self.elevated
+
+
+class FileStream:
+    """A file of drive C."""
+
+    def __init__(self, windows: Windows, path: str, mode: str) -> None:
+        if not path.startswith("C:\\"):
+            raise Refused(f"the path {path}")
+        place, method = windows.mounted(path), {"wb": "Create", "rb": "Open"}[mode]
+        said = {
+            FileNotFoundError: f"Could not find file '{path}'."
+            if place.parent.is_dir()
+            else f"Could not find a part of the path '{path}'.",
+            IsADirectoryError: f"Access to the path '{path}' is denied.",
+        }
+        try:
+            self.file = place.open(mode)
+        except OSError as error:
+            count = {"Create": 1, "Open": 4}[method]
+            raise Thrown(f'Exception calling "{method}" with "{count}" argument(s): "{said[type(error)]}"') from error
+
+    @property
+    def Length(self) -> int:
+        self.file.flush()
+        return os.fstat(self.file.fileno()).st_size
+
+    def Write(self, raw: bytes, start: int, count: int) -> object:
+        self.file.write(raw[start : start + count])
+        return VOID
+
+    def Read(self, raw: bytearray, start: int, count: int) -> int:
+        found = self.file.read(count)
+        raw[start : start + len(found)] = found
+        return len(found)
+
+    def Close(self) -> object:
+        self.file.close()
+        return VOID
 
 
 class ProcessStartInfo:
@@ -319,18 +374,32 @@ class Interpreter:
     windows: Windows
     clock: Clock = field(default_factory=Clock)
     functions: dict[str, Function] = field(default_factory=dict)
+    code: int = 0
 
     def run(self, text: str, given: Mapping[str, Any] | None = None) -> list[Any]:
-        known = {"true": True, "false": False, "null": None, **(given or {})}
-        return Block(self, tokens(text), Scope(known)).statements()
+        known = {"true": True, "false": False, "null": None, "?": True, **(given or {})}
+        block = Block(self, tokens(text), Scope(known))
+        try:
+            return block.statements()
+        except Exit as end:
+            self.code = int(str(end))
+            return block.found
 
     def static(self, name: str, member: str, arguments: list[Any] | None) -> Any:
         known: Mapping[tuple[str, str], Callable[..., Any]] = {
             ("DateTime", "UtcNow"): lambda: Instant(self.clock.now),
             ("Text.Encoding", "ASCII"): lambda: Encoding("ascii"),
             ("Text.Encoding", "UTF8"): lambda: Encoding("utf-8"),
-            ("Convert", "ToBase64String"): lambda raw: base64.b64encode(raw).decode(),
+            ("Convert", "ToBase64String"): lambda raw, start=0, count=None: base64.b64encode(
+                raw[start : len(raw) if count is None else start + count]
+            ).decode(),
             ("Convert", "FromBase64String"): lambda text: base64.b64decode(text, validate=True),
+            ("Security.Principal.WindowsIdentity", "GetCurrent"): lambda: {
+                "Elevated": self.windows.machine.administrator
+            },
+            ("IO.File", "Create"): lambda path: FileStream(self.windows, path, "wb"),
+            ("IO.File", "Open"): self.opened,
+            ("byte[]", "new"): bytearray,
             ("Math", "Max"): max,
             ("Environment", "OSVersion"): lambda: {"Version": {"Build": self.windows.machine.build}},
             ("Net.NetworkInformation.NetworkInterface", "GetAllNetworkInterfaces"): lambda: [
@@ -345,6 +414,11 @@ class Interpreter:
             raise Thrown("Cannot invoke method. Method invocation is supported only on core types in this mode.")
         return known[name, member](*(arguments or []))
 
+    def opened(self, path: str, mode: str, access: str, share: str) -> FileStream:
+        if (mode, access, share) != ("Open", "Read", "ReadWrite"):
+            raise Refused(f"[IO.File]::Open with {mode}, {access}, {share}")
+        return FileStream(self.windows, path, "rb")
+
     def command(self, name: str, arguments: list[Any], options: dict[str, Any], scope: Scope) -> Any:
         if name in self.functions:
             function = self.functions[name]
@@ -354,7 +428,7 @@ class Interpreter:
             return unrolled(Block(self, function.body, Scope(given, scope)).statements())
         match name, arguments:
             case "New-Object", [kind, *rest]:
-                return self.new(kind, *(rest[0] if rest else []))
+                return self.new(kind, *(rest[0] if rest and isinstance(rest[0], list) else rest))
             case "Get-ItemProperty", [r"HKLM:\SOFTWARE\OpenSSH"]:
                 if not self.windows.machine.openssh:
                     raise Thrown(r"Cannot find path 'HKLM:\SOFTWARE\OpenSSH' because it does not exist.")
@@ -371,6 +445,7 @@ class Interpreter:
         known: Mapping[str, Callable[..., Any]] = {
             "Diagnostics.ProcessStartInfo": ProcessStartInfo,
             "IO.MemoryStream": MemoryStream,
+            "Security.Principal.WindowsPrincipal": lambda identity: Principal(identity["Elevated"]),
             "Net.Sockets.UdpClient": self.udp_client,
         }
         if kind not in known:
@@ -421,6 +496,7 @@ class Block:
     def __init__(self, interpreter: Interpreter, all_tokens: list[Token], scope: Scope) -> None:
         self.interpreter, self.tokens, self.scope = interpreter, all_tokens, scope
         self.at = 0
+        self.found: list[Any] = []
 
     @property
     def next(self) -> Token:
@@ -447,7 +523,7 @@ class Block:
         return self.tokens[start : self.at - 1]
 
     def statements(self) -> list[Any]:
-        found: list[Any] = []
+        found = self.found
         while self.at < len(self.tokens):
             if self.next.kind == "end":
                 self.take()
@@ -476,10 +552,9 @@ class Block:
             self.take(")")
             self.interpreter.functions[name] = Function(parameters, self.inner())
             return []
-        if word == "if":
-            return self.condition()
-        if word == "foreach":
-            return self.loop()
+        kinds = {"if": self.condition, "foreach": self.loop, "while": self.repeated}
+        if word in kinds:
+            return kinds[word]()
         if word == "try":
             self.take()
             body = self.inner()
@@ -496,6 +571,9 @@ class Block:
         if word == "break":
             self.take()
             raise Break
+        if word == "exit":
+            self.take()
+            raise Exit(str(self.expression()))
         if word == "throw":
             self.take()
             raise Thrown(str(self.expression()))
@@ -530,6 +608,23 @@ class Block:
             except Break:
                 break
         return found
+
+    def repeated(self) -> list[Any]:
+        self.take("while")
+        condition = self.at
+        found: list[Any] = []
+        while True:
+            self.at = condition
+            self.take("(")
+            goes_on = truth(self.pipeline())
+            self.take(")")
+            body = self.inner()
+            if not goes_on:
+                return found
+            try:
+                found += self.sub(body)
+            except Break:
+                return found
 
     def assignment_or_pipeline(self) -> Any:
         start = self.at
@@ -588,16 +683,27 @@ class Block:
         self.take("&")
         path, words = str(self.primary()), []
         while self.next.kind != "end" and self.next.text not in (")", "}"):
-            if self.next.kind not in ("single", "double", "variable"):
-                raise Refused(f"found {self.next.text!r} as an argument of a program")
-            words.append(str(self.primary()))
+            words.append(self.word())
         try:
             line = " ".join(f'"{word}"' if " " in word else word for word in words)
             code, raw = programs.run(self.interpreter.windows, path, line)
         except FileNotFoundError as error:
             raise Thrown(f"The term '{path}' is not recognized as the name of a cmdlet") from error
-        self.scope.values["lastexitcode"] = code
+        self.scope.values |= {"lastexitcode": code, "?": code == 0}
         return unrolled(raw.decode("utf-8", "replace").replace("\r\n", "\n").splitlines())
+
+    def word(self) -> str:
+        """Take an argument of a program, which ends at a blank."""
+        found, first = "", True
+        while self.next.kind != "end" and self.next.text not in (")", "}") and (first or not self.next.apart):
+            if self.next.kind in ("single", "double", "variable"):
+                found += str(self.primary())
+            elif self.next.kind in ("word", "number") or self.next.text in ("-", "/", "."):
+                found += self.take().text
+            else:
+                raise Refused(f"found {self.next.text!r} as an argument of a program")
+            first = False
+        return found
 
     def command(self) -> Any:
         name = self.take().text
@@ -765,7 +871,7 @@ def member(value: Any, name: Any) -> Any:
         return value[name] if name < len(value) else None
     if isinstance(value, dict):
         return list(value) if name == "Keys" else value.get(name)
-    if name == "Length" and isinstance(value, (bytes, str, list)):
+    if name == "Length" and isinstance(value, (bytes, bytearray, str, list)):
         return len(value)
     return getattr(value, name, None) if value is not None else None
 
@@ -791,12 +897,20 @@ def run(windows: Windows, script: str, clock: Clock | None = None) -> str:
 def main(windows: Windows, line: str) -> int:
     """Run powershell.exe with what follows its name."""
     words = command_line.split(f"powershell.exe {line}")[1:]
-    if words[:-1] != ["-NoProfile", "-NonInteractive", "-EncodedCommand"]:
+    policy = ["-ExecutionPolicy", "Unrestricted"] if "-ExecutionPolicy" in words else []
+    if words[:-1] != ["-NoProfile", "-NonInteractive", *policy, "-EncodedCommand"]:
         sys.stderr.write(f"powershell.exe: {words[:-1]} is not doubled\r\n")
         return 1
+    script = base64.b64decode(words[-1], validate=True).decode("utf-16-le")
+    interpreter = Interpreter(windows)
     try:
-        sys.stdout.write(run(windows, base64.b64decode(words[-1], validate=True).decode("utf-16-le")))
+        # It reads its input by lines of the console's code page.
+        given = {"input": sys.stdin.buffer.read().decode("cp437").splitlines()} if "$input" in script else {}
+        sys.stdout.write("".join(f"{line}\r\n" for line in interpreter.run(script, given)))
     except Thrown as error:
-        sys.stderr.write(f'#< CLIXML\r\n<Objs><S S="Error">{error}</S></Objs>')
+        # Objects of the streams come as XML, in which a control character is written out.
+        text = re.sub("[\r\n]", lambda char: f"_x{ord(char.group()):04X}_", html.escape(f"{error}\r\n", quote=False))
+        space = "http://schemas.microsoft.com/powershell/2004/04"
+        sys.stderr.write(f'#< CLIXML\r\n<Objs Version="1.1.0.1" xmlns="{space}"><S S="Error">{text}</S></Objs>')
         return 1
-    return 0
+    return interpreter.code

@@ -24,6 +24,8 @@ from tests.simulator.windows.host import Distribution, Machine, Windows
 pytestmark = pytest.mark.controller
 GPU = {"name": "NVIDIA GeForce RTX 4090", "driver_version": "581.42", "driver_model": "WDDM"}
 TEN_TIMEOUTS_S = 10 * 15
+# From a distribution of the machine itself.
+BELOW = {"ansible_connection": "gpufarm.core.wsl_windows"}
 KEEP = r"\gpufarm\keep Debian"
 
 
@@ -40,6 +42,7 @@ class Lab:
         self.windows = Windows.create(folder / "windows", Machine("gaming-pc", **known))
         self.config = self.windows.mounted(r"C:\Users\alice\.wslconfig")
         self.config.parent.mkdir(parents=True)
+        self.playbook = "wsl_hosts.yml"
         self.without: tuple[str, ...] = ()
         self.under: tuple[str, ...] = ()
         # Of the distributions that are nodes of the farm.
@@ -60,7 +63,7 @@ class Lab:
             }
         }
         return playbook_helper.run_playbook(
-            self.folder, inventory, "wsl_hosts.yml", *options, before=doubles, under=self.under
+            self.folder, inventory, self.playbook, *options, before=doubles, under=self.under
         )
 
     def good(self, *options: str, **variables: Any) -> str:
@@ -229,6 +232,46 @@ def test_a_nodes_own_agent_is_asked_with_its_own_token(tmp_path: Path) -> None:
     assert lab.called("--shutdown") == 0
 
 
+def test_from_a_distribution_of_the_machine_itself(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    said = lab.good(**BELOW, wsl_shutdown=True)
+    # It would end Ansible, too.
+    assert lab.called("--shutdown") == 0
+    assert (
+        "gaming-pc: .wslconfig has changed, and WSL has not read it. Running: Debian. Expected: a start of WSL, which "
+        "reads it. Next step: run `wsl.exe --shutdown` in a terminal of Windows, which ends every distribution and "
+        "this one with it, start this one and run this again."
+    ) in said
+    assert lab.windows.machine.holds == {KEEP: "Debian"}
+    again = lab.good(**BELOW)
+    assert ".wslconfig has changed" in again
+    assert changed(again) == 0
+
+    # What runs now was started later.
+    note = lab.config.with_name(".wslconfig.waits")
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    note.write_text(note.read_text().replace(boot, "6b1f0c0a-0000-4000-8000-000000000000"))
+    assert ".wslconfig has changed" not in lab.good(**BELOW)
+    assert not note.exists()
+    assert changed(lab.good(**BELOW)) == 0
+
+
+def test_without_an_administrators_rights_the_configuration_is_possible(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, administrator=False)
+    lab.good(**BELOW, wsl_keep_alive=False, wsl_config={"wsl2": {"memory": "16GB"}})
+    assert "memory=16GB" in lab.config.read_text()
+
+
+@pytest.mark.parametrize("administrator", [True, False])
+def test_no_farm_is_made_on_a_machine_that_windows_does_not_hold(tmp_path: Path, administrator: bool) -> None:
+    lab = Lab(tmp_path, administrator=administrator)
+    lab.playbook = "wsl.yml"
+    said = lab.bad(**BELOW)
+    # What site.yml says first, for here nothing is a node.
+    assert ("no host in gpu_nodes" in said) is administrator
+    assert ("without an administrator's rights" in said) is not administrator
+
+
 def test_check_mode_changes_nothing(tmp_path: Path) -> None:
     lab = Lab(tmp_path)
     lab.config.write_text("[wsl2]\n")
@@ -348,9 +391,29 @@ REFUSALS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ),
     (
         {}, {"ansible_connection": "local"},
-        "its connection is local. Expected: ssh, psrp or winrm, because the modules for Windows start PowerShell "
-        "themselves. Next step: turn the OpenSSH server of Windows on, and set `connection: ssh` for this machine in "
-        "the configuration of gpufarm.core.wsl.",
+        "its connection is local. Expected: one to Windows itself, which is ssh, psrp, winrm or "
+        "gpufarm.core.wsl_windows. Next step: leave it to the inventory plugin gpufarm.core.wsl.",
+    ),
+    (
+        {"administrator": False}, BELOW,
+        r"tasks run as GAMING-PC\alice without an administrator's rights. Expected: them, to hold Debian by a task at "
+        'boot. Next step: open a terminal of Windows with "Run as administrator", start this distribution in it, and '
+        "run this again there; or set wsl_keep_alive: false, and wsl_ports: [].",
+    ),
+    (
+        {"administrator": False}, {"wsl_keep_alive": False, "wsl_ports": [4646], "wsl_ports_distribution": "Debian"},
+        r"tasks run as GAMING-PC\alice without an administrator's rights. Expected: them, to open wsl_ports. Next "
+        "step: connect as a user who is an administrator and owns the distributions; or set",
+    ),
+    (
+        {"administrator": False, "release": "2.1.5"}, {"wsl_keep_alive": False, "wsl_update": True},
+        r"tasks run as GAMING-PC\alice without an administrator's rights. Expected: them, to update WSL. Next step: "
+        "connect as a user who is an administrator and owns the distributions.",
+    ),
+    (
+        {"release": "2.1.5"}, {**BELOW, "wsl_update": True},
+        "WSL is 2.1.5. Expected: 2.2.4 or newer. Next step: run `wsl.exe --update` in a terminal of Windows, which "
+        "ends this distribution, too.",
     ),
     (
         {"distributions": [Distribution("Debian", default=True), Distribution("Ubuntu")]}, {"wsl_ports": [4646]},

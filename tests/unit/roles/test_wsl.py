@@ -151,7 +151,7 @@ def test_systemd_that_may_come() -> None:
 @pytest.mark.parametrize(
     ("windows", "command"),
     [
-        (SIBLING["hostvars"]["pc"], "'/mnt/c/Program Files/WSL/wsl.exe'"),  # type: ignore[index]
+        (SIBLING["hostvars"]["pc"], "& 'wsl.exe'"),  # type: ignore[index]
         (
             {"wsl_connection": "ssh", "wsl_exe": r"C:\Program Files\WSL\wsl.exe"},
             r"& 'C:\Program Files\WSL\wsl.exe'",

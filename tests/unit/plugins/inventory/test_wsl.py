@@ -87,7 +87,7 @@ def test_a_machine_and_its_distributions(here: Windows, tmp_path: Path) -> None:
     variables = inventory["_meta"]["hostvars"]
     program = str(here.mounted(SYSTEM32))
     assert variables["pc"] == {
-        "ansible_connection": "local",
+        "ansible_connection": "gpufarm.core.wsl_windows",
         "wsl_connection": "local",
         "wsl_distributions": [
             "Debian", "Old", "docker-desktop", "podman-machine-default", "rancher-desktop-data",
@@ -126,6 +126,18 @@ def test_tasks_run_through_what_was_filled_in(here: Windows, tmp_path: Path) -> 
     assert done.returncode == 0, done.stdout + done.stderr
     assert "it is /bin/sh Debian" in done.stdout
     assert "it is /bin/sh Old" in done.stdout
+
+
+def test_tasks_run_in_windows_itself(here: Windows, tmp_path: Path) -> None:
+    listed(tmp_path, {"windows_hosts": [local(here)]})
+    done = subprocess.run(
+        [Path(sys.executable).with_name("ansible"), "-i", tmp_path / "test.wsl.yml", "wsl_hosts", "-m", "raw",
+         "-a", "$env:USERPROFILE"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+        env={**os.environ, "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".collections")},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert r"C:\Users\alice" in done.stdout
 
 
 def test_groups_compose_filters_and_names(here: Windows, tmp_path: Path) -> None:

@@ -1,0 +1,82 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""How a program of Windows is started from inside a WSL distribution, and what it means when nothing comes of it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ansible.errors import AnsibleConnectionFailure, AnsibleError
+from ansible_collections.gpufarm.core.plugins.module_utils import wsl
+
+# CreateProcessW takes no more, the program's name included.
+LONGEST_COMMAND_LINE = 32_766
+# How WSL's own programs of Linux begin what they print.
+SAYS = (b"<3>WSL (", b"<3>init: (")
+
+
+def said(raw: bytes) -> str:
+    """What a program has printed, in parentheses, if anything."""
+    text = wsl.readable(raw)
+    return f" ({text})" if text else ""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program of Windows, and the host for which it is run."""
+
+    host: str
+    path: str
+
+    @classmethod
+    def found(cls, host: str, name: str, option: str, named: str | None, places: Sequence[str]) -> Program:
+        """The first of the places that is there."""
+        for place in [named] if named else places:
+            if Path(place).is_file():
+                return cls(host, place)
+        raise AnsibleConnectionFailure(
+            f"{host}: {name} was not found ({named or 'neither on PATH nor below /mnt/c'}). Expected: Ansible "
+            f"runs in a WSL distribution of that Windows machine, with drive C mounted. Next step: set {option}."
+        )
+
+    def require_short(self, arguments: Sequence[str], command: str) -> None:
+        """Raise where a command makes too long a command line."""
+        length = len(self.path) + sum(len(argument) + 3 for argument in arguments)
+        if length > LONGEST_COMMAND_LINE:
+            raise AnsibleError(
+                f"{self.host}: the command has {len(command)} characters, which makes a Windows command line of "
+                f"{length}. Expected: at most {LONGEST_COMMAND_LINE}. Next step: put it into a file (copy, script)."
+            )
+
+    def started(self, arguments: Sequence[str], **streams: Any) -> subprocess.Popen[bytes]:
+        """The running program."""
+        streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
+        try:
+            # A folder of Windows' own: of one of Linux, wsl.exe and cmd.exe would complain.
+            return subprocess.Popen([self.path, *arguments], cwd=Path(self.path).parent, **streams)
+        except OSError as error:
+            if error.errno == errno.ENOEXEC:
+                raise AnsibleConnectionFailure(
+                    f"{self.host}: this distribution cannot run {self.path}: interop with Windows is switched off. "
+                    "Expected: `[interop] enabled` is not false in /etc/wsl.conf, and /proc/sys/fs/binfmt_misc has "
+                    "WSLInterop. Next step: correct it, then `wsl.exe --terminate` this distribution from Windows."
+                ) from error
+            raise AnsibleConnectionFailure(f"{self.host}: {self.path} cannot be started: {error}.") from error
+
+    def refuse_silence(self, stderr: bytes) -> None:
+        """Raise what Linux itself says, or does not say, where it did not start a Windows program."""
+        if not stderr or stderr.startswith(SAYS):
+            found = repr(os.environ["WSL_INTEROP"]) if os.environ.get("WSL_INTEROP") else "not set"
+            raise AnsibleConnectionFailure(
+                f"{self.host}: nothing came of {self.path}{said(stderr)}; WSL_INTEROP is {found}. Expected: it "
+                "names the socket of a session that lives, in /run/WSL. Next step: run Ansible in a new terminal of "
+                "this distribution, or set WSL_INTEROP."
+            )
