@@ -600,7 +600,7 @@ def test_each_host_of_the_lab_is_reached_in_its_way(lab: dict[str, Windows]) -> 
     assert ways == {
         "gaming-pc": ("ssh", None),
         "gaming-pc-Ubuntu-24.04": ("community.general.wsl", None),
-        "here": ("local", None),
+        "here": ("gpufarm.core.wsl_windows", None),
         "here-Debian": ("gpufarm.core.wsl", None),
         "workstation": ("ssh", None),
         "workstation-Debian": ("community.general.wsl", "powershell"),
