@@ -10,20 +10,20 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.simulator import farm
+from tests.simulator import community_general, farm
 from tests.simulator.cache import ROOT
 from tests.simulator.docker import docker
 from tests.simulator.farm import jobs
 from tests.simulator.windows.sshd import Sshd
 from tests.testinfra import playbooks
-from tests.testinfra.helpers import wait_for
+from tests.testinfra.helpers import boot_id, wait_for
 
 FARM = os.environ["GPUFARM_FARM"]
 WSL = f"{FARM}-wsl"
@@ -52,10 +52,13 @@ def inventory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         machine.language = "en"
 
 
-def play(inventory: Path, playbook: str, *options: str) -> playbooks.Run:
+def play(inventory: Path, playbook: str, *options: str, collections: Path | None = None) -> playbooks.Run:
+    environment = playbooks.environment(FARM)
+    if collections:
+        environment["ANSIBLE_COLLECTIONS_PATH"] += f":{collections}"
     result = subprocess.run(
         [str(Path(sys.executable).with_name("ansible-playbook")), "-i", str(inventory), playbook, *options],
-        cwd=ROOT, env=playbooks.environment(FARM),
+        cwd=ROOT, env=environment,
         capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False,
     )  # fmt: skip
     counts = re.findall(r"^(\S+) +: ok=.* changed=([0-9]+)", result.stdout, re.MULTILINE)
@@ -64,6 +67,11 @@ def play(inventory: Path, playbook: str, *options: str) -> playbooks.Run:
 
 def site(inventory: Path) -> playbooks.Run:
     return play(inventory, "playbooks/site.yml", "--limit", "server,wsl")
+
+
+def role(inventory: Path) -> playbooks.Run:
+    """Run the role as its example does, by a connection that knows PowerShell."""
+    return play(inventory, "examples/playbooks/wsl.yml", collections=community_general.newer())
 
 
 def cut_at(expression: str | None) -> None:
@@ -116,3 +124,41 @@ def test_distribution_becomes_a_node_though_the_connection_is_cut(inventory: Pat
     assert run.code == 0, run.output
     jobs.load_image(FARM, "wsl")
     assert jobs.run_gpu_docker(FARM, node="wsl", count=1).node == "wsl"
+
+
+@pytest.fixture
+def shell() -> Iterator[Callable[[str | None], None]]:
+    """What SSH starts, and an /etc/wsl.conf of somebody's own words, by which the distribution runs."""
+
+    def starts(shell: str | None) -> None:
+        with farm.windows(FARM).changed() as machine:
+            machine.default_shell = shell
+        sh = r"rm -f /run/gpufarm/*.wsl-conf /etc/wsl.conf.*~; printf '[boot]\nsystemd=true\n' >/etc/wsl.conf"
+        docker("exec", WSL, "/bin/sh", "-c", sh)
+
+    yield starts
+    starts(None)
+
+
+def test_distribution_ends_and_comes_back_though_the_connection_is_cut(
+    inventory: Path, shell: Callable[[str | None], None]
+) -> None:
+    shell(None)
+    boot = boot_id(WSL)
+    cut_at("--terminate wsl")
+    run = role(inventory)
+    assert farm.windows(FARM).machine.cut is None, run.output
+    assert run.code != 0
+    assert [each["SchedulingEligibility"] for each in nodes()] == ["ineligible"]
+
+    run = role(inventory)
+    assert run.code == 0, run.output
+    assert boot_id(WSL) != boot
+    wait_for("the node works again", works)
+
+    shell(r"C:\Windows\System32\WindowsPowerShell\v1.0\powershell.exe")
+    boot = boot_id(WSL)
+    run = role(inventory)
+    assert run.code == 0, run.output
+    assert boot_id(WSL) != boot
+    wait_for("the node works again", works)

@@ -38,8 +38,9 @@ def cmd(windows: Windows, line: str) -> int:
             return 1
         plain += char
         index += 1
-    program, _blank, rest = plain.partition(" ")
-    return start(windows, program, rest)
+    # sshd puts quotes around the whole line, so those of the program stay.
+    program, rest = re.fullmatch(r'("[^"]*"|[^ ]*) ?(.*)', plain, re.DOTALL).groups()  # type: ignore[union-attr] # any
+    return start(windows, program.strip('"'), rest)
 
 
 def expanded(windows: Windows, line: str) -> str:
@@ -57,6 +58,8 @@ def shell_of_powershell(windows: Windows, line: str) -> int:
             sys.stderr.write("what follows --% and its end is not doubled\r\n")
             return 1
         return start(windows, program, expanded(windows, literal))
+    # The operator that takes a text for a program's name.
+    line = re.sub(r"^& (?=')", "", line)
     words = []
     for found in re.finditer(r"""'((?:[^']|'')*)'|"([^"$`]*)"|([^\s'"$`;|&<>(){}@,#]+)|(\S)""", line):
         single, double, bare, other = found.groups()
