@@ -1,6 +1,6 @@
 """The WSL distribution of the farm: found by the inventory plugin, ended with consent only, mended, or refused.
 
-Windows is doubled; the distribution is a container, Nomad and the container toolkit in it are real.
+Windows is doubled and speaks German; the distribution is a container, Nomad and the container toolkit in it are real.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WSL = f"{FARM}-wsl"
 CONF = "/etc/wsl.conf"
 PLAY = ROOT / "examples/playbooks/wsl.yml"
 # What the example says of it.
-AUTOMOUNT = "options = metadata,umask=022"
+AUTOMOUNT = "options=metadata,umask=022"
 MINE = "# mine\n[boot]\nsystemd=true # as it came\n"
 STORE = "/usr/lib/wsl/drivers/nv_dispi.inf_amd64_"
 SLEEPER = """
@@ -85,6 +85,16 @@ def node() -> dict[str, Any]:
 def works_again() -> bool:
     found = node()
     return (found["Status"], found["SchedulingEligibility"]) == ("ready", "eligible")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def german() -> Iterator[None]:
+    """All before and after these tests is English."""
+    with farm.windows(FARM).changed() as machine:
+        machine.language = "de"
+    yield
+    with farm.windows(FARM).changed() as machine:
+        machine.language = "en"
 
 
 @pytest.fixture

@@ -118,6 +118,8 @@ def test_distribution_becomes_a_node_though_the_connection_is_cut(inventory: Pat
         "ssh", "powershell.exe", r"C:\Windows\System32\wsl.exe",
     }  # fmt: skip
 
+    # Nothing of Windows' user, whom it does not know.
+    assert "alice" not in docker("exec", WSL, "ls", "/")
     run = site(inventory)
     assert (run.code, run.changed["wsl"]) == (0, 0), playbooks.changed_tasks(run.output)
     run = play(inventory, "playbooks/verify.yml", "--limit", "server,wsl")
