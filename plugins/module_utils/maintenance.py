@@ -285,7 +285,7 @@ class Maintenance:
                     raise
             else:
                 if node.status == "ready" or self._clock() > deadline:
-                    return node if node.meta.get(CHANGE_KEY) and node.meta.get(OWNER_KEY) == owner else None
+                    return node if node.meta.get(OWNER_KEY) == owner else None
             self._pause(PAUSE_S)
 
     def put_back(self, node_id: str) -> Result:

@@ -5,8 +5,8 @@
 """The settings files of WSL, changed key by key: /etc/wsl.conf and .wslconfig, which have one grammar.
 
 WSL reads them as src/shared/configfile/configfile.cpp of microsoft/WSL does: names are letters and digits in any case,
-of a key that is there twice the first counts, C(#) begins a comment also behind a value, a backslash escapes, and at the
-end of a line continues it. At a line that is none of this WSL stops reading /etc/wsl.conf; in .wslconfig it goes on
+of a key that is there twice the first counts, C(#) begins a comment also behind a value, a backslash escapes, and at
+the end of a line continues it. At a line that is none of this WSL stops reading /etc/wsl.conf; in .wslconfig it goes on
 behind it. Tools for INI files know nothing of that. Nothing here reads or writes a file.
 """
 
@@ -138,19 +138,14 @@ def changed(text: str, wanted: Mapping[str, Mapping[str, Any]], newline: str) ->
     """
     for section, keys in wanted.items():
         for key, value in keys.items():
-            _must_fit(str(section), str(key), value)
-            where = {str(section).lower()}
-            if str(key).lower() in BOTH and where <= {"wsl2", "experimental"}:
-                where = {"wsl2", "experimental"}
-            if value is None:
-                text = _without(text, where, str(key).lower())
-            else:
-                text = _with(text, str(section), where, str(key), written(value), newline)
+            name = (str(section), str(key))
+            _must_fit(name, value)
+            text = _without(text, name) if value is None else _with(text, name, written(value), newline)
     return text
 
 
-def _must_fit(section: str, key: str, value: Any) -> None:
-    if not NAME.fullmatch(section) or not NAME.fullmatch(key):
+def _must_fit(name: tuple[str, str], value: Any) -> None:
+    if not all(NAME.fullmatch(word) for word in name):
         expected = "names of letters and digits"
     elif value is not None and not isinstance(value, (str, int)):
         expected = "a value that is a word, a number or a boolean"
@@ -158,22 +153,30 @@ def _must_fit(section: str, key: str, value: Any) -> None:
         expected = "a value of letters that can be printed"
     else:
         return
-    raise FoundError(f"{section}.{key} with {value!r}", expected, "correct the setting")
+    raise FoundError(f"{'.'.join(name)} with {value!r}", expected, "correct the setting")
 
 
-def _without(text: str, sections: set[str], key: str) -> str:
+def _is(item: Item, section: str, key: str) -> bool:
+    sections = {section.lower()}
+    if key.lower() in BOTH and sections <= {"wsl2", "experimental"}:
+        sections = {"wsl2", "experimental"}
+    return item.key == key.lower() and item.section in sections
+
+
+def _without(text: str, name: tuple[str, str]) -> str:
     for item in reversed(list(items(text))):
-        if item.key == key and item.section in sections:
+        if _is(item, *name):
             # With the blanks in front of it, and the end of its line.
             text = text[: item.begin].rstrip(" \t") + re.sub(r"\A\r?\n", "", text[item.end :])
     return text
 
 
-def _with(text: str, section: str, sections: set[str], key: str, value: str, newline: str) -> str:
+def _with(text: str, name: tuple[str, str], value: str, newline: str) -> str:
+    section, key = name
     known = list(items(text))
     for each in known:
         # The first counts.
-        if each.key == key.lower() and each.section in sections:
+        if _is(each, section, key):
             found = each.value
             # WSL reads booleans in any case.
             same = found == value or (found is not None and value in ("true", "false") and found.lower() == value)
@@ -181,7 +184,8 @@ def _with(text: str, section: str, sections: set[str], key: str, value: str, new
     if "\n" in text:
         newline = "\r\n" if "\r\n" in text else "\n"
     line = f"{key}={quoted(value)}"
-    ours = [each for each in known if each.section == section.lower() and (each.key or each.value is not None)]
+    # Behind a line that cannot be read a new one might become a part of it.
+    ours = [each for each in known if each.section == section.lower() and each.value is not None]
     if ours:
         return f"{text[: ours[-1].end]}{newline}{line}{text[ours[-1].end :]}"
     gap = "" if not text.strip("\ufeff \t\r\n") else newline if text.endswith("\n") else newline * 2

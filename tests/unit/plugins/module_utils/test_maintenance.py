@@ -218,6 +218,17 @@ def test_what_others_took_out_is_theirs(site: Site) -> None:
     assert site.maintenance.marked_node("Firmware", 1) is not None
 
 
+def test_marks_on_nodes_keep_their_names() -> None:
+    """Nodes of farms bear them: another release has to find what this one wrote."""
+    assert maintenance.KEYS == (
+        "gpufarm_maintenance", "gpufarm_maintenance_by", "gpufarm_maintenance_since", "gpufarm_maintenance_opens",
+        "gpufarm_maintenance_drain",
+    )  # fmt: skip
+    assert gate.KEYS == (
+        "gpufarm_gate", "gpufarm_gate_reason", "gpufarm_gate_since", "gpufarm_gate_closed_by", "gpufarm_gate_memory",
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("opens", [True, False])
 def test_somebody_elses_drain_goes_on(site: Site, opens: bool) -> None:
     if not opens:

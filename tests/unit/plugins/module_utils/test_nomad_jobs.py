@@ -352,6 +352,12 @@ def test_a_failure_tells_more_than_the_end_that_it_led_to() -> None:
     assert obstacles.telling_event([failed, ended]) == "no such volume"
 
 
+def test_an_event_without_a_text_tells_nothing() -> None:
+    silent = {"Type": "Setup Failure", "DisplayMessage": ""}
+    assert obstacles.telling_event([event("no such image"), silent]) == "no such image"
+    assert obstacles.telling_event([silent]) is None
+
+
 def test_running_out_of_memory_is_telling() -> None:
     killed = {"Type": "Terminated", "DisplayMessage": "OOM Killed", "Details": {"oom_killed": "true"}}
     last = {"Type": "Terminated", "DisplayMessage": "Exit Code: 137", "Details": {"oom_killed": "false"}}
