@@ -1,4 +1,4 @@
-"""A community.general whose connection wsl knows PowerShell (12.2.0), where that of the installed Ansible does not."""
+"""A community.general whose connection wsl knows PowerShell (12.2.0); the one for Python 3.11 is older."""
 
 from __future__ import annotations
 
