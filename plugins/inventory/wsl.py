@@ -21,7 +21,8 @@ extends_documentation_fragment:
   - inventory_cache
 requirements:
   - OpenSSH's client, for machines with O(windows_hosts[].connection=ssh)
-  - community.general 12.2.0 or newer and paramiko, to run tasks in distributions of these machines
+  - community.general 10.6.0 or newer and paramiko, to run tasks in distributions of these machines; community.general
+    12.2.0 or newer where their SSH starts PowerShell
   - pypsrp, for machines with O(windows_hosts[].connection=psrp)
 options:
   plugin:
@@ -234,6 +235,7 @@ PSRP_VARIABLES = {
 # By which tasks for Windows get there.
 CONNECTIONS = {"local": "gpufarm.core.wsl_windows", "ssh": "ssh", "psrp": "psrp"}
 REMOTE_WSL = "community.general.wsl"
+OF_EVERY_CONNECTION = {"ansible_connection", "ansible_remote_tmp"}
 # Which of ssh's options name a jump host; a way to it must not lead through it.
 JUMPS = re.compile("(proxyjump|proxycommand)[ =]", re.IGNORECASE)
 
@@ -329,7 +331,9 @@ def connection_variables(host: wsl.Host, answer: Mapping[str, Any], distribution
         # That connection does not read ~/.ssh/config, so it gets what ssh makes of it.
         ssh = answer["ssh"]
         found |= {
-            "ansible_connection": "community.general.wsl",
+            "ansible_connection": REMOTE_WSL,
+            # The home of ansible_user is that of the Windows user, whom the distribution does not know.
+            "ansible_remote_tmp": "$HOME/.ansible/tmp",
             "ansible_host": ssh.get("hostname", host.address),
             "ansible_port": int(ssh.get("port", host.port or 22)),
             "ansible_user": ssh.get("user", host.user),
@@ -355,7 +359,7 @@ def obstacle(host: wsl.Host, answer: Mapping[str, Any], variables: Mapping[str, 
             f"update WSL on {host.name} and leave wsl_exe out, or set distribution_connection: ssh",
         )
     known = known_variables()
-    missing = sorted(set(variables) - {"ansible_connection"} - known)
+    missing = sorted(set(variables) - OF_EVERY_CONNECTION - known)
     if missing:
         lacking = f"the installed community.general does not know {', '.join(missing)}"
         return (

@@ -1,6 +1,6 @@
 """The WSL distribution of the farm: found by the inventory plugin, held, ended with consent only, mended, or refused.
 
-Windows is doubled; the distribution is a container, Nomad and the container toolkit in it are real.
+Windows is doubled and speaks German; the distribution is a container, Nomad and the container toolkit in it are real.
 """
 
 from __future__ import annotations
@@ -122,6 +122,16 @@ def windows() -> Iterator[Windows]:
     wsl_exe("-d", "wsl", "--exec", "/bin/true")
     Windows.create(machine.folder, before)
     wait_for("the node works again", lambda: works_again() and answers())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def german() -> Iterator[None]:
+    """All before and after these tests is English."""
+    with farm.windows(FARM).changed() as machine:
+        machine.language = "de"
+    yield
+    with farm.windows(FARM).changed() as machine:
+        machine.language = "en"
 
 
 @pytest.fixture

@@ -80,6 +80,8 @@ class Machine:
     has_program_files: bool = True
     has_powershell: bool = True
     openssh: bool = True
+    # The connection is cut, once, when a command in which this expression is found has come over SSH.
+    cut: str | None = None
     # The code page of consoles is 65001, so .NET begins a program's input with a byte order mark.
     console_utf8: bool = False
     # What a profile prints before an answer.

@@ -156,6 +156,10 @@ def test_systemd_that_may_come() -> None:
             {"wsl_connection": "ssh", "wsl_exe": r"C:\Program Files\WSL\wsl.exe"},
             r"& 'C:\Program Files\WSL\wsl.exe'",
         ),
+        (
+            {"wsl_connection": "ssh", "wsl_exe": r"C:\Program Files\WSL\wsl.exe", "ansible_shell_type": "cmd"},
+            r'"C:\Program Files\WSL\wsl.exe"',
+        ),
     ],
 )
 def test_windows_shell_takes_the_path(windows: dict[str, str], command: str) -> None:

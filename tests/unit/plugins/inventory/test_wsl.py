@@ -19,6 +19,7 @@ import yaml
 from ansible_collections.gpufarm.core.plugins.inventory import wsl
 from ansible_collections.gpufarm.core.plugins.plugin_utils import wsl as asking
 
+from tests.simulator import community_general
 from tests.simulator.tools import BuildError
 from tests.simulator.windows import powershell
 from tests.simulator.windows.host import PROGRAM_FILES, SYSTEM32, Distribution, Machine, Windows
@@ -266,7 +267,7 @@ def test_nothing_that_is_named_like_a_template_is_evaluated(here: Windows, tmp_p
     name = "{{ 7 * 7 }}/" + evil
     assert inventory["wsl_hosts"]["hosts"] == ["{{ 7 * 7 }}"]
     assert inventory["wsl_instances"]["hosts"] == [name]
-    assert not any("49" in group for group in inventory)
+    assert not any(group.endswith("49") for group in inventory)
     # What a playbook makes of the variables is the same text.
     said_variables = ("wsl_host", "wsl_release", "again", "joined", "inventory_hostname")
     play = [
@@ -438,6 +439,7 @@ def test_over_ssh_a_distribution_gets_what_ssh_makes_of_its_machine() -> None:
     host = wsl.host_of({"name": "pc", "distribution_user": "root"})
     assert wsl.connection_variables(host, ANSWER, ANSWER["distributions"][0]) == {
         "ansible_connection": "community.general.wsl",
+        "ansible_remote_tmp": "$HOME/.ansible/tmp",
         "ansible_host": "192.0.2.7",
         "ansible_port": 2222,
         "ansible_user": "alice",
@@ -618,6 +620,22 @@ def test_each_host_of_the_lab_is_reached_in_its_way(lab: dict[str, Windows]) -> 
     ]  # fmt: skip
 
 
+def test_tasks_run_in_the_distributions_of_machines_of_either_shell_and_any_language(lab: dict[str, Windows]) -> None:
+    with lab["gaming-pc"].changed() as machine:
+        machine.language = "zh"
+    said = 'it is {{ wsl_distribution }} with "quotes", <&> and 100 %PATH%'
+    done = subprocess.run(
+        [Path(sys.executable).with_name("ansible"), "-i", LAB, "gaming-pc-Ubuntu-24.04:workstation-Debian",
+         "-m", "ansible.builtin.command", "-a", json.dumps({"argv": ["echo", said]})],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+        env={**os.environ, "ANSIBLE_COLLECTIONS_PATH": f"{ROOT / '.collections'}:{community_general.newer()}"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name in ("Ubuntu-24.04", "Debian"):
+        assert said.replace("{{ wsl_distribution }}", name) in done.stdout
+    assert "no task will run" not in done.stderr
+
+
 def test_a_wsl_exe_that_tasks_will_not_reach_is_said(lab: dict[str, Windows]) -> None:
     with lab["workstation"].changed() as machine:
         machine.session_zero_fails = True
@@ -658,7 +676,7 @@ def test_what_is_filled_in_is_what_the_connection_reads(monkeypatch: pytest.Monk
         obstacle = wsl.obstacle(host, ANSWER, found)
         assert obstacle and obstacle[0] == "community.general is not installed"
         return
-    assert unknown <= {"ansible_connection", "wsl_remote_ssh_shell_type"}
+    assert unknown <= wsl.OF_EVERY_CONNECTION | {"wsl_remote_ssh_shell_type"}
     why = wsl.obstacle(host, ANSWER, found)
     if "wsl_remote_ssh_shell_type" in unknown:
         assert why
