@@ -86,6 +86,7 @@ def test_servers_can_be_elsewhere(tmp_path: Path, where: str) -> None:
         ("verify.yml", "control", "gpu_nodes"),
         ("health.yml", "control", "gpu_nodes"),
         ("report.yml", "control", "gpu_nodes"),
+        ("remove.yml", "other", "nomad_servers or gpu_nodes or wsl_hosts"),
     ],
 )
 def test_a_limit_that_leaves_nothing_to_do_is_no_success(tmp_path: Path, name: str, limit: str, expected: str) -> None:
@@ -106,6 +107,15 @@ def test_a_limit_that_leaves_something_to_do(tmp_path: Path, name: str, limit: s
     assert result.stdout.count("PLAY [") > 1, result.stdout
 
 
+def test_no_farm_is_removed_by_mistake(tmp_path: Path) -> None:
+    result = playbook_helper.run_playbook(tmp_path, FARM, "remove.yml", *NOTHING_ELSE)
+    assert result.returncode == 2
+    assert (
+        "control: no machine is named, so all of the inventory would leave the farm (control, node). "
+        "Expected: those that are to leave. Next step: name them with --limit, or set remove_whole_farm."
+    ) in words(result.stdout + result.stderr)
+
+
 @pytest.mark.parametrize(
     ("name", "variable", "value"),
     [
@@ -113,6 +123,7 @@ def test_a_limit_that_leaves_something_to_do(tmp_path: Path, name: str, limit: s
         ("verify.yml", "verify_jobs_driver", "podman"),
         ("health.yml", "gate_closed_min", "soon"),
         ("report.yml", "report_productivity", "half"),
+        ("remove.yml", "remove_also", "everything"),
     ],
 )
 def test_a_wrong_variable_is_refused_before_a_node_is_asked(

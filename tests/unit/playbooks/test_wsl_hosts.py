@@ -47,6 +47,7 @@ class Lab:
         self.under: tuple[str, ...] = ()
         # Of the distributions that are nodes of the farm.
         self.node: dict[str, Any] | None = None
+        self.playbook = "wsl_hosts.yml"
 
     def run(self, *options: str, **variables: Any) -> subprocess.CompletedProcess[str]:
         doubles = modules.install(self.folder / "collections", self.without)
@@ -299,6 +300,52 @@ def test_behind_nat_ports_follow_the_address(tmp_path: Path) -> None:
     assert life.address(lab.windows.machine) != address
     assert lab.windows.machine.portproxy["0.0.0.0/8080"] == f"{life.address(lab.windows.machine)}/8080"
     assert changed(lab.good(wsl_shutdown=True, wsl_ports=[4646, 8080])) == 0
+
+
+def test_ports_that_are_not_wanted_any_more_are_led_no_more(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    lab.good(wsl_shutdown=True, wsl_ports=[4646, 8080])
+    with lab.windows.changed() as machine:
+        machine.portproxy["0.0.0.0/22"] = "192.0.2.1/22"
+    lab.good(wsl_shutdown=True, wsl_ports=[8080])
+    assert set(lab.windows.machine.portproxy) == {"0.0.0.0/8080", "0.0.0.0/22"}
+    life.wait(lab.windows, 600)
+    assert set(lab.windows.machine.portproxy) == {"0.0.0.0/8080", "0.0.0.0/22"}
+    assert changed(lab.good(wsl_shutdown=True, wsl_ports=[8080])) == 0
+    lab.good(wsl_shutdown=True)
+    machine = lab.windows.machine
+    assert (machine.portproxy, machine.firewall, list(machine.tasks)) == ({"0.0.0.0/22": "192.0.2.1/22"}, {}, [KEEP])
+    assert not lab.windows.mounted(r"C:\ProgramData\gpufarm\wsl_ports.ps1").exists()
+    assert changed(lab.good(wsl_shutdown=True)) == 0
+
+
+@pytest.mark.parametrize("mode", ["nat", "mirrored"])
+def test_a_machine_lets_go_of_its_distributions(tmp_path: Path, mode: str) -> None:
+    lab = Lab(tmp_path)
+    mine = "# mine\r\n[wsl2]\r\nswap=0\r\n"
+    lab.config.write_bytes(mine.encode())
+    settings = {"wsl_ports": [4646], "wsl_config": {"wsl2": {"networkingMode": mode}}}
+    lab.good(**settings, wsl_shutdown=True)
+    lab.node = {}
+    lab.playbook = "remove.yml"
+    leave = ("--limit", "gaming-pc")
+    before = lab.windows.machine
+    assert changed(lab.good(*leave, "--check", **settings)) > 0
+    assert lab.windows.machine.tasks == before.tasks
+
+    lab.good(*leave, **settings)
+    machine = lab.windows.machine
+    assert (machine.tasks, machine.portproxy, machine.firewall, machine.hyper_v_firewall) == ({}, {}, {}, {})
+    assert "instanceIdleTimeout=-1" in lab.config.read_text()
+    assert [(each.name, each.state) for each in machine.distributions] == [("Debian", "Running")]
+    assert changed(lab.good(*leave, **settings)) == 0
+
+    also = ("-e", "remove_also=wslconfig")
+    assert "gaming-pc: .wslconfig has changed, and WSL has not read it." in lab.good(*leave, *also, **settings)
+    assert lab.config.read_bytes().decode().startswith(mine)
+    assert "=-1" not in lab.config.read_text() and "networkingMode" not in lab.config.read_text()
+    assert changed(lab.good(*leave, *also, **settings)) == 0
+    assert lab.called("--shutdown") == 1
 
 
 def test_in_the_mirrored_mode_ports_are_rules(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ class Agent:
                 self.reply(200, json.dumps(items).encode(), {"X-Nomad-Index": str(outer.index)})
 
             def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"] or 0)) or "null")
                 outer.writes.append((self.path, body))
                 if not outer.answer(self):
                     self.reply(200, b"{}", {})

@@ -1,0 +1,187 @@
+"""A node leaves the farm and becomes one again, after the other tests, which find it as it was converged."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.simulator.cache import ROOT
+from tests.simulator.docker import docker, docker_binary
+from tests.testinfra import playbooks
+from tests.testinfra.helpers import wait_for
+from tests.testinfra.playbooks import Run, changed_tasks, run_in_scenario, words
+
+REMOVE = ("playbooks/remove.yml", "--limit", "device-t4")
+WITH_DATA = ("--extra-vars", "remove_also=data,host_volumes,other_files")
+JOB = """
+job "stays" {
+  group "main" {
+    task "main" {
+      driver = "raw_exec"
+      config {
+        command = "/bin/sleep"
+        args    = ["98765"]
+      }
+    }
+  }
+}
+"""
+# Units, programs and settings of the agent, the plugin and the gate are here; what Debian writes there in running, too.
+PLACES = "/etc /usr/local /opt /var/lib /root /run -path /run/udev -prune -o -path /var/lib/docker -prune -o"
+
+
+def on_node(script: str) -> str:
+    return docker("exec", "device-t4", "sh", "-c", script).strip()
+
+
+def nodes() -> list[str]:
+    """Return names and states of the nodes that the farm has."""
+    said = docker("exec", "device-server", "nomad", "node", "status").splitlines()[1:]
+    return [" ".join(line.split()[n] for n in (3, -1)) for line in said]
+
+
+def ids() -> set[str]:
+    """Return the IDs of the nodes that the farm has."""
+    found = docker("exec", "device-server", "nomad", "node", "status", "-json")
+    return {node["ID"] for node in json.loads(found or "[]") or []}
+
+
+def ours() -> list[str]:
+    """Return what is on the node of Nomad and of this collection, the simulator's own left out."""
+    names = "\\( -iname '*nomad*' -o -iname '*gpufarm*' \\)"
+    found = on_node(
+        f"find {PLACES} {names} -print; systemctl list-unit-files --no-legend '*nomad*' 'gpufarm-health*' || true"
+    )
+    units = on_node("systemctl list-units --all --plain --no-legend '*nomad*' | grep -v not-found || true")
+    mounts = on_node("grep /nomad /proc/self/mounts || true")
+    kept = (
+        "gpufarm-simulator",
+        "gpufarm-test-ca",
+        "gpufarm-gpu-",
+        "gpufarm-kmsg",
+        "gpufarm-boot-id",
+        "mirror.gpufarm.test",
+    )
+    return [
+        line for line in "\n".join((found, units, mounts)).splitlines() if line and not any(k in line for k in kept)
+    ]
+
+
+def cut_off(task: str) -> None:
+    """Kill Ansible, and what it has started, when it begins a task."""
+    inventory = str(Path(os.environ["MOLECULE_INVENTORY_FILE"]).parent)
+    with subprocess.Popen(
+        [str(Path(sys.executable).with_name("ansible-playbook")), "-i", inventory, *REMOVE],
+        cwd=ROOT, env=playbooks.environment(os.environ["GPUFARM_FARM"]), stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, text=True, start_new_session=True,
+    ) as running:  # fmt: skip
+        assert running.stdout
+        said = []
+        for line in running.stdout:
+            said.append(line)
+            if line.startswith("TASK [") and task in line:
+                os.killpg(running.pid, signal.SIGKILL)
+                return
+    raise AssertionError(f"{task} never began:\n{''.join(said)}")
+
+
+def test_a_running_job_stops_the_removal_before_it_begins() -> None:
+    subprocess.run(
+        [docker_binary(), "exec", "-i", "device-server", "nomad", "job", "run", "-detach", "-"],
+        input=JOB.encode(), check=True, capture_output=True,
+    )  # fmt: skip
+    wait_for("a job that runs", lambda: on_node("pgrep -xf '/bin/sleep 98765' || true") != "")
+    before = ours()
+    run = run_in_scenario(*REMOVE)
+    assert run.code != 0
+    told = words(run.output)
+    assert "device-t4: 1 running allocation, which its removal from the farm would end: stays.main[0] (" in told
+    assert "Expected: a node on which none runs; they go on. Next step: wait for their end, or set policy" in told
+    assert ours() == before
+    assert nodes() == ["device-t4 ready"]
+    assert changed_tasks(run.output) == []
+
+
+def test_what_it_would_do_is_said_and_changes_nothing() -> None:
+    docker("exec", "device-server", "nomad", "job", "stop", "-purge", "stays")
+    before = ours()
+    run = run_in_scenario(*REMOVE, "--check")
+    assert run.code == 0, run.output
+    assert "Stays: the agent's data in /opt/nomad/data; " in words(run.output).replace("''", "'")
+    assert {"Have no agent running", "Delete this host's records", "Have nothing of the agent"} <= set(
+        changed_tasks(run.output)
+    )
+    assert ours() == before
+    assert nodes() == ["device-t4 ready"]
+
+
+def test_nothing_is_left_wherever_it_was_cut_off_and_the_next_run_changes_nothing() -> None:
+    for task in (
+        "Have no agent running", "Delete this host's records", "Have nothing of the device plugin",
+        "Have nothing of the agent",
+    ):  # fmt: skip
+        cut_off(task)
+    assert run_in_scenario(*REMOVE).code == 0
+    assert nodes() == []
+    # The identity of the node is its data's, which nobody has asked for.
+    assert {Path(path).parts[:3] for path in ours()} == {("/", "opt", "nomad")}, ours()
+    on_node("test -s /opt/nomad/data/client/client-id")
+    again = run_in_scenario(*REMOVE)
+    assert (again.code, again.changed) == (0, {"device-t4": 0}), again.output
+
+
+def test_data_goes_where_it_is_asked_for() -> None:
+    run = run_in_scenario(*REMOVE, *WITH_DATA)
+    assert run.code == 0, run.output
+    assert ours() == []
+    assert run_in_scenario(*REMOVE, *WITH_DATA).changed == {"device-t4": 0}
+
+
+def test_a_farm_that_is_gone_is_told_and_left_with_consent() -> None:
+    converge()
+    docker("exec", "device-server", "systemctl", "stop", "nomad")
+    run = run_in_scenario(*REMOVE)
+    try:
+        assert run.code != 0
+        assert "Nothing was changed. Where the servers are gone for good, set remove_without_farm." in words(run.output)
+        assert on_node("systemctl is-active nomad") == "active"
+        run = run_in_scenario(*REMOVE, *WITH_DATA, "--extra-vars", "remove_without_farm=true")
+        assert run.code == 0, run.output
+        assert ours() == []
+    finally:
+        docker("exec", "device-server", "systemctl", "start", "nomad")
+
+
+def test_the_machine_becomes_a_node_again_and_leaves_servers_that_are_not_in_the_inventory() -> None:
+    # The farm that was not told keeps the former node.
+    former = ids()
+    converge()
+    wait_for("a node", lambda: len(ids() - former) == 1)
+    elsewhere = json.dumps({"nomad_servers_group": "elsewhere", "nomad_client_servers": ["device-server:4647"]})
+    run = run_in_scenario(*REMOVE, "--extra-vars", elsewhere)
+    assert run.code == 0, run.output
+    assert ids() <= former
+
+
+def test_packages_go_where_they_are_asked_for() -> None:
+    listed = "dpkg-query --show --showformat '${db:Status-Status} ${Package}\\n'"
+    packages = f"{listed} | grep -E '^installed .*(nvidia|cuda|docker)'"
+    assert len(on_node(packages).splitlines()) > 10
+    also = ("--extra-vars", "remove_also=container_toolkit,docker,driver")
+    run = run_in_scenario(*REMOVE, *also)
+    assert run.code == 0, run.output
+    assert on_node(f"{packages} || true") == ""
+    places = "/etc/apt/sources.list.d /etc/apt/preferences.d /etc/apt/keyrings /etc/docker /run/cdi"
+    assert on_node(f"find {places} -type f | grep -iE 'nvidia|cuda|daemon.json' || true") == ""
+    # Others may use it.
+    assert "iptables" in on_node("dpkg-query --show iptables")
+    assert run_in_scenario(*REMOVE, *also).changed == {"device-t4": 0}
+
+
+def converge() -> None:
+    run: Run = run_in_scenario("molecule/nomad_device_nvidia/converge.yml")
+    assert run.code == 0, run.output

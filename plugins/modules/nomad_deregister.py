@@ -1,0 +1,175 @@
+#!/usr/bin/python
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""Have a farm forget a machine whose agent was stopped for good."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: nomad_deregister
+short_description: Have a Nomad farm forget a machine that has left
+version_added: 1.0.0
+author:
+  - gpufarm contributors (@gpufarm)
+description:
+  - Deletes the node of a machine from the farm, and what was left of its former identities, that is, nodes of the same
+    name that are down. With O(server=true) the servers forget it as one of theirs, too.
+  - Stop the agent of that machine first; one that still runs registers anew. Ask the agent of another machine.
+extends_documentation_fragment:
+  - gpufarm.core.nomad
+  - gpufarm.core.nomad.actiongroup_nomad
+attributes:
+  check_mode:
+    support: full
+    description: Can run in C(check_mode) and says what the farm would forget.
+  diff_mode:
+    support: none
+    description: RV(forgotten) tells what was done.
+  idempotent:
+    support: full
+    description: What the farm does not know is not deleted.
+  platform:
+    platforms: posix
+    support: full
+    description: Runs wherever Nomad's HTTP API can be reached, usually on a server, so no proxy is used.
+options:
+  name:
+    description:
+      - Name of the machine in Nomad.
+    type: str
+    required: true
+  node_id:
+    description:
+      - ID of its node, which C(client/client-id) in the agent's data folder holds. Its node goes, whatever its status.
+    type: str
+  server:
+    description:
+      - Whether the machine was a server.
+    type: bool
+    default: false
+  timeout:
+    description:
+      - Seconds that the other servers have to go on without it, with O(server=true).
+    type: int
+    default: 60
+notes:
+  - The token needs the rule C(node:write), and C(agent:write) with O(server=true).
+seealso:
+  - module: gpufarm.core.nomad_node_maintenance
+"""
+
+EXAMPLES = r"""
+- name: Forget the node of a machine that is scrap
+  gpufarm.core.nomad_deregister:
+    name: gpu01
+  delegate_to: server01
+"""
+
+RETURN = r"""
+forgotten:
+  description: IDs of the nodes, and the name of the server, that the farm forgot, or would in check mode.
+  type: list
+  elements: str
+  returned: success
+  sample: [6b1f0c0a-8f5e-3c37-9f0e-0a4c8e6c2b11]
+kept:
+  description: >-
+    IDs of nodes that have the name and live, so they are of another machine, or of an agent that still runs.
+  type: list
+  elements: str
+  returned: success
+  sample: []
+"""
+
+import json
+import platform
+import time
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpufarm.core.plugins.module_utils import gate, nomad, nomad_options
+
+PAUSE_S = 1.0
+NOT_FOUND = 404
+
+
+def nodes_of(client: nomad.Client, name: str, node_id: str | None) -> tuple[list[str], list[str]]:
+    """The IDs of the machine's nodes, and of those that only have its name."""
+    wanted = f"Name == {json.dumps(name)}" + (f" or ID == {json.dumps(node_id)}" if node_id else "")
+    gone, kept = [], []
+    for node in client.items("/v1/nodes", {"filter": wanted}).items:
+        if node["ID"] == node_id or (node.get("Name") == name and node.get("Status") == "down"):
+            gone.append(node["ID"])
+        elif node.get("Name") == name:
+            kept.append(node["ID"])
+    return gone, kept
+
+
+def purge(client: nomad.Client, node_id: str) -> None:
+    try:
+        client.call("PUT", f"{gate.node_path(node_id)}/purge")
+    except nomad.NomadError as error:
+        # Somebody else was faster.
+        if error.status != NOT_FOUND:
+            raise
+
+
+def member_of(client: nomad.Client, name: str) -> tuple[str, str] | None:
+    """The name of a server among the others and its address, as long as they know it."""
+    told = client.call("GET", "/v1/agent/members") or {}
+    full = f"{name}.{told.get('ServerRegion')}"
+    peers = client.call("GET", "/v1/status/peers") or []
+    for member in told.get("Members") or []:
+        address = f"{member.get('Addr')}:{(member.get('Tags') or {}).get('port')}"
+        if member.get("Name") == full and (member.get("Status") != "left" or address in peers):
+            return full, address
+    return None
+
+
+def leave(client: nomad.Client, name: str, timeout: float) -> None:
+    """Have the servers take one that is stopped out of their midst, and wait until none counts on its vote."""
+    deadline = time.monotonic() + timeout
+    client.call("PUT", "/v1/agent/force-leave", query={"node": name, "prune": "true"})
+    while member := member_of(client, name.rpartition(".")[0]):
+        if time.monotonic() > deadline:
+            raise nomad.NomadError(
+                found=f"the servers still count on {name} ({member[1]}), {timeout:g} s after it left",
+                expected="servers that go on without it",
+                next_step="check `nomad server members` and `nomad operator raft list-peers` on a server; its agent "
+                "must not run",
+            )
+        time.sleep(PAUSE_S)
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            **nomad_options.argument_spec(),
+            "name": {"type": "str", "required": True},
+            "node_id": {"type": "str"},
+            "server": {"type": "bool", "default": False},
+            "timeout": {"type": "int", "default": 60},
+        },
+        required_together=nomad_options.REQUIRED_TOGETHER,
+        supports_check_mode=True,
+    )
+    params: dict[str, Any] = module.params
+    try:
+        client = nomad.Client(nomad_options.connection_of(params), direct=True)
+        gone, kept = nodes_of(client, params["name"], params["node_id"])
+        member = member_of(client, params["name"]) if params["server"] else None
+        if not module.check_mode:
+            for node_id in gone:
+                purge(client, node_id)
+            if member:
+                leave(client, member[0], params["timeout"])
+    except nomad.NomadError as error:
+        module.fail_json(msg=f"{platform.node()}: {error}")
+    forgotten = gone + ([member[0]] if member else [])
+    module.exit_json(changed=bool(forgotten), forgotten=forgotten, kept=kept)
+
+
+if __name__ == "__main__":
+    main()
