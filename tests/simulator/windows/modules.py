@@ -54,8 +54,6 @@ MICROSOFT_WSL: dict[str, dict[str, dict[str, Any]]] = {
         "remove_src": {"type": "bool", "default": False},
     },
 }
-# win_scheduled_task.ps1, the optional keys of a boot trigger.
-BOOT_KEYS = {"type", "delay", "enabled", "end_boundary", "execution_time_limit", "start_boundary", "repetition"}
 Result = dict[str, Any]
 
 
@@ -135,7 +133,14 @@ def _failed(message: str, **more: Any) -> Result:
 def win_powershell(windows: Windows, given: Result, asked: Asked) -> Result:
     if asked.check and "SupportsShouldProcess" not in given["script"]:
         return {"changed": True, "skipped": True}
-    interpreter = powershell.Interpreter(windows)
+    # Each is either a SecureString or, with a user, a PSCredential, which alone is doubled.
+    secrets = {
+        each["name"]: powershell.Credential(each["username"], each["password"])
+        for each in given.get("sensitive_parameters", [])
+    }
+    interpreter = powershell.Interpreter(
+        windows, parameters={**given.get("parameters", {}), **secrets}, stops=given["error_action"] == "stop"
+    )
     ansible: Result = {"Changed": True, "Failed": False, "Result": {}}
     try:
         output = interpreter.run(given["script"], {"ansible": ansible})
@@ -210,34 +215,6 @@ def win_user_right(windows: Windows, given: Result, asked: Asked) -> Result:
     return {"changed": bool(new)}
 
 
-def win_scheduled_task(windows: Windows, given: Result, asked: Asked) -> Result:
-    for trigger in given.get("triggers", []):
-        unknown = {key for key, value in trigger.items() if value is not None} - BOOT_KEYS
-        if trigger["type"] != "boot" or unknown:
-            return _failed(f"the trigger {trigger} is not doubled")
-    name = f"{given['path'].rstrip(chr(92))}\\{given['name']}"
-    with windows.changed() as machine:
-        if given["state"] == "absent":
-            changed = name in machine.tasks
-            if not asked.check:
-                machine.tasks.pop(name, None)
-                # An instance that runs ends with its task.
-                machine.holds.pop(name, None)
-            return {"changed": changed}
-        wanted = {key: value for key, value in given.items() if key not in ("password", "update_password", "state")}
-        before = machine.tasks.get(name)
-        changed = before is None or before["given"] != wanted
-        # Windows checks a password when it stores it, and the module stores one whenever it is given.
-        if "password" in given and (given["update_password"] or changed):
-            changed = True
-        if changed and not asked.check:
-            machine.tasks[name] = {
-                "given": wanted, "username": given["username"], "logon_type": given["logon_type"],
-                "actions": given["actions"], "triggers": given["triggers"],
-            }  # fmt: skip
-    return {"changed": changed}
-
-
 def win_firewall_rule(windows: Windows, given: Result, asked: Asked) -> Result:
     with windows.changed() as machine:
         there = machine.firewall.get(given["name"])
@@ -290,7 +267,6 @@ BEHAVIOUR: dict[str, Callable[[Windows, Result, Asked], Result]] = {
     "ansible.windows.win_stat": win_stat,
     "ansible.windows.win_user_right": win_user_right,
     "community.windows.win_firewall_rule": win_firewall_rule,
-    "community.windows.win_scheduled_task": win_scheduled_task,
     "microsoft.wsl.distribution": distribution,
     "microsoft.wsl.import": imported,
 }

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.simulator.windows import command_line, wsl
+from tests.simulator.windows import command_line, scheduler, wsl
 from tests.simulator.windows.host import HANGS, PROGRAM_FILES, ROOT, SYSTEM32, Windows
 
 TOKENS = re.compile(
@@ -31,7 +31,7 @@ TOKENS = re.compile(
   | (?P<hash>@\{) | (?P<array>@\() | (?P<static>::) | (?P<add>\+=)
   | (?P<type>\[(?![0-9$'"])[A-Za-z][\w.]*(?:\[\])?\])
   | (?P<word>-?[A-Za-z][\w-]*(?:\.[\w.]+)?)
-  | (?P<mark>[()\[\]{}.,=+*/&-])
+  | (?P<mark>[()\[\]{}.,:=+*/&-])
     """,
     re.VERBOSE,
 )
@@ -122,6 +122,17 @@ class Instant:
 
     def __sub__(self, other: Instant) -> Span:
         return Span(self.seconds - other.seconds)
+
+
+@dataclass
+class Credential:
+    """A PSCredential."""
+
+    UserName: str
+    password: str
+
+    def GetNetworkCredential(self) -> dict[str, str]:
+        return {"Password": self.password}
 
 
 class MemoryStream:
@@ -308,10 +319,16 @@ class Interpreter:
     windows: Windows
     clock: Clock = field(default_factory=Clock)
     functions: dict[str, Function] = field(default_factory=dict)
+    # What is given to the script by name.
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    # $ErrorActionPreference: only with stop does an error of a cmdlet end the script.
+    stops: bool = False
 
     def run(self, text: str, given: Mapping[str, Any] | None = None) -> list[Any]:
         known = {"true": True, "false": False, "null": None, **(given or {})}
-        return Block(self, tokens(text), Scope(known)).statements()
+        block = Block(self, tokens(text), Scope(known))
+        block.parameters({name.lower(): value for name, value in self.parameters.items()})
+        return block.statements()
 
     def static(self, name: str, member: str, arguments: list[Any] | None) -> Any:
         known: Mapping[tuple[str, str], Callable[..., Any]] = {
@@ -347,13 +364,25 @@ class Interpreter:
                 if not self.windows.machine.openssh:
                     raise Thrown(r"Cannot find path 'HKLM:\SOFTWARE\OpenSSH' because it does not exist.")
                 return {"DefaultShell": self.windows.machine.default_shell}
-            case "Get-NetFirewallHyperVRule" | "New-NetFirewallHyperVRule" | "Remove-NetFirewallHyperVRule", []:
-                return self.hyper_v_rule(name.partition("-")[0], options)
+            case _, [] if re.search("-(NetFirewallHyperVRule|ScheduledTask(Info)?)$", name):
+                return self.cmdlet(name, options)
             case "ConvertTo-Json", [value]:
                 text = json.dumps(to_json(value, int(options.get("-Depth", 2))), separators=(",", ":"))
                 # Windows PowerShell 5.1 escapes these.
                 return re.sub("['<>&]", lambda found: f"\\u{ord(found.group()):04x}", text)
         raise Refused(f"command {name} {arguments} {options}")
+
+    def cmdlet(self, name: str, options: dict[str, Any]) -> Any:
+        """Do what a cmdlet of CIM does, whose errors end a script only where all are to do so."""
+        verb, noun = name.split("-")
+        try:
+            if noun == "NetFirewallHyperVRule":
+                return self.hyper_v_rule(verb, options)
+            return scheduler.cmdlet(self.windows, verb, noun, options)
+        except (scheduler.Denied, Thrown) as error:
+            if not self.stops or options.get("-ErrorAction") == "SilentlyContinue":
+                return None
+            raise Thrown(str(error)) from error
 
     def hyper_v_rule(self, verb: str, options: dict[str, Any]) -> Any:
         """Do what a cmdlet of the module NetSecurity does; Windows has it from build 22621 on."""
@@ -417,6 +446,24 @@ class Block:
             text = self.take().text
             depth += (text in ("{", "@{")) - (text == "}")
         return self.tokens[start : self.at - 1]
+
+    def parameters(self, given: Mapping[str, Any]) -> None:
+        """Take the param block of a script, if it has one."""
+        while self.next.kind == "end" and self.at < len(self.tokens) - 1:
+            self.take()
+        names = []
+        if self.next.text == "param":
+            self.take()
+            self.take("(")
+            while self.next.text != ")":
+                names.append(self.take().text[1:].lower())
+                if self.next.text == ",":
+                    self.take()
+            self.take(")")
+        for name in given:
+            if name not in names:
+                raise Thrown(f"A parameter cannot be found that matches parameter name '{name}'.")
+        self.scope.values |= {name: given.get(name) for name in names}
 
     def statements(self) -> list[Any]:
         found: list[Any] = []
@@ -534,7 +581,11 @@ class Block:
 
     def assign(self, path: list[Any], value: Any, more: bool) -> None:
         if len(path) == 1:
-            self.scope.values[path[0]] = value
+            # What is assigned to $null is thrown away.
+            if path[0] != "null":
+                self.scope.values[path[0]] = value
+            if path[0] == "erroractionpreference":
+                self.interpreter.stops = value == "Stop"
             return
         owner = self.scope.get(path[0])
         for key in path[1:-1]:
@@ -581,6 +632,8 @@ class Block:
             token = self.next
             if token.kind == "word" and token.text.startswith("-"):
                 option = self.take().text
+                if self.next.text == ":":
+                    self.take()
                 if self.next.kind in ("single", "double", "variable", "number"):
                     options[option] = self.primary()
                 else:

@@ -105,11 +105,16 @@ def test_what_it_does_and_a_second_run_changes_nothing(tmp_path: Path) -> None:
     assert machine.running is not None
     assert (machine.running["wsl2.memory"], machine.running["general.instanceidletimeout"]) == ("16GB", "-1")
     assert machine.rights == {"SeBatchLogonRight": [r"GAMING-PC\alice"]}
-    assert machine.tasks[KEEP]["actions"][0] == {
-        "path": r"C:\Program Files\WSL\wsl.exe", "arguments": "-d Debian --exec /bin/sleep infinity",
-        "working_directory": None,
+    held = machine.tasks[KEEP]
+    assert (held["command"], held["arguments"]) == (
+        r"C:\Program Files\WSL\wsl.exe", "-d Debian --exec /bin/sleep infinity",
+    )  # fmt: skip
+    assert (held["user"], held["logon_type"], held["password"]) == (r"GAMING-PC\alice", "S4U", None)
+    # A time limit of its own would end it after three days, and one on battery would not begin.
+    assert held["settings"] == {
+        "MultipleInstancesPolicy": "IgnoreNew", "DisallowStartIfOnBatteries": "false",
+        "StopIfGoingOnBatteries": "false", "ExecutionTimeLimit": "PT0S",
     }  # fmt: skip
-    assert machine.tasks[KEEP]["logon_type"] == "s4u"
     assert machine.holds == {KEEP: "Debian"}
     assert lab.called("--shutdown") == 1
 
@@ -155,6 +160,15 @@ def test_the_timers_alone_hold_what_was_started(tmp_path: Path) -> None:
         machine.tasks, machine.holds = {}, {}
     life.wait(lab.windows, TEN_TIMEOUTS_S)
     assert lab.state == "Running"
+
+
+def test_a_password_is_stored_where_one_is_given(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    lab.good(wsl_shutdown=True)
+    lab.good(wsl_shutdown=True, wsl_keep_alive_password="of-alice")
+    held = lab.windows.machine.tasks[KEEP]
+    assert (held["logon_type"], held["password"]) == ("Password", "of-alice")
+    assert changed(lab.good(wsl_shutdown=True, wsl_keep_alive_password="of-alice")) == 0
 
 
 def test_a_distribution_may_end_again(tmp_path: Path) -> None:
@@ -391,7 +405,7 @@ def test_a_task_that_windows_does_not_let_run_is_said(tmp_path: Path) -> None:
         tmp_path, distributions=[Distribution("Debian", state="Stopped", default=True, broken="Wsl/Service/E_FAIL")]
     )
     assert (
-        r"gaming-pc: of Debian there run none. Expected: all, started by the scheduled tasks of \gpufarm as "
+        r"gaming-pc: of Debian there run none. Expected: all, started by the scheduled tasks of \gpufarm\ as "
         r"GAMING-PC\alice. "
         r'Next step: look at what `schtasks.exe /Query /TN "\gpufarm\keep Debian" /V /FO LIST` says of the last '
         r"result, or "
