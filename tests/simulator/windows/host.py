@@ -111,6 +111,12 @@ class Machine:
     hyper_v_firewall: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
+    @property
+    def account(self) -> str:
+        """The user as Windows names the account; another domain than its own has none of that name."""
+        return f"{self.name.upper()}\\{self.user}"
+
+
 class Windows:
     """A machine in its folder."""
 

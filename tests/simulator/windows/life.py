@@ -165,10 +165,10 @@ def task(windows: Windows, name: str) -> int:
             return 0
         # Without a password or S4U a task runs in a session that is there already, and there is none. The batch right
         # is asked of the account ("Log on as a batch job").
-        allowed = known["logon_type"] in ("S4U", "Password") and machine.user in [
-            user.rpartition("\\")[2] for user in machine.rights.get("SeBatchLogonRight", [])
-        ]
-        if not allowed or known["user"].rpartition("\\")[2] != machine.user:
+        allowed = known["logon_type"] in ("S4U", "Password") and known["user"] in machine.rights.get(
+            "SeBatchLogonRight", []
+        )
+        if not allowed:
             known["last_result"] = 0x8007052E
             return 1
     try:

@@ -208,6 +208,10 @@ def win_user_right(windows: Windows, given: Result, asked: Asked) -> Result:
     if given["action"] != "add":
         return _failed(f"win_user_right {given} is not doubled")
     with windows.changed() as machine:
+        for user in given["users"]:
+            if user != machine.account:
+                return _failed(f"Failed to translate the account '{user}' to a SID: Some or all identity references could "
+                               "not be translated.")  # fmt: skip
         users = machine.rights.get(given["name"], [])
         new = [user for user in given["users"] if user not in users]
         if new and not asked.check:

@@ -337,6 +337,7 @@ class Interpreter:
             ("Text.Encoding", "UTF8"): lambda: Encoding("utf-8"),
             ("Convert", "ToBase64String"): lambda raw: base64.b64encode(raw).decode(),
             ("Convert", "FromBase64String"): lambda text: base64.b64decode(text, validate=True),
+            ("Security.Principal.WindowsIdentity", "GetCurrent"): lambda: {"Name": self.windows.machine.account},
             ("Math", "Max"): max,
             ("Environment", "OSVersion"): lambda: {"Version": {"Build": self.windows.machine.build}},
             ("Diagnostics.Process", "Start"): lambda info: Process(self.windows, info, self.clock),
@@ -721,7 +722,8 @@ class Block:
         if text.startswith("$env:"):
             machine = self.interpreter.windows.machine
             return {
-                "COMPUTERNAME": machine.name, "USERDOMAIN": machine.name.upper(), "USERNAME": machine.user,
+                # By OpenSSH a local user's domain is the workgroup (Win32-OpenSSH#1877, #2407).
+                "COMPUTERNAME": machine.name, "USERDOMAIN": "WORKGROUP", "USERNAME": machine.user,
                 "USERPROFILE": rf"C:\Users\{machine.user}",
             }.get(text[5:])  # fmt: skip
         return self.scope.get(text[1:].lower())
