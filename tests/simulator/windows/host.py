@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[3]
 HANGS = 1e9
 SYSTEM32 = r"C:\Windows\System32\wsl.exe"
 PROGRAM_FILES = r"C:\Program Files\WSL\wsl.exe"
+USER_SID = "S-1-5-21-1004336348-1177238915-682003330-1001"
 # A program that WSL's interop starts: its file is a Windows program there, so only its name and place are the same.
 PROGRAM = """\
 #!{python} -SE
@@ -94,6 +95,8 @@ class Machine:
     build: int = 26100
     # Who owns the distributions; others have none of them.
     user: str = "alice"
+    # Whether what is asked of the machine runs elevated; interop does so in a terminal of an administrator only.
+    administrator: bool = True
     gpus: list[dict[str, str]] = field(default_factory=list)
     # Seconds since the machine was made. Nothing passes by itself.
     clock: float = 0.0
@@ -105,16 +108,23 @@ class Machine:
     tasks: dict[str, dict[str, Any]] = field(default_factory=dict)
     # Which distribution each running task holds.
     holds: dict[str, str] = field(default_factory=dict)
-    rights: dict[str, list[str]] = field(default_factory=dict)
+    # Windows' own: administrators, backup operators, users of performance logs ("Log on as a batch job").
+    rights: dict[str, list[str]] = field(default_factory=lambda: {
+        "SeBatchLogonRight": ["S-1-5-32-544", "S-1-5-32-551", "S-1-5-32-559"]
+    })  # fmt: skip
     portproxy: dict[str, str] = field(default_factory=dict)
     firewall: dict[str, dict[str, Any]] = field(default_factory=dict)
     hyper_v_firewall: dict[str, dict[str, Any]] = field(default_factory=dict)
-
 
     @property
     def account(self) -> str:
         """The user as Windows names the account; another domain than its own has none of that name."""
         return f"{self.name.upper()}\\{self.user}"
+
+    @property
+    def sids(self) -> list[str]:
+        """The user and the groups that count in the token; that of administrators does so where it is elevated."""
+        return [USER_SID, *(["S-1-5-32-544"] if self.administrator else []), "S-1-5-32-545", "S-1-1-0"]
 
 
 class Windows:

@@ -163,10 +163,10 @@ def task(windows: Windows, name: str) -> int:
         # IgnoreNew: a new one is not started while one runs.
         if name in machine.holds:
             return 0
-        # Without a password or S4U a task runs in a session that is there already, and there is none. The batch right
-        # is asked of the account ("Log on as a batch job").
-        allowed = known["logon_type"] in ("S4U", "Password") and known["user"] in machine.rights.get(
-            "SeBatchLogonRight", []
+        # Without a password or S4U a task runs in a session that is there already, and there is none. The right to log
+        # on as a batch job is the account's, or that of a group.
+        allowed = known["logon_type"] in ("S4U", "Password") and not set(machine.sids).isdisjoint(
+            machine.rights.get("SeBatchLogonRight", [])
         )
         if not allowed:
             known["last_result"] = 0x8007052E

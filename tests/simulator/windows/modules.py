@@ -19,7 +19,7 @@ from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.plugins.action import ActionBase
 
 from tests.simulator.windows import command_line, life, powershell, programs
-from tests.simulator.windows.host import ROOT, Distribution, Windows
+from tests.simulator.windows.host import ROOT, USER_SID, Distribution, Windows
 
 PLUGIN = """\
 import sys
@@ -208,15 +208,16 @@ def win_user_right(windows: Windows, given: Result, asked: Asked) -> Result:
     if given["action"] != "add":
         return _failed(f"win_user_right {given} is not doubled")
     with windows.changed() as machine:
-        for user in given["users"]:
-            if user != machine.account:
-                return _failed(f"Failed to translate the account '{user}' to a SID: Some or all identity references could "
-                               "not be translated.")  # fmt: skip
-        users = machine.rights.get(given["name"], [])
-        new = [user for user in given["users"] if user not in users]
-        if new and not asked.check:
-            machine.rights[given["name"]] = users + new
-    return {"changed": bool(new)}
+        if not machine.administrator:
+            return _failed("failed to enumerate eixsting accounts with the right: Access is denied")
+        sids = [USER_SID if user == machine.account else user for user in given["users"]]
+        for sid in sids:
+            if not sid.startswith("S-1-"):
+                return _failed(f"Failed to translate the account '{sid}' to a SID")
+        added = [sid for sid in sids if sid not in machine.rights.get(given["name"], [])]
+        if not asked.check:
+            machine.rights[given["name"]] = machine.rights.get(given["name"], []) + added
+    return {"changed": bool(added), "added": added, "removed": []}
 
 
 def win_firewall_rule(windows: Windows, given: Result, asked: Asked) -> Result:

@@ -125,6 +125,16 @@ class Instant:
 
 
 @dataclass
+class Principal:
+    """A user with a token, in which the group of administrators is disabled where it is not elevated."""
+
+    groups: list[str]
+
+    def IsInRole(self, rid: int) -> bool:
+        return f"S-1-5-32-{rid}" in self.groups
+
+
+@dataclass
 class Credential:
     """A PSCredential."""
 
@@ -337,7 +347,7 @@ class Interpreter:
             ("Text.Encoding", "UTF8"): lambda: Encoding("utf-8"),
             ("Convert", "ToBase64String"): lambda raw: base64.b64encode(raw).decode(),
             ("Convert", "FromBase64String"): lambda text: base64.b64decode(text, validate=True),
-            ("Security.Principal.WindowsIdentity", "GetCurrent"): lambda: {"Name": self.windows.machine.account},
+            ("Security.Principal.WindowsIdentity", "GetCurrent"): self.identity,
             ("Math", "Max"): max,
             ("Environment", "OSVersion"): lambda: {"Version": {"Build": self.windows.machine.build}},
             ("Diagnostics.Process", "Start"): lambda info: Process(self.windows, info, self.clock),
@@ -349,6 +359,10 @@ class Interpreter:
             raise Thrown("Cannot invoke method. Method invocation is supported only on core types in this mode.")
         return known[name, member](*(arguments or []))
 
+    def identity(self) -> dict[str, Any]:
+        user, *groups = ({"Value": sid} for sid in self.windows.machine.sids)
+        return {"Name": self.windows.machine.account, "User": user, "Groups": groups}
+
     def command(self, name: str, arguments: list[Any], options: dict[str, Any], scope: Scope) -> Any:
         if name in self.functions:
             function = self.functions[name]
@@ -357,10 +371,8 @@ class Interpreter:
             given = dict(zip(function.parameters, [*arguments, *[None] * len(function.parameters)], strict=False))
             return unrolled(Block(self, function.body, Scope(given, scope)).statements())
         match name, arguments:
-            case "New-Object", ["Diagnostics.ProcessStartInfo", [program, words]]:
-                return ProcessStartInfo(program, words)
-            case "New-Object", ["IO.MemoryStream"]:
-                return MemoryStream()
+            case "New-Object", _:
+                return self.made(arguments)
             case "Get-ItemProperty", [r"HKLM:\SOFTWARE\OpenSSH"]:
                 if not self.windows.machine.openssh:
                     raise Thrown(r"Cannot find path 'HKLM:\SOFTWARE\OpenSSH' because it does not exist.")
@@ -372,6 +384,16 @@ class Interpreter:
                 # Windows PowerShell 5.1 escapes these.
                 return re.sub("['<>&]", lambda found: f"\\u{ord(found.group()):04x}", text)
         raise Refused(f"command {name} {arguments} {options}")
+
+    def made(self, arguments: list[Any]) -> Any:
+        match arguments:
+            case ["Diagnostics.ProcessStartInfo", [program, words]]:
+                return ProcessStartInfo(program, words)
+            case ["Security.Principal.WindowsPrincipal", {"Groups": groups}]:
+                return Principal([group["Value"] for group in groups])
+            case ["IO.MemoryStream"]:
+                return MemoryStream()
+        raise Refused(f"New-Object {arguments}")
 
     def cmdlet(self, name: str, options: dict[str, Any]) -> Any:
         """Do what a cmdlet of CIM does, whose errors end a script only where all are to do so."""

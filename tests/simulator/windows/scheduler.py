@@ -91,6 +91,8 @@ def _registered(windows: Windows, name: str, given: Mapping[str, Any]) -> dict[s
         known = definition(given["xml"])
         if known["logon_type"] == "Password" and not given.get("password"):
             raise Denied("The user name or password is incorrect.")
+        if not machine.administrator:
+            raise Denied("Access is denied.")
         if known["user"] != machine.account or given.get("user", machine.account) != machine.account:
             raise Denied("No mapping between account names and security IDs was done.")
         known["password"] = given.get("password")
