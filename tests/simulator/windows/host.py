@@ -95,6 +95,7 @@ class Machine:
     build: int = 26100
     # Who owns the distributions; others have none of them.
     user: str = "alice"
+    password: str = "of-alice"
     # Whether what is asked of the machine runs elevated; interop does so in a terminal of an administrator only.
     administrator: bool = True
     gpus: list[dict[str, str]] = field(default_factory=list)

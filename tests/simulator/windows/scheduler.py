@@ -89,7 +89,8 @@ def _registered(windows: Windows, name: str, given: Mapping[str, Any]) -> dict[s
         if name in machine.tasks and not given.get("force"):
             raise Denied("Cannot create a file when that file already exists.")
         known = definition(given["xml"])
-        if known["logon_type"] == "Password" and not given.get("password"):
+        # Windows checks a password when it stores it.
+        if known["logon_type"] == "Password" and given.get("password") != machine.password:
             raise Denied("The user name or password is incorrect.")
         if not machine.administrator:
             raise Denied("Access is denied.")

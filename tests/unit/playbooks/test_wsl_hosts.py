@@ -211,6 +211,38 @@ WITH_WORK = ("sh", "-c", 'NOMAD_ALLOC_ID=6b1f0c0a sleep 3600 & exec "$@"', "sh")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has processes of its own")
+def test_nothing_ends_where_the_tasks_are_refused(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    lab.node = {"ansible_become_method": "ansible.builtin.su"}
+    lab.under = ALONE
+    assert "The user name or password is incorrect." in lab.bad(wsl_shutdown=True, wsl_keep_alive_password="wrong")
+    assert (lab.state, lab.called("--shutdown"), lab.config.exists()) == ("Running", 0, False)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has processes of its own")
+def test_nodes_work_again_also_after_a_failure(tmp_path: Path) -> None:
+    """Also those of a run that was cut off between the two."""
+    lab = Lab(tmp_path)
+    note = lab.config.with_name(".wslconfig.out")
+    lab.node = {"ansible_become_method": "ansible.builtin.su"}
+    lab.under = ALONE
+    back = "Look whether the GPUs are well, and let the node work again"
+    with lab.windows.changed() as machine:
+        # Its rules are refused, which comes after the shutdown.
+        machine.hyper_v_firewall["gpufarm-wsl-4646"] = {"VMCreatorId": "of another", "Name": "gpufarm-wsl-4646"}
+    mirrored = {"wsl_config": {"wsl2": {"networkingMode": "mirrored"}}, "wsl_ports": [4646]}
+    said = lab.bad(wsl_shutdown=True, **mirrored)
+    assert (lab.called("--shutdown"), lab.state) == (1, "Running")
+    assert back in said
+    assert not note.exists()
+
+    assert back not in lab.good()
+    note.touch()
+    assert back in lab.good()
+    assert not note.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has processes of its own")
 def test_a_node_with_work_is_not_shut_down(tmp_path: Path) -> None:
     lab = Lab(tmp_path)
     lab.node = {"ansible_become_method": "ansible.builtin.su"}
