@@ -141,6 +141,13 @@ def test_with_it_a_distribution_is_there_after_ten_idle_timeouts(tmp_path: Path,
     life.wait(lab.windows, TEN_TIMEOUTS_S)
     assert lab.state == "Running"
 
+    # Somebody ends all of it, before any boot.
+    with lab.windows.changed() as machine:
+        life.shut_down(machine)
+    assert lab.state == "Stopped"
+    life.wait(lab.windows, 300)
+    assert lab.state == "Running"
+
     # Nobody logs on.
     life.boot(lab.windows)
     assert lab.state == "Running"
