@@ -96,6 +96,8 @@ class Machine:
     # Who owns the distributions; others have none of them.
     user: str = "alice"
     password: str = "of-alice"
+    # Whether a task runs without a password, which is assumed.
+    s4u: bool = True
     # Whether what is asked of the machine runs elevated; interop does so in a terminal of an administrator only.
     administrator: bool = True
     gpus: list[dict[str, str]] = field(default_factory=list)

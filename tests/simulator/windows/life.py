@@ -155,7 +155,7 @@ def minutes(duration: str) -> float:
 
 
 def task(windows: Windows, name: str) -> int:
-    """Run a task of the scheduler, as its trigger or `schtasks.exe /Run` does."""
+    """Run a task of the scheduler, as its trigger or Start-ScheduledTask does, which waits for no end."""
     from tests.simulator.windows import programs  # noqa: PLC0415 # which run tasks themselves
 
     with windows.changed() as machine:
@@ -168,7 +168,11 @@ def task(windows: Windows, name: str) -> int:
         allowed = known["logon_type"] in ("S4U", "Password") and not set(machine.sids).isdisjoint(
             machine.rights.get("SeBatchLogonRight", [])
         )
-        if not allowed:
+        if not allowed or (known["logon_type"] == "S4U" and not machine.s4u):
+            known["last_result"] = 0x80070569
+            return 1
+        if known["logon_type"] == "Password" and known["password"] != machine.password:
+            # What was stored stays as it was when the user gets another password.
             known["last_result"] = 0x8007052E
             return 1
     try:

@@ -18,7 +18,7 @@ import yaml
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.plugins.action import ActionBase
 
-from tests.simulator.windows import command_line, life, powershell, programs
+from tests.simulator.windows import command_line, life, powershell, programs, scheduler
 from tests.simulator.windows.host import ROOT, USER_SID, Distribution, Windows
 
 PLUGIN = """\
@@ -146,7 +146,19 @@ def win_powershell(windows: Windows, given: Result, asked: Asked) -> Result:
         output = interpreter.run(given["script"], {"ansible": ansible})
     except powershell.Thrown as error:
         return _failed(f"Unhandled exception while executing script: {error}")
-    return {"changed": ansible["Changed"], "failed": ansible["Failed"], "output": output, "result": ansible["Result"]}
+    return {
+        "changed": ansible["Changed"], "failed": ansible["Failed"], "output": _told(output),
+        "result": _told(ansible["Result"]),
+    }  # fmt: skip
+
+
+def _told(value: Any) -> Any:
+    """Return what Convert-OutputObject of the module makes of a value."""
+    if isinstance(value, scheduler.Enumeration):
+        return {"Type": "Microsoft.PowerShell.Cmdletization.GeneratedTypes", "String": value.name, "Value": 4}
+    if isinstance(value, dict):
+        return {key: _told(each) for key, each in value.items()}
+    return [_told(each) for each in value] if isinstance(value, list) else value
 
 
 def win_command(windows: Windows, given: Result, asked: Asked) -> Result:

@@ -26,7 +26,7 @@ TOKENS = re.compile(
     (?P<blank>[ \t]+) | (?P<end>[\r\n;]) | (?P<comment>\#[^\n]*)
   | (?P<single>['\u2018-\u201b](?:[^'\u2018-\u201b]|['\u2018-\u201b]{2})*['\u2018-\u201b]) | (?P<double>"[^"`]*")
   | (?P<variable>\$(?:env:)?\w+)
-  | (?P<operator>-(?:and|or|not|eq|ne|match|notmatch|cnotmatch|replace|split)\b)
+  | (?P<operator>-(?:and|or|not|eq|ne|match|notmatch|cnotmatch|replace|split|contains)\b)
   | (?P<number>\d+(?![\w.]))
   | (?P<hash>@\{) | (?P<array>@\() | (?P<static>::) | (?P<add>\+=)
   | (?P<type>\[(?![0-9$'"])[A-Za-z][\w.]*(?:\[\])?\])
@@ -36,7 +36,7 @@ TOKENS = re.compile(
     re.VERBOSE,
 )
 KEYWORDS = {"begin", "process", "end", "data", "filter", "param", "return", "while", "switch", "do", "until", "trap"}
-BINARY = ("-and", "-or", "-eq", "-ne", "-match", "-notmatch", "-cnotmatch", "-replace", "-split")
+BINARY = ("-and", "-or", "-eq", "-ne", "-match", "-notmatch", "-cnotmatch", "-replace", "-split", "-contains")
 
 
 class Refused(Exception):
@@ -703,6 +703,8 @@ class Block:
             return not truth(self.unary())
         if self.next.kind == "type" and self.tokens[self.at + 1].kind != "static":
             name = self.take().text
+            if name == "[string]":
+                return str(self.unary())
             if name != "[int]":
                 raise Refused(f"cast to {name}")
             return round(self.unary())
@@ -822,6 +824,8 @@ def member(value: Any, name: Any) -> Any:
 def compared(operator: str, left: Any, right: Any) -> Any:
     if operator in ("-eq", "-ne"):
         return (left == right) is (operator == "-eq")
+    if operator == "-contains":
+        return right in (left if isinstance(left, list) else [left])
     if operator == "-replace":
         return re.sub(right[0], right[1], left, flags=re.IGNORECASE)
     if operator == "-split":

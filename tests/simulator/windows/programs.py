@@ -1,4 +1,4 @@
-"""Windows' own programs as tasks, scripts and modules start them: wsl.exe, schtasks.exe, netsh.exe, nvidia-smi.exe."""
+"""Windows' own programs as tasks, scripts and modules start them: wsl.exe, netsh.exe, nvidia-smi.exe."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tests.simulator.windows import command_line, life, powershell
+from tests.simulator.windows import command_line, powershell
 from tests.simulator.windows.host import PROGRAM_FILES, ROOT, SYSTEM32, Windows
 
 NVIDIA_SMI = r"C:\Windows\System32\nvidia-smi.exe"
@@ -24,7 +24,7 @@ def run(windows: Windows, path: str, arguments: str, environment: Mapping[str, s
     if name == "wsl.exe" and windows.machine.installed:
         return _wsl(windows, PROGRAM_FILES if path == PROGRAM_FILES else SYSTEM32, arguments, environment or {})
     known: dict[str, Callable[[Windows, str], tuple[int, str]]] = {
-        "schtasks.exe": schtasks, "netsh.exe": netsh, "powershell.exe": _script
+        "netsh.exe": netsh, "powershell.exe": _script
     }  # fmt: skip
     if windows.machine.gpus:
         known["nvidia-smi.exe"] = nvidia_smi
@@ -73,17 +73,6 @@ def _script(windows: Windows, arguments: str) -> tuple[int, str]:
         return 0, powershell.run(windows, windows.mounted(words[-1]).read_bytes().decode("ascii"))
     except powershell.Thrown as error:
         return 1, str(error)
-
-
-def schtasks(windows: Windows, arguments: str) -> tuple[int, str]:
-    """Run ``schtasks.exe /Run /TN name``, which does not wait for the task's end."""
-    words = command_line.split(f"schtasks.exe {arguments}")[1:]
-    if words[:2] != ["/Run", "/TN"] or len(words) != 3:
-        raise ValueError(f"schtasks.exe {arguments} is not doubled")
-    if words[2] not in windows.machine.tasks:
-        return 1, "ERROR: The system cannot find the file specified.\r\n"
-    life.task(windows, words[2])
-    return 0, f'SUCCESS: Attempted to run the scheduled task "{words[2]}".\r\n'
 
 
 def netsh(windows: Windows, arguments: str) -> tuple[int, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from tests.simulator.windows import life
@@ -40,6 +41,22 @@ class Denied(Exception):
     """What a cmdlet says; it is an error that ends a script only where errors are to do so."""
 
 
+@dataclass(frozen=True)
+class Enumeration:
+    """A value of an enumeration: compares with its name, but is no text."""
+
+    name: str
+
+    def __eq__(self, other: object) -> bool:
+        return self.name == (other.name if isinstance(other, Enumeration) else other)
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __str__(self) -> str:
+        return self.name
+
+
 def cmdlet(windows: Windows, verb: str, noun: str, options: Mapping[str, Any]) -> Any:
     """Do what a cmdlet does."""
     given = {key.lower().lstrip("-"): value for key, value in options.items()}
@@ -65,6 +82,9 @@ def cmdlet(windows: Windows, verb: str, noun: str, options: Mapping[str, Any]) -
         case "Get", "ScheduledTaskInfo", {**none} if not none:
             known = windows.machine.tasks[name]
             return {"LastTaskResult": RUNS if name in windows.machine.holds else known.get("last_result", HAS_NOT_RUN)}
+        case "Start", "ScheduledTask", {**none} if not none:
+            life.task(windows, name)
+            return None
         case "Unregister", "ScheduledTask", {"confirm": False}:
             with windows.changed() as machine:
                 del machine.tasks[name]
@@ -78,7 +98,7 @@ def _task(machine: Machine, name: str) -> dict[str, Any]:
     path, _slash, own = name.rpartition("\\")
     return {
         "TaskName": own, "TaskPath": f"{path}\\", "Description": known["description"],
-        "State": "Running" if name in machine.holds else "Ready",
+        "State": Enumeration("Running" if name in machine.holds else "Ready"),
     }  # fmt: skip
 
 

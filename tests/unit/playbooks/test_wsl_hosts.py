@@ -47,7 +47,12 @@ class Lab:
 
     def run(self, *options: str, **variables: Any) -> subprocess.CompletedProcess[str]:
         doubles = modules.install(self.folder / "collections", self.without)
-        machine = {"ansible_connection": "ssh", "windows_double": str(self.windows.folder), "wsl_exe": "wsl.exe"}
+        machine: dict[str, Any] = {
+            "ansible_connection": "ssh",
+            "windows_double": str(self.windows.folder),
+            "wsl_exe": "wsl.exe",
+        }
+        machine["__wsl_windows_delay"] = 0
         names = [each.name for each in self.windows.machine.distributions]
         nodes = {f"gaming-pc-{name}": {"wsl_host": "gaming-pc", "wsl_distribution": name} for name in names}
         inventory = {
@@ -456,14 +461,31 @@ def test_a_missing_collection_is_named(tmp_path: Path) -> None:
     lab.good()
 
 
-def test_a_task_that_windows_does_not_let_run_is_said(tmp_path: Path) -> None:
+def test_a_task_that_fails_is_said(tmp_path: Path) -> None:
     lab = Lab(
         tmp_path, distributions=[Distribution("Debian", state="Stopped", default=True, broken="Wsl/Service/E_FAIL")]
     )
     assert (
-        r"gaming-pc: of Debian there run none. Expected: all, started by the scheduled tasks of \gpufarm\ as "
-        r"GAMING-PC\alice. "
-        r'Next step: look at what `schtasks.exe /Query /TN "\gpufarm\keep Debian" /V /FO LIST` says of the last '
-        r"result, or "
-        "set wsl_keep_alive_password, where Windows lets no task run without one."
-    ) in lab.bad("-e", "__wsl_windows_delay=0")
+        'gaming-pc: the task "keep Debian" is Ready, its last result 0xff; there run no distributions. Expected: '
+        r"all of Debian run, each held by its task as GAMING-PC\alice. Next step: look at what "
+        r'`schtasks.exe /Query /TN "\gpufarm\keep Debian" /V /FO LIST` says, or set wsl_keep_alive_password, where '
+        "Windows lets no task run without one."
+    ) in lab.bad()
+
+
+def test_a_distribution_that_runs_and_is_not_held_is_said(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, s4u=False)
+    assert 'the task "keep Debian" is Ready, its last result 0x80070569; there run Debian.' in lab.bad()
+    lab.good(wsl_keep_alive_password="of-alice")
+    assert lab.windows.machine.holds == {KEEP: "Debian"}
+
+
+def test_another_password_is_stored_where_the_old_one_no_longer_lets_in(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    lab.good(wsl_shutdown=True, wsl_keep_alive_password="of-alice")
+    with lab.windows.changed() as machine:
+        machine.password = "of-alice-since"
+    life.boot(lab.windows)
+    assert lab.state == "Stopped"
+    lab.good(wsl_shutdown=True, wsl_keep_alive_password="of-alice-since")
+    assert lab.windows.machine.holds == {KEEP: "Debian"}
