@@ -217,6 +217,15 @@ def test_no_shutdown_without_consent(tmp_path: Path) -> None:
     assert (lab.windows.machine.running or {})["wsl2.processors"] == "4"
 
 
+def test_what_is_being_installed_is_not_shut_down_without_consent(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, distributions=[
+        Distribution("Debian", state="Stopped", default=True), Distribution("Ubuntu", state="Installing")
+    ])  # fmt: skip
+    said = lab.good(wsl_keep_alive=False, wsl_config={"wsl2": {"processors": 4}})
+    assert "WSL has not read it. Running: Ubuntu." in said
+    assert lab.called("--shutdown") == 0
+
+
 # What runs on this machine, as in the nodes of a test farm, is nothing of this node's.
 ALONE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "--")
 WITH_WORK = ("sh", "-c", 'NOMAD_ALLOC_ID=6b1f0c0a sleep 3600 & exec "$@"', "sh")
@@ -398,6 +407,12 @@ REFUSALS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         {"release": "2.1.5", "newest_release": "2.1.5"}, {"wsl_update": True},
         "WSL is 2.1.5. Expected: 2.2.4 or newer. "
         "Next step: restart Windows, which may have to finish the installation.",
+    ),
+    (
+        {"list_fails": True, "language": "de"}, {"wsl_shutdown": True, "wsl_update": True},
+        r'`C:\Program Files\WSL\wsl.exe --list --verbose` ended with 255: "Das System kann die angegebene Datei nicht '
+        'finden.". Expected: the distributions and whether they run, before any is ended. Next step: run it there, and '
+        "mend what it says.",
     ),
     (
         {"build": 19045}, {"wsl_config": {"wsl2": {"networkingMode": "mirrored"}}},
