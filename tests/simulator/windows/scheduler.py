@@ -87,8 +87,14 @@ def cmdlet(windows: Windows, verb: str, noun: str, options: Mapping[str, Any]) -
             return None
         case "Unregister", "ScheduledTask", {"confirm": False}:
             with windows.changed() as machine:
+                # An instance that runs goes on.
                 del machine.tasks[name]
-                machine.holds.pop(name, None)
+            return None
+        case "Stop", "ScheduledTask", {**none} if not none:
+            with windows.changed() as machine:
+                held = machine.holds.pop(name, None)
+                for each in machine.distributions:
+                    each.idle_since = machine.clock if each.name == held else each.idle_since
             return None
     raise ValueError(f"{verb}-{noun} {options} is not doubled")
 
