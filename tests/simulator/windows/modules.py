@@ -243,19 +243,26 @@ def win_firewall_rule(windows: Windows, given: Result, asked: Asked) -> Result:
 
 
 def distribution(windows: Windows, given: Result, asked: Asked) -> Result:
-    """Install one; an existing one would be changed, which is not doubled."""
+    """Install one; Update-Distribution of distribution.ps1 makes an existing one what is asked for."""
     name, wanted = given["name"], given.get("distribution_id", given["name"])
     if given["state"] != "present" or {"size", "sparse"} & given.keys() or given["use_fixed_vhd"]:
         return _failed(f"microsoft.wsl.distribution {given} is not doubled")
-    if any(each.name == name for each in windows.machine.distributions):
-        return {"changed": False}
-    if not asked.check:
+    with windows.changed() as machine:
+        there = next((each for each in machine.distributions if each.name == name), None)
+        if there:
+            changed = there.version != given["version"] or "location" in given
+            if changed and not asked.check:
+                life.ended(machine, there)
+                there.version = given["version"]
+            return {"changed": changed}
+        if life.release(machine.release) < (2, 4, 4):
+            return _failed("WSL command returned an unexpected exit code, -1: Invalid command line argument: --name")
         if wanted not in ("Debian", "Ubuntu", "Ubuntu-24.04"):
             return _failed(
                 "WSL command returned an unexpected exit code, -1: Invalid distribution name: "
                 f"'{wanted}'.\nError code: Wsl/InstallDistro/WSL_E_DISTRO_NOT_FOUND"
             )
-        with windows.changed() as machine:
+        if not asked.check:
             machine.distributions.append(Distribution(name, state="Stopped", default=not machine.distributions))
     return {"changed": True}
 

@@ -365,6 +365,14 @@ def test_distributions_are_installed_and_imported(tmp_path: Path) -> None:
     assert changed(lab.good(wsl_images=images, wsl_shutdown=True)) == 0
 
 
+def test_a_distribution_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, distributions=[Distribution("Debian", default=True, version=1)])
+    lab.good(wsl_images=[{"name": "debian", "folder": r"D:\wsl"}, {"name": "Debian", "folder": r"D:\wsl"}])
+    assert [(each.name, each.version, each.state) for each in lab.windows.machine.distributions] == [
+        ("Debian", 1, "Running")
+    ]
+
+
 def test_an_update_needs_consent_and_is_one(tmp_path: Path) -> None:
     lab = Lab(tmp_path, release="2.1.5")
     assert (
@@ -402,6 +410,10 @@ REFUSALS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         {"release": "2.5.7", "language": "zh"}, {"wsl_config": {"general": {"instanceIdleTimeout": 60000}}},
         "WSL is 2.5.7. Expected: 2.5.8 or newer, which knows general.instanceIdleTimeout of wsl_config. "
         "Next step: set wsl_update: true",
+    ),
+    (
+        {"release": "2.4.3"}, {"wsl_images": [{"name": "farm", "distribution": "Debian"}]},
+        "WSL is 2.4.3. Expected: 2.4.4 or newer, which installs under a name of wsl_images. Next step: set wsl_update",
     ),
     (
         {"release": "2.1.5", "newest_release": "2.1.5"}, {"wsl_update": True},
