@@ -84,19 +84,18 @@ def cmdlet(windows: Windows, verb: str, noun: str, options: Mapping[str, Any]) -
             return {"LastTaskResult": RUNS if name in windows.machine.holds else known.get("last_result", HAS_NOT_RUN)}
         case "Start", "ScheduledTask", {**none} if not none:
             life.task(windows, name)
-            return None
         case "Unregister", "ScheduledTask", {"confirm": False}:
             with windows.changed() as machine:
                 # An instance that runs goes on.
                 del machine.tasks[name]
-            return None
         case "Stop", "ScheduledTask", {**none} if not none:
             with windows.changed() as machine:
                 held = machine.holds.pop(name, None)
                 for each in machine.distributions:
                     each.idle_since = machine.clock if each.name == held else each.idle_since
-            return None
-    raise ValueError(f"{verb}-{noun} {options} is not doubled")
+        case _:
+            raise ValueError(f"{verb}-{noun} {options} is not doubled")
+    return None
 
 
 def _task(machine: Machine, name: str) -> dict[str, Any]:

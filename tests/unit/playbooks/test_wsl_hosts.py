@@ -367,7 +367,7 @@ def test_distributions_are_installed_and_imported(tmp_path: Path) -> None:
 
 def test_a_distribution_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
     lab = Lab(tmp_path, distributions=[Distribution("Debian", default=True, version=1)])
-    lab.good(wsl_images=[{"name": "debian", "folder": r"D:\wsl"}, {"name": "Debian", "folder": r"D:\wsl"}])
+    lab.good(wsl_images=[{"name": "Debian", "folder": r"D:\wsl"}])
     assert [(each.name, each.version, each.state) for each in lab.windows.machine.distributions] == [
         ("Debian", 1, "Running")
     ]
