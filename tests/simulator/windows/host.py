@@ -116,6 +116,8 @@ class Machine:
         "SeBatchLogonRight": ["S-1-5-32-544", "S-1-5-32-551", "S-1-5-32-559"]
     })  # fmt: skip
     portproxy: dict[str, str] = field(default_factory=dict)
+    # Whether netsh.exe refuses to add one.
+    netsh_fails: bool = False
     firewall: dict[str, dict[str, Any]] = field(default_factory=dict)
     hyper_v_firewall: dict[str, dict[str, Any]] = field(default_factory=dict)
 

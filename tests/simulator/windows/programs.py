@@ -81,16 +81,32 @@ def netsh(windows: Windows, arguments: str) -> tuple[int, str]:
     words = command_line.split(f"netsh.exe {arguments}")[1:]
     if words[:2] != ["interface", "portproxy"] or words[3:4] != ["v4tov4"]:
         raise ValueError(f"netsh.exe {arguments} is not doubled")
+    if words[2:] == ["show", "v4tov4"]:
+        return 0, _proxies(windows)
     given = dict(word.split("=", 1) for word in words[4:])
     here = f"{given['listenaddress']}/{given['listenport']}"
     with windows.changed() as machine:
-        if words[2] == "add":
+        if words[2] == "add" and not machine.netsh_fails:
             machine.portproxy[here] = f"{given['connectaddress']}/{given['connectport']}"
         elif words[2] == "delete" and here in machine.portproxy:
             del machine.portproxy[here]
         else:
             return 1, "The system cannot find the file specified.\r\n\r\n"
     return 0, "\r\n"
+
+
+def _proxies(windows: Windows) -> str:
+    """Return the table of port proxies, whose head is in Windows' language."""
+    heads = {
+        "de": ("Abhören auf ipv4:", "Verbinden mit ipv4:", "Adresse", "Anschluss"),
+        "en": ("Listen on ipv4:", "Connect to ipv4:", "Address", "Port"),
+        "zh": ("侦听 ipv4:", "连接到 ipv4:", "地址", "端口"),
+    }
+    listen, connect, address, port = heads[windows.machine.language]
+    rows: list[tuple[str, ...]] = [(address, port, address, port), ("-" * 15, "-" * 10, "-" * 15, "-" * 10)]
+    rows += [(*here.split("/"), *there.split("/")) for here, there in windows.machine.portproxy.items()]
+    lines = ["", f"{listen:<28}{connect}", "", *(f"{a:<16}{b:<12}{c:<16}{d}" for a, b, c, d in rows), ""]
+    return "".join(f"{line}\r\n" for line in lines) if windows.machine.portproxy else "\r\n"
 
 
 def nvidia_smi(windows: Windows, arguments: str) -> tuple[int, str]:

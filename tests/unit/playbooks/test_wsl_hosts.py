@@ -335,6 +335,18 @@ def test_behind_nat_ports_follow_the_address(tmp_path: Path) -> None:
     assert changed(lab.good(wsl_shutdown=True, wsl_ports=[4646, 8080])) == 0
 
 
+def test_ports_that_lead_nowhere_are_said(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, netsh_fails=True, language="de")
+    assert (
+        'gaming-pc: the task "ports" has 0x1 as its last result, and `netsh.exe interface portproxy show v4tov4` lists '
+        "no 4646, 8080. Expected: 0x0, and each of wsl_ports. Next step: run `wsl.exe -d Debian --exec hostname -I` there"
+    ) in lab.bad(wsl_shutdown=True, wsl_ports=[4646, 8080])
+    with lab.windows.changed() as machine:
+        machine.netsh_fails = False
+    lab.good(wsl_shutdown=True, wsl_ports=[4646, 8080])
+    assert len(lab.windows.machine.portproxy) == 2
+
+
 def test_in_the_mirrored_mode_ports_are_rules(tmp_path: Path) -> None:
     lab = Lab(tmp_path)
     settings = {"wsl_shutdown": True, "wsl_config": {"wsl2": {"networkingMode": "mirrored"}}}
