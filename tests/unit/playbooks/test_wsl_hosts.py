@@ -335,11 +335,21 @@ def test_behind_nat_ports_follow_the_address(tmp_path: Path) -> None:
     assert changed(lab.good(wsl_shutdown=True, wsl_ports=[4646, 8080])) == 0
 
 
+def test_ports_that_nobody_wants_any_more_are_free_again(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, portproxy={"0.0.0.0/9000": "198.51.100.1/80"})
+    lab.good(wsl_shutdown=True, wsl_ports=[4646, 8080])
+    lab.good(wsl_shutdown=True, wsl_ports=[4646])
+    assert set(lab.windows.machine.portproxy) == {"0.0.0.0/9000", "0.0.0.0/4646"}
+    # One of them would take the port from the distribution.
+    lab.good(wsl_shutdown=True, wsl_ports=[4646], wsl_config={"wsl2": {"networkingMode": "mirrored"}})
+    assert set(lab.windows.machine.portproxy) == {"0.0.0.0/9000"}
+
+
 def test_ports_that_lead_nowhere_are_said(tmp_path: Path) -> None:
     lab = Lab(tmp_path, netsh_fails=True, language="de")
     assert (
         'gaming-pc: the task "ports" has 0x1 as its last result, and `netsh.exe interface portproxy show v4tov4` lists '
-        "no 4646, 8080. Expected: 0x0, and each of wsl_ports. Next step: run `wsl.exe -d Debian --exec hostname -I` there"
+        "no 4646, 8080. Expected: 0x0, and each of wsl_ports. Next step: run `wsl.exe -d Debian --exec hostname -I`"
     ) in lab.bad(wsl_shutdown=True, wsl_ports=[4646, 8080])
     with lab.windows.changed() as machine:
         machine.netsh_fails = False
