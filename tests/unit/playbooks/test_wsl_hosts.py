@@ -449,6 +449,17 @@ REFUSALS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         "mend what it says.",
     ),
     (
+        {}, {"wsl_ports": [4646, 3389, 2222], "ansible_port": 2222},
+        "wsl_ports has 3389, 2222. Expected: none of 22, 135, 139, 445, 3389, 5985, 5986, 2222, on which Windows itself "
+        "is reached. Next step: take other ports, and let the distribution listen there.",
+    ),
+    (
+        {"portproxy": {"192.0.2.31/8080": "198.51.100.1/80", "*/9000": "198.51.100.1/80"}}, {"wsl_ports": [4646, 8080]},
+        "Windows already leads port 8080 to 198.51.100.1:80, which this role has not done. Expected: no port proxy for "
+        "wsl_ports but those of this role. Next step: see who needs it, and take it away by `netsh.exe interface "
+        "portproxy delete v4tov4`, or take other ports.",
+    ),
+    (
         {"build": 19045}, {"wsl_config": {"wsl2": {"networkingMode": "mirrored"}}},
         "Windows is of build 19045. Expected: 22621 (Windows 11 22H2) or newer, because wsl_config sets "
         "networkingMode to mirrored (WSL#13793). Next step: update Windows, or set it to nat.",
