@@ -91,6 +91,10 @@ class Machine:
     # What `wsl.exe --version` says; empty is the one of Windows itself, which does not know that option.
     release: str = "2.6.3"
     newest_release: str = "2.6.3"
+    # The code with which an update fails, as without a network.
+    update_fails: str = ""
+    # Whether nvidia-smi.exe finds no driver that runs; it says so on standard output.
+    smi_fails: bool = False
     # The build of Windows: mirrored networking needs 22621.
     build: int = 26100
     # Who owns the distributions; others have none of them.

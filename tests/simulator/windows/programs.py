@@ -113,6 +113,11 @@ def nvidia_smi(windows: Windows, arguments: str) -> tuple[int, str]:
     """Print a line a GPU; the model of the driver is WDDM, TCC or MCDM."""
     if arguments != "--query-gpu=name,driver_version,driver_model.current --format=csv,noheader":
         raise ValueError(f"nvidia-smi.exe {arguments} is not doubled")
+    if windows.machine.smi_fails:
+        return 9, (
+            "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the latest "
+            "NVIDIA driver is installed and running.\r\n\r\n"
+        )
     return 0, "".join(
         f"{gpu['name']}, {gpu['driver_version']}, {gpu['driver_model']}\r\n" for gpu in windows.machine.gpus
     )

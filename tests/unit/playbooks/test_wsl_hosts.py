@@ -202,6 +202,16 @@ def test_a_distribution_may_end_again(tmp_path: Path) -> None:
     assert lab.state == "Stopped"
 
 
+def test_a_configuration_in_utf_16_counts_as_wsl_reads_it(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    timers = "[wsl2]\r\nvmIdleTimeout=-1\r\n[general]\r\ninstanceIdleTimeout=-1\r\n"
+    lab.config.write_bytes(timers.encode("utf-16"))
+    lab.good(wsl_shutdown=True)
+    assert lab.config.read_bytes() == timers.encode("utf-16")
+    lab.good(wsl_shutdown=True, wsl_config={"wsl2": {"memory": "16GB"}})
+    assert (lab.windows.machine.running or {})["wsl2.memory"] == "16GB"
+
+
 def test_no_shutdown_without_consent(tmp_path: Path) -> None:
     lab = Lab(tmp_path)
     said = lab.good(wsl_config={"wsl2": {"processors": 4}})
@@ -438,6 +448,11 @@ REFUSALS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         "WSL is 2.4.3. Expected: 2.4.4 or newer, which installs under a name of wsl_images. Next step: set wsl_update",
     ),
     (
+        {"release": "2.1.5", "update_fails": "Wsl/UpdatePackage/0x80072ee7"}, {"wsl_update": True},
+        "WSL is 2.1.5. Expected: 2.2.4 or newer. Next step: mend what the update said, which ended with 255: "
+        '"The system cannot find the file specified. Error code: Wsl/UpdatePackage/0x80072ee7".',
+    ),
+    (
         {"release": "2.1.5", "newest_release": "2.1.5"}, {"wsl_update": True},
         "WSL is 2.1.5. Expected: 2.2.4 or newer. "
         "Next step: restart Windows, which may have to finish the installation.",
@@ -450,8 +465,8 @@ REFUSALS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ),
     (
         {}, {"wsl_ports": [4646, 3389, 2222], "ansible_port": 2222},
-        "wsl_ports has 3389, 2222. Expected: none of 22, 135, 139, 445, 3389, 5985, 5986, 2222, on which Windows itself "
-        "is reached. Next step: take other ports, and let the distribution listen there.",
+        "wsl_ports has 3389, 2222. Expected: none of 22, 135, 139, 445, 2222, 3389, 5985, 5986, on which Windows "
+        "itself is reached. Next step: take other ports, and let the distribution listen there.",
     ),
     (
         {"portproxy": {"192.0.2.31/8080": "198.51.100.1/80", "*/9000": "198.51.100.1/80"}}, {"wsl_ports": [4646, 8080]},
@@ -469,6 +484,11 @@ REFUSALS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         "nvidia-smi.exe of Windows names no GPU (Failed to execute: The system cannot find the file specified "
         r"C:\Windows\System32\nvidia-smi.exe). Expected: the NVIDIA driver for Windows, 528.33 or newer. "
         "Next step: install it there, or empty wsl_driver_version_min where no GPU is wanted.",
+    ),
+    (
+        {"smi_fails": True}, {},
+        "nvidia-smi.exe of Windows names no GPU (NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA "
+        "driver. Make sure that the latest NVIDIA driver is installed and running.). Expected: the NVIDIA driver for",
     ),
     (
         {"gpus": [{**GPU, "driver_version": "516.94"}]}, {},
