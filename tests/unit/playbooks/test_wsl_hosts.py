@@ -24,7 +24,9 @@ from tests.simulator.windows.host import USER_SID, Distribution, Machine, Window
 pytestmark = pytest.mark.controller
 GPU = {"name": "NVIDIA GeForce RTX 4090", "driver_version": "581.42", "driver_model": "WDDM"}
 TEN_TIMEOUTS_S = 10 * 15
-KEEP = r"\gpufarm\keep Debian"
+OWNER = "GAMING-PC.alice"
+KEEP = rf"\gpufarm\{OWNER}\keep Debian"
+RULE = f"gpufarm-wsl-{OWNER}"
 
 
 def words(text: str) -> str:
@@ -192,6 +194,23 @@ def test_where_no_group_of_the_user_may_run_tasks_the_user_may(tmp_path: Path) -
     assert lab.state == "Running"
 
 
+def test_what_another_user_of_the_machine_has_stays(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    mirrored = {"wsl_shutdown": True, "wsl_config": {"wsl2": {"networkingMode": "mirrored"}}}
+    with lab.windows.changed() as machine:
+        machine.user = "bob"
+    lab.config = lab.windows.mounted(r"C:\Users\bob\.wslconfig")
+    lab.config.parent.mkdir()
+    lab.good(**mirrored, wsl_ports=[4646])
+    before = lab.windows.machine
+    with lab.windows.changed() as machine:
+        machine.user = "alice"
+    lab.good(**mirrored, wsl_ports=[8080])
+    lab.good(**mirrored, wsl_keep_alive=False)
+    after = lab.windows.machine
+    assert (after.tasks.keys(), after.hyper_v_firewall) == (before.tasks.keys(), before.hyper_v_firewall)
+
+
 def test_a_distribution_may_end_again(tmp_path: Path) -> None:
     lab = Lab(tmp_path)
     lab.good(wsl_shutdown=True)
@@ -260,7 +279,7 @@ def test_nodes_work_again_also_after_a_failure(tmp_path: Path) -> None:
     back = "Look whether the GPUs are well, and let the node work again"
     with lab.windows.changed() as machine:
         # Its rules are refused, which comes after the shutdown.
-        machine.hyper_v_firewall["gpufarm-wsl-4646"] = {"VMCreatorId": "of another", "Name": "gpufarm-wsl-4646"}
+        machine.hyper_v_firewall[f"{RULE}-4646"] = {"VMCreatorId": "of another", "Name": f"{RULE}-4646"}
     mirrored = {"wsl_config": {"wsl2": {"networkingMode": "mirrored"}}, "wsl_ports": [4646]}
     said = lab.bad(wsl_shutdown=True, **mirrored)
     assert (lab.called("--shutdown"), lab.state) == (1, "Running")
@@ -336,7 +355,7 @@ def test_behind_nat_ports_follow_the_address(tmp_path: Path) -> None:
     assert lab.windows.machine.portproxy == {
         "0.0.0.0/4646": f"{address}/4646", "0.0.0.0/8080": f"{address}/8080",
     }  # fmt: skip
-    assert lab.windows.machine.firewall["gpufarm-wsl"]["localport"] == "4646,8080"
+    assert lab.windows.machine.firewall[RULE]["localport"] == "4646,8080"
 
     life.boot(lab.windows)
     life.wait(lab.windows, 60)
@@ -373,13 +392,13 @@ def test_in_the_mirrored_mode_ports_are_rules(tmp_path: Path) -> None:
     lab.good(**settings, wsl_ports=[4646, 8080])
     rules = lab.windows.machine.hyper_v_firewall
     assert {name: rule["LocalPorts"] for name, rule in rules.items()} == {
-        "gpufarm-wsl-4646": 4646, "gpufarm-wsl-8080": 8080,
+        f"{RULE}-4646": 4646, f"{RULE}-8080": 8080,
     }  # fmt: skip
-    assert rules["gpufarm-wsl-4646"]["VMCreatorId"] == "{40E0AC32-46A5-438A-A0B2-2B479E8F2E90}"
+    assert rules[f"{RULE}-4646"]["VMCreatorId"] == "{40E0AC32-46A5-438A-A0B2-2B479E8F2E90}"
     assert lab.windows.machine.portproxy == {}
     assert lab.called("wslinfo --networking-mode") == 1
     lab.good(**settings, wsl_ports=[4646])
-    assert list(lab.windows.machine.hyper_v_firewall) == ["gpufarm-wsl-4646"]
+    assert list(lab.windows.machine.hyper_v_firewall) == [f"{RULE}-4646"]
 
 
 def test_distributions_are_installed_and_imported(tmp_path: Path) -> None:
@@ -548,8 +567,8 @@ def test_a_task_that_fails_is_said(tmp_path: Path) -> None:
     assert (
         'gaming-pc: the task "keep Debian" is Ready, its last result 0xff; there run no distributions. Expected: '
         r"all of Debian run, each held by its task as GAMING-PC\alice. Next step: look at what "
-        r'`schtasks.exe /Query /TN "\gpufarm\keep Debian" /V /FO LIST` says, or set wsl_keep_alive_password, where '
-        "Windows lets no task run without one."
+        r'`schtasks.exe /Query /TN "\gpufarm\GAMING-PC.alice\keep Debian" /V /FO LIST` says, or set '
+        "wsl_keep_alive_password, where Windows lets no task run without one."
     ) in lab.bad()
 
 
