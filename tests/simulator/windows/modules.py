@@ -132,7 +132,8 @@ def _failed(message: str, **more: Any) -> Result:
 
 def win_powershell(windows: Windows, given: Result, asked: Asked) -> Result:
     if asked.check and "SupportsShouldProcess" not in given["script"]:
-        return {"changed": True, "skipped": True}
+        # As changed, and not as skipped.
+        return {"changed": True, "msg": "skipped, running in check mode"}
     # Each is either a SecureString or, with a user, a PSCredential, which alone is doubled.
     secrets = {
         each["name"]: powershell.Credential(each["username"], each["password"])
