@@ -47,6 +47,7 @@ _value:
 """
 
 import base64
+import codecs
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -56,11 +57,14 @@ from ansible_collections.gpufarm.core.plugins.module_utils.problem import FoundE
 
 
 def wsl_config(content: str, settings: Mapping[str, Mapping[str, Any]]) -> str:
+    raw = base64.b64decode(content)
     try:
-        return wsl_settings.changed(base64.b64decode(content).decode("utf-8"), settings, windows=True)
+        # WSL goes by the mark, which Windows PowerShell's own redirection writes.
+        text = raw.decode("utf-16" if raw.startswith(codecs.BOM_UTF16_LE) else "utf-8")
+        return wsl_settings.changed(text, settings, windows=True)
     except UnicodeDecodeError as error:
         raise AnsibleFilterError(
-            f".wslconfig is no UTF-8 (byte {error.start}). Expected: UTF-8, as WSL reads it. "
+            f".wslconfig is no UTF-8 (byte {error.start}). Expected: UTF-8, or UTF-16 with a mark, as WSL reads it. "
             "Next step: save it with that encoding."
         ) from None
     except FoundError as error:

@@ -17,6 +17,7 @@ HANGS = 1e9
 SYSTEM32 = r"C:\Windows\System32\wsl.exe"
 PROGRAM_FILES = r"C:\Program Files\WSL\wsl.exe"
 POWERSHELL = r"C:\Windows\System32\WindowsPowerShell\v1.0\powershell.exe"
+USER_SID = "S-1-5-21-1004336348-1177238915-682003330-1001"
 # What GetAllNetworkInterfaces of .NET lists: those without a cable, and WSL's own switch, too.
 INTERFACES = (
     {"Name": "Ethernet", "OperationalStatus": "Up", "addresses": ["fe80::4b1c:9f3a:20d7:8e51%12/64", "192.0.2.31/24"]},
@@ -101,10 +102,17 @@ class Machine:
     # What `wsl.exe --version` says; empty is the one of Windows itself, which does not know that option.
     release: str = "2.6.3"
     newest_release: str = "2.6.3"
+    # The code with which an update fails, as without a network.
+    update_fails: str = ""
+    # Whether nvidia-smi.exe finds no driver that runs; it says so on standard output.
+    smi_fails: bool = False
     # The build of Windows: mirrored networking needs 22621.
     build: int = 26100
     # Who owns the distributions; others have none of them.
     user: str = "alice"
+    password: str = "of-alice"
+    # Whether a task runs without a password, which is assumed.
+    s4u: bool = True
     # Whether what is asked of the machine runs elevated; interop does so in a terminal of an administrator only.
     administrator: bool = True
     gpus: list[dict[str, str]] = field(default_factory=list)
@@ -121,10 +129,25 @@ class Machine:
     tasks: dict[str, dict[str, Any]] = field(default_factory=dict)
     # Which distribution each running task holds.
     holds: dict[str, str] = field(default_factory=dict)
-    rights: dict[str, list[str]] = field(default_factory=dict)
+    # Windows' own: administrators, backup operators, users of performance logs ("Log on as a batch job").
+    rights: dict[str, list[str]] = field(default_factory=lambda: {
+        "SeBatchLogonRight": ["S-1-5-32-544", "S-1-5-32-551", "S-1-5-32-559"]
+    })  # fmt: skip
     portproxy: dict[str, str] = field(default_factory=dict)
+    # Whether netsh.exe refuses to add one.
+    netsh_fails: bool = False
     firewall: dict[str, dict[str, Any]] = field(default_factory=dict)
     hyper_v_firewall: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def account(self) -> str:
+        """The user as Windows names the account; another domain than its own has none of that name."""
+        return f"{self.name.upper()}\\{self.user}"
+
+    @property
+    def sids(self) -> list[str]:
+        """The user and the groups that count in the token; that of administrators does so where it is elevated."""
+        return [USER_SID, *(["S-1-5-32-544"] if self.administrator else []), "S-1-5-32-545", "S-1-1-0"]
 
 
 class Windows:

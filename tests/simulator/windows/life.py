@@ -112,11 +112,14 @@ def wait(windows: Windows, seconds: float) -> None:
             if what is None:
                 machine.running = None
                 continue
-        task(windows, what, by_trigger=True)
+            name, trigger = what
+            every = machine.tasks[name]["triggers"][trigger]["every"]
+            machine.tasks[name]["triggers"][trigger]["next"] = machine.clock + minutes(every) if every else None
+        task(windows, name)
 
 
-def _due(machine: Machine) -> list[tuple[float, Distribution | str | None]]:
-    due: list[tuple[float, Distribution | str | None]] = []
+def _due(machine: Machine) -> list[tuple[float, Distribution | tuple[str, int] | None]]:
+    due: list[tuple[float, Distribution | tuple[str, int] | None]] = []
     instance, whole = (idle_timeout(machine, key) for key in IDLE_MS)
     running = [each for each in machine.distributions if each.state == "Running"]
     due += [
@@ -125,7 +128,10 @@ def _due(machine: Machine) -> list[tuple[float, Distribution | str | None]]:
     ]  # fmt: skip
     if machine.running is not None and whole is not None and not any(each.version == 2 for each in running):
         due.append((machine.empty_since + whole, None))
-    due += [(known["next"], name) for name, known in machine.tasks.items() if known.get("next") is not None]
+    due += [
+        (trigger["next"], (name, index)) for name, known in machine.tasks.items()
+        for index, trigger in enumerate(known["triggers"]) if trigger["next"] is not None
+    ]  # fmt: skip
     return due
 
 
@@ -133,15 +139,11 @@ def boot(windows: Windows) -> None:
     """Start Windows again; nobody logs on."""
     with windows.changed() as machine:
         shut_down(machine)
-        names = [
-            name for name, known in machine.tasks.items()
-            if any(trigger["type"] == "boot" for trigger in known["triggers"])
-        ]  # fmt: skip
-        for name in names:
-            trigger = next(trigger for trigger in machine.tasks[name]["triggers"] if trigger["type"] == "boot")
-            repetition = trigger.get("repetition") or {}
-            machine.tasks[name]["next"] = machine.clock + minutes(trigger.get("delay") or "PT0M")
-            machine.tasks[name]["every"] = minutes(repetition["interval"]) if repetition else None
+        for known in machine.tasks.values():
+            for trigger in known["triggers"]:
+                if trigger["type"] == "BootTrigger":
+                    # Its repetition begins here, and not where it is registered.
+                    trigger["next"] = machine.clock + minutes(trigger["delay"] or "PT0M")
     wait(windows, 0)
 
 
@@ -152,31 +154,31 @@ def minutes(duration: str) -> float:
     return 60.0 * int(duration[2:-1])
 
 
-def task(windows: Windows, name: str, by_trigger: bool = False) -> int:
-    """Run a task of the scheduler, as its trigger or `schtasks.exe /Run` does."""
+def task(windows: Windows, name: str) -> int:
+    """Run a task of the scheduler, as its trigger or Start-ScheduledTask does, which waits for no end."""
     from tests.simulator.windows import programs  # noqa: PLC0415 # which run tasks themselves
 
     with windows.changed() as machine:
         known = machine.tasks[name]
-        if by_trigger:
-            every = known.get("every")
-            known["next"] = machine.clock + every if every else None
-        # multiple_instances 2: a new one is not started while one runs.
+        # IgnoreNew: a new one is not started while one runs.
         if name in machine.holds:
             return 0
-        # Without a password or s4u a task runs in a session that is there already, and there is none. The batch right
-        # is asked of the account (documentation of win_scheduled_task).
-        allowed = known["logon_type"] in ("s4u", "password") and machine.user in [
-            user.rpartition("\\")[2] for user in machine.rights.get("SeBatchLogonRight", [])
-        ]
-        if not allowed or known["username"].rpartition("\\")[2] != machine.user:
+        # Without a password or S4U a task runs in a session that is there already, and there is none. The right to log
+        # on as a batch job is the account's, or that of a group.
+        allowed = known["logon_type"] in ("S4U", "Password") and not set(machine.sids).isdisjoint(
+            machine.rights.get("SeBatchLogonRight", [])
+        )
+        if not allowed or (known["logon_type"] == "S4U" and not machine.s4u):
+            known["last_result"] = 0x80070569
+            return 1
+        if known["logon_type"] == "Password" and known["password"] != machine.password:
+            # What was stored stays as it was when the user gets another password.
             known["last_result"] = 0x8007052E
             return 1
-    for action in known["actions"]:
-        try:
-            code = programs.held(windows, name, action["path"], action.get("arguments") or "")
-        except FileNotFoundError:
-            code = 2
-        with windows.changed() as machine:
-            machine.tasks[name]["last_result"] = code
+    try:
+        code = programs.held(windows, name, known["command"], known["arguments"])
+    except FileNotFoundError:
+        code = 0x80070002
+    with windows.changed() as machine:
+        machine.tasks[name]["last_result"] = code
     return 0

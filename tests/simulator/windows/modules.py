@@ -18,8 +18,8 @@ import yaml
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.plugins.action import ActionBase
 
-from tests.simulator.windows import command_line, life, powershell, programs
-from tests.simulator.windows.host import ROOT, Distribution, Windows
+from tests.simulator.windows import command_line, life, powershell, programs, scheduler
+from tests.simulator.windows.host import ROOT, USER_SID, Distribution, Windows
 
 PLUGIN = """\
 import sys
@@ -54,13 +54,9 @@ MICROSOFT_WSL: dict[str, dict[str, dict[str, Any]]] = {
         "remove_src": {"type": "bool", "default": False},
     },
 }
-# win_scheduled_task.ps1, the optional keys of a boot trigger.
-BOOT_KEYS = {"type", "delay", "enabled", "end_boundary", "execution_time_limit", "start_boundary", "repetition"}
 Result = dict[str, Any]
-# What Windows lets an administrator do alone: the policy of rights, tasks that start at boot, the firewall.
-ADMINISTRATORS = (
-    "ansible.windows.win_user_right", "community.windows.win_scheduled_task", "community.windows.win_firewall_rule",
-)  # fmt: skip
+# What Windows lets an administrator do alone: the policy of rights, the firewall.
+ADMINISTRATORS = ("ansible.windows.win_user_right", "community.windows.win_firewall_rule")
 
 
 def install(folder: Path, without: tuple[str, ...] = ()) -> Path:
@@ -142,14 +138,34 @@ def _failed(message: str, **more: Any) -> Result:
 
 def win_powershell(windows: Windows, given: Result, asked: Asked) -> Result:
     if asked.check and "SupportsShouldProcess" not in given["script"]:
-        return {"changed": True, "skipped": True}
-    interpreter = powershell.Interpreter(windows)
+        # As changed, and not as skipped.
+        return {"changed": True, "msg": "skipped, running in check mode"}
+    # Each is either a SecureString or, with a user, a PSCredential, which alone is doubled.
+    secrets = {
+        each["name"]: powershell.Credential(each["username"], each["password"])
+        for each in given.get("sensitive_parameters", [])
+    }
+    interpreter = powershell.Interpreter(
+        windows, parameters={**given.get("parameters", {}), **secrets}, stops=given["error_action"] == "stop"
+    )
     ansible: Result = {"Changed": True, "Failed": False, "Result": {}}
     try:
         output = interpreter.run(given["script"], {"ansible": ansible})
     except powershell.Thrown as error:
         return _failed(f"Unhandled exception while executing script: {error}")
-    return {"changed": ansible["Changed"], "failed": ansible["Failed"], "output": output, "result": ansible["Result"]}
+    return {
+        "changed": ansible["Changed"], "failed": ansible["Failed"], "output": _told(output),
+        "result": _told(ansible["Result"]),
+    }  # fmt: skip
+
+
+def _told(value: Any) -> Any:
+    """Return what Convert-OutputObject of the module makes of a value."""
+    if isinstance(value, scheduler.Enumeration):
+        return {"Type": "Microsoft.PowerShell.Cmdletization.GeneratedTypes", "String": value.name, "Value": 4}
+    if isinstance(value, dict):
+        return {key: _told(each) for key, each in value.items()}
+    return [_told(each) for each in value] if isinstance(value, list) else value
 
 
 def win_command(windows: Windows, given: Result, asked: Asked) -> Result:
@@ -211,39 +227,16 @@ def win_user_right(windows: Windows, given: Result, asked: Asked) -> Result:
     if given["action"] != "add":
         return _failed(f"win_user_right {given} is not doubled")
     with windows.changed() as machine:
-        users = machine.rights.get(given["name"], [])
-        new = [user for user in given["users"] if user not in users]
-        if new and not asked.check:
-            machine.rights[given["name"]] = users + new
-    return {"changed": bool(new)}
-
-
-def win_scheduled_task(windows: Windows, given: Result, asked: Asked) -> Result:
-    for trigger in given.get("triggers", []):
-        unknown = {key for key, value in trigger.items() if value is not None} - BOOT_KEYS
-        if trigger["type"] != "boot" or unknown:
-            return _failed(f"the trigger {trigger} is not doubled")
-    name = f"{given['path'].rstrip(chr(92))}\\{given['name']}"
-    with windows.changed() as machine:
-        if given["state"] == "absent":
-            changed = name in machine.tasks
-            if not asked.check:
-                machine.tasks.pop(name, None)
-                # An instance that runs ends with its task.
-                machine.holds.pop(name, None)
-            return {"changed": changed}
-        wanted = {key: value for key, value in given.items() if key not in ("password", "update_password", "state")}
-        before = machine.tasks.get(name)
-        changed = before is None or before["given"] != wanted
-        # Windows checks a password when it stores it, and the module stores one whenever it is given.
-        if "password" in given and (given["update_password"] or changed):
-            changed = True
-        if changed and not asked.check:
-            machine.tasks[name] = {
-                "given": wanted, "username": given["username"], "logon_type": given["logon_type"],
-                "actions": given["actions"], "triggers": given["triggers"],
-            }  # fmt: skip
-    return {"changed": changed}
+        if not machine.administrator:
+            return _failed("failed to enumerate eixsting accounts with the right: Access is denied")
+        sids = [USER_SID if user == machine.account else user for user in given["users"]]
+        for sid in sids:
+            if not sid.startswith("S-1-"):
+                return _failed(f"Failed to translate the account '{sid}' to a SID")
+        added = [sid for sid in sids if sid not in machine.rights.get(given["name"], [])]
+        if not asked.check:
+            machine.rights[given["name"]] = machine.rights.get(given["name"], []) + added
+    return {"changed": bool(added), "added": added, "removed": []}
 
 
 def win_firewall_rule(windows: Windows, given: Result, asked: Asked) -> Result:
@@ -257,19 +250,26 @@ def win_firewall_rule(windows: Windows, given: Result, asked: Asked) -> Result:
 
 
 def distribution(windows: Windows, given: Result, asked: Asked) -> Result:
-    """Install one; an existing one would be changed, which is not doubled."""
+    """Install one; Update-Distribution of distribution.ps1 makes an existing one what is asked for."""
     name, wanted = given["name"], given.get("distribution_id", given["name"])
     if given["state"] != "present" or {"size", "sparse"} & given.keys() or given["use_fixed_vhd"]:
         return _failed(f"microsoft.wsl.distribution {given} is not doubled")
-    if any(each.name == name for each in windows.machine.distributions):
-        return {"changed": False}
-    if not asked.check:
+    with windows.changed() as machine:
+        there = next((each for each in machine.distributions if each.name == name), None)
+        if there:
+            changed = there.version != given["version"] or "location" in given
+            if changed and not asked.check:
+                life.ended(machine, there)
+                there.version = given["version"]
+            return {"changed": changed}
+        if life.release(machine.release) < (2, 4, 4):
+            return _failed("WSL command returned an unexpected exit code, -1: Invalid command line argument: --name")
         if wanted not in ("Debian", "Ubuntu", "Ubuntu-24.04"):
             return _failed(
                 "WSL command returned an unexpected exit code, -1: Invalid distribution name: "
                 f"'{wanted}'.\nError code: Wsl/InstallDistro/WSL_E_DISTRO_NOT_FOUND"
             )
-        with windows.changed() as machine:
+        if not asked.check:
             machine.distributions.append(Distribution(name, state="Stopped", default=not machine.distributions))
     return {"changed": True}
 
@@ -298,7 +298,6 @@ BEHAVIOUR: dict[str, Callable[[Windows, Result, Asked], Result]] = {
     "ansible.windows.win_stat": win_stat,
     "ansible.windows.win_user_right": win_user_right,
     "community.windows.win_firewall_rule": win_firewall_rule,
-    "community.windows.win_scheduled_task": win_scheduled_task,
     "microsoft.wsl.distribution": distribution,
     "microsoft.wsl.import": imported,
 }

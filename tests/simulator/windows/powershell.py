@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.simulator.windows import command_line, wsl
+from tests.simulator.windows import command_line, scheduler, wsl
 from tests.simulator.windows.host import HANGS, PROGRAM_FILES, ROOT, SYSTEM32, Windows
 
 TOKENS = re.compile(
@@ -27,17 +27,17 @@ TOKENS = re.compile(
     (?P<blank>[ \t]+) | (?P<end>[\r\n;]) | (?P<comment>\#[^\n]*)
   | (?P<single>['\u2018-\u201b](?:[^'\u2018-\u201b]|['\u2018-\u201b]{2})*['\u2018-\u201b]) | (?P<double>"[^"`]*")
   | (?P<variable>\$(?:env:)?\w+|\$\?)
-  | (?P<operator>-(?:and|or|not|eq|ne|match|notmatch|cnotmatch|replace|split|join)\b)
+  | (?P<operator>-(?:and|or|not|eq|ne|match|notmatch|cnotmatch|replace|split|join|contains)\b)
   | (?P<number>\d+(?![\w.]))
   | (?P<hash>@\{) | (?P<array>@\() | (?P<static>::) | (?P<add>\+=)
   | (?P<type>\[(?![0-9$'"])[A-Za-z][\w.]*(?:\[\])?\])
   | (?P<word>-?[A-Za-z][\w-]*(?:\.[\w.]+)?)
-  | (?P<mark>[()\[\]{}.,=+*/&-])
+  | (?P<mark>[()\[\]{}.,:=+*/&-])
     """,
     re.VERBOSE,
 )
 KEYWORDS = {"begin", "process", "end", "data", "filter", "param", "return", "switch", "do", "until", "trap"}
-BINARY = ("-and", "-or", "-eq", "-ne", "-match", "-notmatch", "-cnotmatch", "-replace", "-split", "-join")
+BINARY = ("-and", "-or", "-eq", "-ne", "-match", "-notmatch", "-cnotmatch", "-replace", "-split", "-join", "-contains")
 
 
 class Refused(Exception):
@@ -129,24 +129,33 @@ class Instant:
         return Span(self.seconds - other.seconds)
 
 
+@dataclass
+class Principal:
+    """A user with a token, in which the group of administrators is disabled where it is not elevated."""
+
+    groups: list[str]
+
+    def IsInRole(self, rid: int) -> bool:
+        return f"S-1-5-32-{rid}" in self.groups
+
+
+@dataclass
+class Credential:
+    """A PSCredential."""
+
+    UserName: str
+    password: str
+
+    def GetNetworkCredential(self) -> dict[str, str]:
+        return {"Password": self.password}
+
+
 class MemoryStream:
     def __init__(self) -> None:
         self.raw = bytearray()
 
     def ToArray(self) -> bytes:
         return bytes(self.raw)
-
-
-@dataclass
-class Principal:
-    """A user with a token, in which the group of administrators is disabled where it is not elevated."""
-
-    elevated: bool
-
-    def IsInRole(self, rid: int) -> bool:
-        if rid != 544:
-            raise Refused(f"the role {rid}")
-        return self.elevated
 
 
 class FileStream:
@@ -375,10 +384,15 @@ class Interpreter:
     clock: Clock = field(default_factory=Clock)
     functions: dict[str, Function] = field(default_factory=dict)
     code: int = 0
+    # What is given to the script by name.
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    # $ErrorActionPreference: only with stop does an error of a cmdlet end the script.
+    stops: bool = False
 
     def run(self, text: str, given: Mapping[str, Any] | None = None) -> list[Any]:
         known = {"true": True, "false": False, "null": None, "?": True, **(given or {})}
         block = Block(self, tokens(text), Scope(known))
+        block.parameters({name.lower(): value for name, value in self.parameters.items()})
         try:
             return block.statements()
         except Exit as end:
@@ -394,9 +408,7 @@ class Interpreter:
                 raw[start : len(raw) if count is None else start + count]
             ).decode(),
             ("Convert", "FromBase64String"): lambda text: base64.b64decode(text, validate=True),
-            ("Security.Principal.WindowsIdentity", "GetCurrent"): lambda: {
-                "Elevated": self.windows.machine.administrator
-            },
+            ("Security.Principal.WindowsIdentity", "GetCurrent"): self.identity,
             ("IO.File", "Create"): lambda path: FileStream(self.windows, path, "wb"),
             ("IO.File", "Open"): self.opened,
             ("byte[]", "new"): bytearray,
@@ -419,6 +431,10 @@ class Interpreter:
             raise Refused(f"[IO.File]::Open with {mode}, {access}, {share}")
         return FileStream(self.windows, path, "rb")
 
+    def identity(self) -> dict[str, Any]:
+        user, *groups = ({"Value": sid} for sid in self.windows.machine.sids)
+        return {"Name": self.windows.machine.account, "User": user, "Groups": groups}
+
     def command(self, name: str, arguments: list[Any], options: dict[str, Any], scope: Scope) -> Any:
         if name in self.functions:
             function = self.functions[name]
@@ -433,8 +449,8 @@ class Interpreter:
                 if not self.windows.machine.openssh:
                     raise Thrown(r"Cannot find path 'HKLM:\SOFTWARE\OpenSSH' because it does not exist.")
                 return {"DefaultShell": self.windows.machine.default_shell}
-            case "Get-NetFirewallHyperVRule" | "New-NetFirewallHyperVRule" | "Remove-NetFirewallHyperVRule", []:
-                return self.hyper_v_rule(name.partition("-")[0], options)
+            case _, [] if re.search("-(NetFirewallHyperVRule|ScheduledTask(Info)?)$", name):
+                return self.cmdlet(name, options)
             case "ConvertTo-Json", [value]:
                 text = json.dumps(to_json(value, int(options.get("-Depth", 2))), separators=(",", ":"))
                 # Windows PowerShell 5.1 escapes these.
@@ -445,7 +461,9 @@ class Interpreter:
         known: Mapping[str, Callable[..., Any]] = {
             "Diagnostics.ProcessStartInfo": ProcessStartInfo,
             "IO.MemoryStream": MemoryStream,
-            "Security.Principal.WindowsPrincipal": lambda identity: Principal(identity["Elevated"]),
+            "Security.Principal.WindowsPrincipal": lambda identity: Principal(
+                [group["Value"] for group in identity["Groups"]]
+            ),
             "Net.Sockets.UdpClient": self.udp_client,
         }
         if kind not in known:
@@ -457,6 +475,18 @@ class Interpreter:
         if not self.windows.machine.route:
             raise Thrown("A socket operation was attempted to an unreachable network")
         return {"Client": {"LocalEndPoint": {"Address": {"IPAddressToString": self.windows.machine.route}}}}
+
+    def cmdlet(self, name: str, options: dict[str, Any]) -> Any:
+        """Do what a cmdlet of CIM does, whose errors end a script only where all are to do so."""
+        verb, noun = name.split("-")
+        try:
+            if noun == "NetFirewallHyperVRule":
+                return self.hyper_v_rule(verb, options)
+            return scheduler.cmdlet(self.windows, verb, noun, options)
+        except (scheduler.Denied, Thrown) as error:
+            if not self.stops or options.get("-ErrorAction") == "SilentlyContinue":
+                return None
+            raise Thrown(str(error)) from error
 
     def hyper_v_rule(self, verb: str, options: dict[str, Any]) -> Any:
         """Do what a cmdlet of the module NetSecurity does; Windows has it from build 22621 on."""
@@ -521,6 +551,24 @@ class Block:
             text = self.take().text
             depth += (text in ("{", "@{")) - (text == "}")
         return self.tokens[start : self.at - 1]
+
+    def parameters(self, given: Mapping[str, Any]) -> None:
+        """Take the param block of a script, if it has one."""
+        while self.next.kind == "end" and self.at < len(self.tokens) - 1:
+            self.take()
+        names = []
+        if self.next.text == "param":
+            self.take()
+            self.take("(")
+            while self.next.text != ")":
+                names.append(self.take().text[1:].lower())
+                if self.next.text == ",":
+                    self.take()
+            self.take(")")
+        for name in given:
+            if name not in names:
+                raise Thrown(f"A parameter cannot be found that matches parameter name '{name}'.")
+        self.scope.values |= {name: given.get(name) for name in names}
 
     def statements(self) -> list[Any]:
         found = self.found
@@ -657,7 +705,11 @@ class Block:
 
     def assign(self, path: list[Any], value: Any, more: bool) -> None:
         if len(path) == 1:
-            self.scope.values[path[0]] = value
+            # What is assigned to $null is thrown away.
+            if path[0] != "null":
+                self.scope.values[path[0]] = value
+            if path[0] == "erroractionpreference":
+                self.interpreter.stops = value == "Stop"
             return
         owner = self.scope.get(path[0])
         for key in path[1:-1]:
@@ -715,6 +767,8 @@ class Block:
             token = self.next
             if token.kind == "word" and token.text.startswith("-"):
                 option = self.take().text
+                if self.next.text == ":":
+                    self.take()
                 if self.next.kind in ("single", "double", "variable", "number"):
                     options[option] = self.primary()
                 else:
@@ -761,6 +815,8 @@ class Block:
             return not truth(self.unary())
         if self.next.kind == "type" and self.tokens[self.at + 1].kind != "static":
             name = self.take().text
+            if name == "[string]":
+                return str(self.unary())
             if name != "[int]":
                 raise Refused(f"cast to {name}")
             return round(self.unary())
@@ -802,7 +858,8 @@ class Block:
         if text.startswith("$env:"):
             machine = self.interpreter.windows.machine
             return {
-                "COMPUTERNAME": machine.name, "USERDOMAIN": machine.name.upper(), "USERNAME": machine.user,
+                # By OpenSSH a local user's domain is the workgroup (Win32-OpenSSH#1877, #2407).
+                "COMPUTERNAME": machine.name, "USERDOMAIN": "WORKGROUP", "USERNAME": machine.user,
                 "USERPROFILE": rf"C:\Users\{machine.user}",
             }.get(text[5:])  # fmt: skip
         return self.scope.get(text[1:].lower())
@@ -879,6 +936,8 @@ def member(value: Any, name: Any) -> Any:
 def compared(operator: str, left: Any, right: Any) -> Any:
     if operator in ("-eq", "-ne"):
         return (left == right) is (operator == "-eq")
+    if operator == "-contains":
+        return right in (left if isinstance(left, list) else [left])
     if operator == "-replace":
         return re.sub(right[0], right[1], left, flags=re.IGNORECASE)
     if operator == "-split":

@@ -1,7 +1,8 @@
-"""Windows' own programs as tasks, scripts and modules start them: wsl.exe, schtasks.exe, netsh.exe, nvidia-smi.exe."""
+"""Windows' own programs as tasks, scripts and modules start them: wsl.exe, netsh.exe, nvidia-smi.exe."""
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 import subprocess
@@ -9,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tests.simulator.windows import command_line, life, powershell
+from tests.simulator.windows import command_line, powershell
 from tests.simulator.windows.host import PROGRAM_FILES, ROOT, SYSTEM32, Windows
 
 NVIDIA_SMI = r"C:\Windows\System32\nvidia-smi.exe"
@@ -24,7 +25,7 @@ def run(windows: Windows, path: str, arguments: str, environment: Mapping[str, s
     if name == "wsl.exe" and windows.machine.installed:
         return _wsl(windows, PROGRAM_FILES if path == PROGRAM_FILES else SYSTEM32, arguments, environment or {})
     known: dict[str, Callable[[Windows, str], tuple[int, str]]] = {
-        "schtasks.exe": schtasks, "netsh.exe": netsh, "powershell.exe": _script
+        "netsh.exe": netsh, "powershell.exe": _script
     }  # fmt: skip
     if windows.machine.gpus:
         known["nvidia-smi.exe"] = nvidia_smi
@@ -64,26 +65,15 @@ def wsl_child() -> None:
 
 
 def _script(windows: Windows, arguments: str) -> tuple[int, str]:
-    """Run ``powershell.exe -File script``; an error that nobody catches ends it with 1."""
+    """Run ``powershell.exe -EncodedCommand``; an error that nobody catches ends it with 1."""
     words = command_line.split(f"powershell.exe {arguments}")[1:]
-    if words[:-1] != ["-NoProfile", "-NonInteractive", "-ExecutionPolicy", "Bypass", "-File"]:
+    if words[:-1] != ["-NoProfile", "-NonInteractive", "-EncodedCommand"]:
+        # A policy of the domain may forbid files of scripts (AllSigned), whatever -ExecutionPolicy says.
         raise ValueError(f"powershell.exe {arguments} is not doubled")
     try:
-        # Windows PowerShell takes a file without a mark for one of the machine's code page, so only ASCII is safe.
-        return 0, powershell.run(windows, windows.mounted(words[-1]).read_bytes().decode("ascii"))
+        return 0, powershell.run(windows, base64.b64decode(words[-1], validate=True).decode("utf-16-le"))
     except powershell.Thrown as error:
         return 1, str(error)
-
-
-def schtasks(windows: Windows, arguments: str) -> tuple[int, str]:
-    """Run ``schtasks.exe /Run /TN name``, which does not wait for the task's end."""
-    words = command_line.split(f"schtasks.exe {arguments}")[1:]
-    if words[:2] != ["/Run", "/TN"] or len(words) != 3:
-        raise ValueError(f"schtasks.exe {arguments} is not doubled")
-    if words[2] not in windows.machine.tasks:
-        return 1, "ERROR: The system cannot find the file specified.\r\n"
-    life.task(windows, words[2])
-    return 0, f'SUCCESS: Attempted to run the scheduled task "{words[2]}".\r\n'
 
 
 def netsh(windows: Windows, arguments: str) -> tuple[int, str]:
@@ -91,10 +81,12 @@ def netsh(windows: Windows, arguments: str) -> tuple[int, str]:
     words = command_line.split(f"netsh.exe {arguments}")[1:]
     if words[:2] != ["interface", "portproxy"] or words[3:4] != ["v4tov4"]:
         raise ValueError(f"netsh.exe {arguments} is not doubled")
+    if words[2:] == ["show", "v4tov4"]:
+        return 0, _proxies(windows)
     given = dict(word.split("=", 1) for word in words[4:])
     here = f"{given['listenaddress']}/{given['listenport']}"
     with windows.changed() as machine:
-        if words[2] == "add":
+        if words[2] == "add" and not machine.netsh_fails:
             machine.portproxy[here] = f"{given['connectaddress']}/{given['connectport']}"
         elif words[2] == "delete" and here in machine.portproxy:
             del machine.portproxy[here]
@@ -103,10 +95,29 @@ def netsh(windows: Windows, arguments: str) -> tuple[int, str]:
     return 0, "\r\n"
 
 
+def _proxies(windows: Windows) -> str:
+    """Return the table of port proxies, whose head is in Windows' language."""
+    heads = {
+        "de": ("Abhören auf ipv4:", "Verbinden mit ipv4:", "Adresse", "Anschluss"),
+        "en": ("Listen on ipv4:", "Connect to ipv4:", "Address", "Port"),
+        "zh": ("侦听 ipv4:", "连接到 ipv4:", "地址", "端口"),
+    }
+    listen, connect, address, port = heads[windows.machine.language]
+    rows: list[tuple[str, ...]] = [(address, port, address, port), ("-" * 15, "-" * 10, "-" * 15, "-" * 10)]
+    rows += [(*here.split("/"), *there.split("/")) for here, there in windows.machine.portproxy.items()]
+    lines = ["", f"{listen:<28}{connect}", "", *(f"{a:<16}{b:<12}{c:<16}{d}" for a, b, c, d in rows), ""]
+    return "".join(f"{line}\r\n" for line in lines) if windows.machine.portproxy else "\r\n"
+
+
 def nvidia_smi(windows: Windows, arguments: str) -> tuple[int, str]:
     """Print a line a GPU; the model of the driver is WDDM, TCC or MCDM."""
     if arguments != "--query-gpu=name,driver_version,driver_model.current --format=csv,noheader":
         raise ValueError(f"nvidia-smi.exe {arguments} is not doubled")
+    if windows.machine.smi_fails:
+        return 9, (
+            "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the latest "
+            "NVIDIA driver is installed and running.\r\n\r\n"
+        )
     return 0, "".join(
         f"{gpu['name']}, {gpu['driver_version']}, {gpu['driver_model']}\r\n" for gpu in windows.machine.gpus
     )

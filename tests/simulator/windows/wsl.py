@@ -182,6 +182,8 @@ def _options(process: Process, rest: str) -> int:
 
 def _whole(process: Process, rest: str) -> int:
     """What concerns WSL as a whole; the one that comes with Windows knows none of it (tailscale#3170 has its usage)."""
+    if process.machine.update_fails and rest in ("--install --no-distribution", "--update"):
+        process.fail("disk", process.machine.update_fails)
     if rest == "--install --no-distribution" or (rest == "--update" and process.machine.newest_release):
         with process.windows.changed() as machine:
             # The installer ends what runs.

@@ -10,8 +10,9 @@ ESCAPES = {"\\": "\\", '"': '"', "b": "\b", "n": "\n", "t": "\t", "\r": "", "\n"
 
 def read(path: Path) -> dict[str, str]:
     """Return what counts of a file, by ``section.key`` in small letters; nothing where there is no file."""
-    # _wfopen(..., "rt,ccs=UTF-8"): a mark is left out, and CR LF is one newline.
-    return parse(path.read_bytes().decode("utf-8-sig")) if path.is_file() else {}
+    # _wfopen(..., "rt,ccs=UTF-8"): a mark says which encoding it is and is left out, and CR LF is one newline.
+    raw = path.read_bytes() if path.is_file() else b""
+    return parse(raw.decode("utf-16" if raw.startswith(b"\xff\xfe") else "utf-8-sig"))
 
 
 def parse(text: str) -> dict[str, str]:

@@ -19,14 +19,16 @@ from ansible_collections.gpufarm.core.tests.unit.playbooks import playbook_helpe
 from ansible_collections.gpufarm.core.tests.unit.playbooks.playbook_helper import LOCAL
 
 from tests.simulator.windows import life, modules
-from tests.simulator.windows.host import Distribution, Machine, Windows
+from tests.simulator.windows.host import USER_SID, Distribution, Machine, Windows
 
 pytestmark = pytest.mark.controller
 GPU = {"name": "NVIDIA GeForce RTX 4090", "driver_version": "581.42", "driver_model": "WDDM"}
 TEN_TIMEOUTS_S = 10 * 15
+OWNER = "GAMING-PC.alice"
+KEEP = rf"\gpufarm\{OWNER}\keep Debian"
+RULE = f"gpufarm-wsl-{OWNER}"
 # From a distribution of the machine itself.
 BELOW = {"ansible_connection": "gpufarm.core.wsl_windows"}
-KEEP = r"\gpufarm\keep Debian"
 
 
 def words(text: str) -> str:
@@ -51,7 +53,12 @@ class Lab:
 
     def run(self, *options: str, **variables: Any) -> subprocess.CompletedProcess[str]:
         doubles = modules.install(self.folder / "collections", self.without)
-        machine = {"ansible_connection": "ssh", "windows_double": str(self.windows.folder), "wsl_exe": "wsl.exe"}
+        machine: dict[str, Any] = {
+            "ansible_connection": "ssh",
+            "windows_double": str(self.windows.folder),
+            "wsl_exe": "wsl.exe",
+        }
+        machine["__wsl_windows_delay"] = 0
         names = [each.name for each in self.windows.machine.distributions]
         nodes = {f"gaming-pc-{name}": {"wsl_host": "gaming-pc", "wsl_distribution": name} for name in names}
         inventory = {
@@ -96,6 +103,7 @@ def test_what_it_does_and_a_second_run_changes_nothing(tmp_path: Path) -> None:
     before = "# mine\r\n[wsl2]\r\nmemory=8GB # half\r\nswap=0\r\n"
     lab.config.write_bytes(before.encode())
     settings = {"wsl_config": {"wsl2": {"memory": "16GB"}}, "wsl_shutdown": True}
+    before_it = lab.windows.machine
     lab.good(**settings)
 
     assert lab.config.read_bytes().decode() == (
@@ -108,12 +116,17 @@ def test_what_it_does_and_a_second_run_changes_nothing(tmp_path: Path) -> None:
     machine = lab.windows.machine
     assert machine.running is not None
     assert (machine.running["wsl2.memory"], machine.running["general.instanceidletimeout"]) == ("16GB", "-1")
-    assert machine.rights == {"SeBatchLogonRight": [r"GAMING-PC\alice"]}
-    assert machine.tasks[KEEP]["actions"][0] == {
-        "path": r"C:\Program Files\WSL\wsl.exe", "arguments": "-d Debian --exec /bin/sleep infinity",
-        "working_directory": None,
+    assert machine.rights == before_it.rights
+    held = machine.tasks[KEEP]
+    assert (held["command"], held["arguments"]) == (
+        r"C:\Program Files\WSL\wsl.exe", "-d Debian --exec /bin/sleep infinity",
+    )  # fmt: skip
+    assert (held["user"], held["logon_type"], held["password"]) == (r"GAMING-PC\alice", "S4U", None)
+    # A time limit of its own would end it after three days, and one on battery would not begin.
+    assert held["settings"] == {
+        "MultipleInstancesPolicy": "IgnoreNew", "DisallowStartIfOnBatteries": "false",
+        "StopIfGoingOnBatteries": "false", "ExecutionTimeLimit": "PT0S",
     }  # fmt: skip
-    assert machine.tasks[KEEP]["logon_type"] == "s4u"
     assert machine.holds == {KEEP: "Debian"}
     assert lab.called("--shutdown") == 1
 
@@ -139,6 +152,13 @@ def test_with_it_a_distribution_is_there_after_ten_idle_timeouts(tmp_path: Path,
     life.wait(lab.windows, TEN_TIMEOUTS_S)
     assert lab.state == "Running"
 
+    # Somebody ends all of it, before any boot.
+    with lab.windows.changed() as machine:
+        life.shut_down(machine)
+    assert lab.state == "Stopped"
+    life.wait(lab.windows, 300)
+    assert lab.state == "Running"
+
     # Nobody logs on.
     life.boot(lab.windows)
     assert lab.state == "Running"
@@ -161,6 +181,40 @@ def test_the_timers_alone_hold_what_was_started(tmp_path: Path) -> None:
     assert lab.state == "Running"
 
 
+def test_a_password_is_stored_where_one_is_given(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    lab.good(wsl_shutdown=True)
+    lab.good(wsl_shutdown=True, wsl_keep_alive_password="of-alice")
+    held = lab.windows.machine.tasks[KEEP]
+    assert (held["logon_type"], held["password"]) == ("Password", "of-alice")
+    assert changed(lab.good(wsl_shutdown=True, wsl_keep_alive_password="of-alice")) == 0
+
+
+def test_where_no_group_of_the_user_may_run_tasks_the_user_may(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, rights={"SeBatchLogonRight": ["S-1-5-32-551"]})
+    lab.good(wsl_shutdown=True)
+    assert lab.windows.machine.rights == {"SeBatchLogonRight": ["S-1-5-32-551", USER_SID]}
+    life.boot(lab.windows)
+    assert lab.state == "Running"
+
+
+def test_what_another_user_of_the_machine_has_stays(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    mirrored = {"wsl_shutdown": True, "wsl_config": {"wsl2": {"networkingMode": "mirrored"}}}
+    with lab.windows.changed() as machine:
+        machine.user = "bob"
+    lab.config = lab.windows.mounted(r"C:\Users\bob\.wslconfig")
+    lab.config.parent.mkdir()
+    lab.good(**mirrored, wsl_ports=[4646])
+    before = lab.windows.machine
+    with lab.windows.changed() as machine:
+        machine.user = "alice"
+    lab.good(**mirrored, wsl_ports=[8080])
+    lab.good(**mirrored, wsl_keep_alive=False)
+    after = lab.windows.machine
+    assert (after.tasks.keys(), after.hyper_v_firewall) == (before.tasks.keys(), before.hyper_v_firewall)
+
+
 def test_a_distribution_may_end_again(tmp_path: Path) -> None:
     lab = Lab(tmp_path)
     lab.good(wsl_shutdown=True)
@@ -169,6 +223,16 @@ def test_a_distribution_may_end_again(tmp_path: Path) -> None:
     assert lab.windows.machine.tasks == {}
     life.wait(lab.windows, TEN_TIMEOUTS_S)
     assert lab.state == "Stopped"
+
+
+def test_a_configuration_in_utf_16_counts_as_wsl_reads_it(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    timers = "[wsl2]\r\nvmIdleTimeout=-1\r\n[general]\r\ninstanceIdleTimeout=-1\r\n"
+    lab.config.write_bytes(timers.encode("utf-16"))
+    lab.good(wsl_shutdown=True)
+    assert lab.config.read_bytes() == timers.encode("utf-16")
+    lab.good(wsl_shutdown=True, wsl_config={"wsl2": {"memory": "16GB"}})
+    assert (lab.windows.machine.running or {})["wsl2.memory"] == "16GB"
 
 
 def test_no_shutdown_without_consent(tmp_path: Path) -> None:
@@ -186,9 +250,50 @@ def test_no_shutdown_without_consent(tmp_path: Path) -> None:
     assert (lab.windows.machine.running or {})["wsl2.processors"] == "4"
 
 
+def test_what_is_being_installed_is_not_shut_down_without_consent(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, distributions=[
+        Distribution("Debian", state="Stopped", default=True), Distribution("Ubuntu", state="Installing")
+    ])  # fmt: skip
+    said = lab.good(wsl_keep_alive=False, wsl_config={"wsl2": {"processors": 4}})
+    assert "WSL has not read it. Running: Ubuntu." in said
+    assert lab.called("--shutdown") == 0
+
+
 # What runs on this machine, as in the nodes of a test farm, is nothing of this node's.
 ALONE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "--")
 WITH_WORK = ("sh", "-c", 'NOMAD_ALLOC_ID=6b1f0c0a sleep 3600 & exec "$@"', "sh")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has processes of its own")
+def test_nothing_ends_where_the_tasks_are_refused(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    lab.node = {"ansible_become_method": "ansible.builtin.su"}
+    lab.under = ALONE
+    assert "The user name or password is incorrect." in lab.bad(wsl_shutdown=True, wsl_keep_alive_password="wrong")
+    assert (lab.state, lab.called("--shutdown"), lab.config.exists()) == ("Running", 0, False)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has processes of its own")
+def test_nodes_work_again_also_after_a_failure(tmp_path: Path) -> None:
+    """Also those of a run that was cut off between the two."""
+    lab = Lab(tmp_path)
+    note = lab.config.with_name(".wslconfig.out")
+    lab.node = {"ansible_become_method": "ansible.builtin.su"}
+    lab.under = ALONE
+    back = "Look whether the GPUs are well, and let the node work again"
+    with lab.windows.changed() as machine:
+        # Its rules are refused, which comes after the shutdown.
+        machine.hyper_v_firewall[f"{RULE}-4646"] = {"VMCreatorId": "of another", "Name": f"{RULE}-4646"}
+    mirrored = {"wsl_config": {"wsl2": {"networkingMode": "mirrored"}}, "wsl_ports": [4646]}
+    said = lab.bad(wsl_shutdown=True, **mirrored)
+    assert (lab.called("--shutdown"), lab.state) == (1, "Running")
+    assert back in said
+    assert not note.exists()
+
+    assert back not in lab.good()
+    note.touch()
+    assert back in lab.good()
+    assert not note.exists()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has processes of its own")
@@ -282,7 +387,8 @@ def test_check_mode_changes_nothing(tmp_path: Path) -> None:
     assert lab.config.read_text() == "[wsl2]\n"
     assert {path.name for path in lab.config.parent.iterdir()} == {".wslconfig"}
     after = lab.windows.machine
-    assert (after.tasks, after.rights, after.firewall, after.portproxy) == ({}, {}, {}, {})
+    assert (after.tasks, after.firewall, after.portproxy) == ({}, {}, {})
+    assert after.rights == before.rights
     assert after.distributions[0].state == before.distributions[0].state
 
 
@@ -293,7 +399,7 @@ def test_behind_nat_ports_follow_the_address(tmp_path: Path) -> None:
     assert lab.windows.machine.portproxy == {
         "0.0.0.0/4646": f"{address}/4646", "0.0.0.0/8080": f"{address}/8080",
     }  # fmt: skip
-    assert lab.windows.machine.firewall["gpufarm-wsl"]["localport"] == "4646,8080"
+    assert lab.windows.machine.firewall[RULE]["localport"] == "4646,8080"
 
     life.boot(lab.windows)
     life.wait(lab.windows, 60)
@@ -315,7 +421,6 @@ def test_ports_that_are_not_wanted_any_more_are_led_no_more(tmp_path: Path) -> N
     lab.good(wsl_shutdown=True)
     machine = lab.windows.machine
     assert (machine.portproxy, machine.firewall, list(machine.tasks)) == ({"0.0.0.0/22": "192.0.2.1/22"}, {}, [KEEP])
-    assert not lab.windows.mounted(r"C:\ProgramData\gpufarm\wsl_ports.ps1").exists()
     assert changed(lab.good(wsl_shutdown=True)) == 0
 
 
@@ -348,19 +453,41 @@ def test_a_machine_lets_go_of_its_distributions(tmp_path: Path, mode: str) -> No
     assert lab.called("--shutdown") == 1
 
 
+def test_ports_that_nobody_wants_any_more_are_free_again(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, portproxy={"0.0.0.0/9000": "198.51.100.1/80"})
+    lab.good(wsl_shutdown=True, wsl_ports=[4646, 8080])
+    lab.good(wsl_shutdown=True, wsl_ports=[4646])
+    assert set(lab.windows.machine.portproxy) == {"0.0.0.0/9000", "0.0.0.0/4646"}
+    # One of them would take the port from the distribution.
+    lab.good(wsl_shutdown=True, wsl_ports=[4646], wsl_config={"wsl2": {"networkingMode": "mirrored"}})
+    assert set(lab.windows.machine.portproxy) == {"0.0.0.0/9000"}
+
+
+def test_ports_that_lead_nowhere_are_said(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, netsh_fails=True, language="de")
+    assert (
+        'gaming-pc: the task "ports" has 0x1 as its last result, and `netsh.exe interface portproxy show v4tov4` lists '
+        "no 4646, 8080. Expected: 0x0, and each of wsl_ports. Next step: run `wsl.exe -d Debian --exec hostname -I`"
+    ) in lab.bad(wsl_shutdown=True, wsl_ports=[4646, 8080])
+    with lab.windows.changed() as machine:
+        machine.netsh_fails = False
+    lab.good(wsl_shutdown=True, wsl_ports=[4646, 8080])
+    assert len(lab.windows.machine.portproxy) == 2
+
+
 def test_in_the_mirrored_mode_ports_are_rules(tmp_path: Path) -> None:
     lab = Lab(tmp_path)
     settings = {"wsl_shutdown": True, "wsl_config": {"wsl2": {"networkingMode": "mirrored"}}}
     lab.good(**settings, wsl_ports=[4646, 8080])
     rules = lab.windows.machine.hyper_v_firewall
     assert {name: rule["LocalPorts"] for name, rule in rules.items()} == {
-        "gpufarm-wsl-4646": 4646, "gpufarm-wsl-8080": 8080,
+        f"{RULE}-4646": 4646, f"{RULE}-8080": 8080,
     }  # fmt: skip
-    assert rules["gpufarm-wsl-4646"]["VMCreatorId"] == "{40E0AC32-46A5-438A-A0B2-2B479E8F2E90}"
+    assert rules[f"{RULE}-4646"]["VMCreatorId"] == "{40E0AC32-46A5-438A-A0B2-2B479E8F2E90}"
     assert lab.windows.machine.portproxy == {}
     assert lab.called("wslinfo --networking-mode") == 1
     lab.good(**settings, wsl_ports=[4646])
-    assert list(lab.windows.machine.hyper_v_firewall) == ["gpufarm-wsl-4646"]
+    assert list(lab.windows.machine.hyper_v_firewall) == [f"{RULE}-4646"]
 
 
 def test_distributions_are_installed_and_imported(tmp_path: Path) -> None:
@@ -376,6 +503,14 @@ def test_distributions_are_installed_and_imported(tmp_path: Path) -> None:
         "first": "Running", "second": "Running",
     }  # fmt: skip
     assert changed(lab.good(wsl_images=images, wsl_shutdown=True)) == 0
+
+
+def test_a_distribution_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, distributions=[Distribution("Debian", default=True, version=1)])
+    lab.good(wsl_images=[{"name": "Debian", "folder": r"D:\wsl"}])
+    assert [(each.name, each.version, each.state) for each in lab.windows.machine.distributions] == [
+        ("Debian", 1, "Running")
+    ]
 
 
 def test_an_update_needs_consent_and_is_one(tmp_path: Path) -> None:
@@ -395,6 +530,12 @@ def test_an_update_needs_consent_and_is_one(tmp_path: Path) -> None:
 
 REFUSALS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (
+        {"administrator": False, "release": "2.1.5"}, {"wsl_update": True, "wsl_ports": [4646]},
+        r"tasks run as GAMING-PC\alice without an administrator's rights. Expected: them, to hold Debian by a task at "
+        "boot, to open wsl_ports, to update WSL. Next step: connect as a user who is an administrator and owns the "
+        "distributions; or set wsl_keep_alive: false, wsl_ports: [] and wsl_update: false.",
+    ),
+    (
         {"release": "", "language": "de"}, {},
         r'C:\Program Files\WSL\wsl.exe --version says "Ungültiges Befehlszeilenargument: --version". '
         "Expected: 2.2.4 or newer. "
@@ -411,9 +552,35 @@ REFUSALS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         "Next step: set wsl_update: true",
     ),
     (
+        {"release": "2.4.3"}, {"wsl_images": [{"name": "farm", "distribution": "Debian"}]},
+        "WSL is 2.4.3. Expected: 2.4.4 or newer, which installs under a name of wsl_images. Next step: set wsl_update",
+    ),
+    (
+        {"release": "2.1.5", "update_fails": "Wsl/UpdatePackage/0x80072ee7"}, {"wsl_update": True},
+        "WSL is 2.1.5. Expected: 2.2.4 or newer. Next step: mend what the update said, which ended with 255: "
+        '"The system cannot find the file specified. Error code: Wsl/UpdatePackage/0x80072ee7".',
+    ),
+    (
         {"release": "2.1.5", "newest_release": "2.1.5"}, {"wsl_update": True},
         "WSL is 2.1.5. Expected: 2.2.4 or newer. "
         "Next step: restart Windows, which may have to finish the installation.",
+    ),
+    (
+        {"list_fails": True, "language": "de"}, {"wsl_shutdown": True, "wsl_update": True},
+        r'`C:\Program Files\WSL\wsl.exe --list --verbose` ended with 255: "Das System kann die angegebene Datei nicht '
+        'finden.". Expected: the distributions and whether they run, before any is ended. Next step: run it there, and '
+        "mend what it says.",
+    ),
+    (
+        {}, {"wsl_ports": [4646, 3389, 2222], "ansible_port": 2222},
+        "wsl_ports has 3389, 2222. Expected: none of 22, 135, 139, 445, 2222, 3389, 5985, 5986, on which Windows "
+        "itself is reached. Next step: take other ports, and let the distribution listen there.",
+    ),
+    (
+        {"portproxy": {"192.0.2.31/8080": "198.51.100.1/80", "*/9000": "198.51.100.1/80"}}, {"wsl_ports": [4646, 8080]},
+        "Windows already leads port 8080 to 198.51.100.1:80, which this role has not done. Expected: no port proxy for "
+        "wsl_ports but those of this role. Next step: see who needs it, and take it away by `netsh.exe interface "
+        "portproxy delete v4tov4`, or take other ports.",
     ),
     (
         {"build": 19045}, {"wsl_config": {"wsl2": {"networkingMode": "mirrored"}}},
@@ -425,6 +592,11 @@ REFUSALS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         "nvidia-smi.exe of Windows names no GPU (Failed to execute: The system cannot find the file specified "
         r"C:\Windows\System32\nvidia-smi.exe). Expected: the NVIDIA driver for Windows, 528.33 or newer. "
         "Next step: install it there, or empty wsl_driver_version_min where no GPU is wanted.",
+    ),
+    (
+        {"smi_fails": True}, {},
+        "nvidia-smi.exe of Windows names no GPU (NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA "
+        "driver. Make sure that the latest NVIDIA driver is installed and running.). Expected: the NVIDIA driver for",
     ),
     (
         {"gpus": [{**GPU, "driver_version": "516.94"}]}, {},
@@ -455,7 +627,7 @@ REFUSALS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (
         {"administrator": False, "release": "2.1.5"}, {"wsl_keep_alive": False, "wsl_update": True},
         r"tasks run as GAMING-PC\alice without an administrator's rights. Expected: them, to update WSL. Next step: "
-        "connect as a user who is an administrator and owns the distributions.",
+        "connect as a user who is an administrator and owns the distributions; or set",
     ),
     (
         {"release": "2.1.5"}, {**BELOW, "wsl_update": True},
@@ -473,9 +645,10 @@ REFUSALS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 @pytest.mark.parametrize(("machine", "given", "text"), REFUSALS)
 def test_what_is_refused(tmp_path: Path, machine: Mapping[str, Any], given: Mapping[str, Any], text: str) -> None:
     lab = Lab(tmp_path, **machine)
+    before = lab.windows.machine
     assert f"gaming-pc: {text}" in lab.bad(**given)
     after = lab.windows.machine
-    assert (after.tasks, after.rights, lab.config.exists()) == ({}, {}, False)
+    assert (after.tasks, after.rights, lab.config.exists()) == ({}, before.rights, False)
 
 
 def test_an_argument_of_another_type_is_refused(tmp_path: Path) -> None:
@@ -496,14 +669,31 @@ def test_a_missing_collection_is_named(tmp_path: Path) -> None:
     lab.good()
 
 
-def test_a_task_that_windows_does_not_let_run_is_said(tmp_path: Path) -> None:
+def test_a_task_that_fails_is_said(tmp_path: Path) -> None:
     lab = Lab(
         tmp_path, distributions=[Distribution("Debian", state="Stopped", default=True, broken="Wsl/Service/E_FAIL")]
     )
     assert (
-        r"gaming-pc: of Debian there run none. Expected: all, started by the scheduled tasks of \gpufarm as "
-        r"GAMING-PC\alice. "
-        r'Next step: look at what `schtasks.exe /Query /TN "\gpufarm\keep Debian" /V /FO LIST` says of the last '
-        r"result, or "
-        "set wsl_keep_alive_password, where Windows lets no task run without one."
-    ) in lab.bad("-e", "__wsl_windows_delay=0")
+        'gaming-pc: the task "keep Debian" is Ready, its last result 0xff; there run no distributions. Expected: '
+        r"all of Debian run, each held by its task as GAMING-PC\alice. Next step: look at what "
+        r'`schtasks.exe /Query /TN "\gpufarm\GAMING-PC.alice\keep Debian" /V /FO LIST` says, or set '
+        "wsl_keep_alive_password, where Windows lets no task run without one."
+    ) in lab.bad()
+
+
+def test_a_distribution_that_runs_and_is_not_held_is_said(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, s4u=False)
+    assert 'the task "keep Debian" is Ready, its last result 0x80070569; there run Debian.' in lab.bad()
+    lab.good(wsl_keep_alive_password="of-alice")
+    assert lab.windows.machine.holds == {KEEP: "Debian"}
+
+
+def test_another_password_is_stored_where_the_old_one_no_longer_lets_in(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    lab.good(wsl_shutdown=True, wsl_keep_alive_password="of-alice")
+    with lab.windows.changed() as machine:
+        machine.password = "of-alice-since"
+    life.boot(lab.windows)
+    assert lab.state == "Stopped"
+    lab.good(wsl_shutdown=True, wsl_keep_alive_password="of-alice-since")
+    assert lab.windows.machine.holds == {KEEP: "Debian"}

@@ -21,9 +21,10 @@ def test_every_double_knows_the_options_of_its_module(name: str) -> None:
 
 
 def test_suboptions_types_and_choices_count() -> None:
-    task = {"name": "keep", "actions": [{"path": "wsl.exe"}]}
-    assert errors("community.windows.win_scheduled_task", **task, triggers=[{"type": "boot"}]) == []
-    for wrong in ({"triggers": [{"type": "never"}]}, {"triggers": [{"typ": "boot"}]}, {"logon_type": "s5u"}):
-        assert errors("community.windows.win_scheduled_task", **task, **wrong)
-    assert errors("community.windows.win_scheduled_task", name="keep", actions=[{"arguments": "-d Debian"}])
+    script = {"script": "$env:USERNAME"}
+    secret = {"name": "credential", "username": "alice", "password": "x"}
+    assert errors("ansible.windows.win_powershell", **script, sensitive_parameters=[secret]) == []
+    for wrong in ({"error_action": "never"}, {"sensitive_parameters": [{**secret, "nam": "x"}]}, {"depth": "deep"}):
+        assert errors("ansible.windows.win_powershell", **script, **wrong)
+    assert errors("ansible.windows.win_powershell", **script, sensitive_parameters=[{"value": "x"}])
     assert errors("microsoft.wsl.import", name="Debian", src="C:\\a.tar")

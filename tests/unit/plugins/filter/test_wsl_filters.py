@@ -27,14 +27,17 @@ def test_collections_that_are_there_are_not_named() -> None:
 def test_a_file_is_changed_and_none_is_made() -> None:
     settings = {"wsl2": {"processors": 4}}
     assert wsl_config(base64.b64encode(b"# \xc3\xa4\n").decode(), settings) == "# \u00e4\n\n[wsl2]\nprocessors=4\n"
+    utf16 = base64.b64encode("[wsl2]\nmemory=8GB\n".encode("utf-16")).decode()
+    assert wsl_config(utf16, settings) == "[wsl2]\nmemory=8GB\nprocessors=4\n"
     assert wsl_config("", settings) == "[wsl2]\r\nprocessors=4\r\n"
 
 
 def test_what_cannot_be_changed() -> None:
     with pytest.raises(AnsibleFilterError) as no_utf8:
-        wsl_config(base64.b64encode("[wsl2]\n".encode("utf-16")).decode(), {})
+        wsl_config(base64.b64encode(b"\xe4").decode(), {})
     assert str(no_utf8.value) == (
-        ".wslconfig is no UTF-8 (byte 0). Expected: UTF-8, as WSL reads it. Next step: save it with that encoding."
+        ".wslconfig is no UTF-8 (byte 0). Expected: UTF-8, or UTF-16 with a mark, as WSL reads it. "
+        "Next step: save it with that encoding."
     )
     with pytest.raises(AnsibleFilterError) as no_name:
         wsl_config("", {"wsl2": {"a b": 1}})
