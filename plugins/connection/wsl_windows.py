@@ -179,7 +179,7 @@ class Connection(ConnectionBase):  # type: ignore[misc] # ansible-core has no ty
             raise AnsibleFileNotFound(f"{self._program.host}: {in_path} is not there to be copied.") from error
         size = 0
         with source, self._program.started(arguments_of(PUT.format(path=single_quoted(out_path)))) as process:
-            stdin = cast("IO[bytes]", process.stdin)
+            stdin: IO[bytes] = cast("IO[bytes]", process.stdin)
             # Where it ends early, it says why.
             with contextlib.suppress(BrokenPipeError):
                 while chunk := source.read(CHUNK):
