@@ -73,7 +73,7 @@ OPTIONS = ("-NoProfile", "-NonInteractive", "-ExecutionPolicy", "Unrestricted", 
 # What the shell plugin has already made a command line of PowerShell; the name of the program counts no more.
 READY = re.compile(r"powershell(?:\.exe)?((?: -[a-z]+(?: '?[a-z0-9+/=]+'?)?)+)", re.IGNORECASE)
 # PowerShell itself would make 1 of the code of a program.
-RETURN = "\nif (-not $?) { if ($LASTEXITCODE) { exit $LASTEXITCODE }\nexit 1 }"
+EXIT = "\nif (-not $?) { if ($LASTEXITCODE) { exit $LASTEXITCODE }\nexit 1 }"
 # PowerShell reads standard input line by line in its console's code page, so that bytes have to be letters.
 PUT = """\
 $ErrorActionPreference = 'Stop'
@@ -153,7 +153,7 @@ class Connection(ConnectionBase):  # type: ignore[misc] # ansible-core has no ty
         command = to_text(cmd)
         display.vvv(f"EXEC {command}", host=self._program.host)
         ready = READY.fullmatch(command)
-        arguments = ready[1].replace("'", "").split() if ready else arguments_of(command + RETURN)
+        arguments = ready[1].replace("'", "").split() if ready else arguments_of(command + EXIT)
         self._program.require_short(arguments, command)
         with self._program.started(arguments) as process:
             stdout, stderr = process.communicate(in_data or b"")
@@ -179,7 +179,7 @@ class Connection(ConnectionBase):  # type: ignore[misc] # ansible-core has no ty
             raise AnsibleFileNotFound(f"{self._program.host}: {in_path} is not there to be copied.") from error
         size = 0
         with source, self._program.started(arguments_of(PUT.format(path=single_quoted(out_path)))) as process:
-            stdin = cast("IO[bytes]", process.stdin)
+            stdin: IO[bytes] = cast("IO[bytes]", process.stdin)
             # Where it ends early, it says why.
             with contextlib.suppress(BrokenPipeError):
                 while chunk := source.read(CHUNK):

@@ -13,6 +13,7 @@ DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 FARM = "molecule/farm/tests/test_as_printed.py"
 SCENARIOS = "tests/scenarios/test_scenarios.py"
 # What runs a command: a command that matches none of these fails test_printed.py.
+SETUP = "tests/unit/playbooks/test_wsl_setup.py"
 RUN_BY = {
     # These would start this suite or a second farm, so their rules are held to what the suite itself runs.
     r"make (setup|demo|demo-down|test|lint|bench)": "tests/scenarios/test_printed.py",
@@ -21,6 +22,9 @@ RUN_BY = {
     r"export NOMAD_ADDR=http://192\.0\.2\.10:4646": FARM,
     r"cd ~/\.ansible/collections/ansible_collections/gpufarm/core": FARM,
     r"ansible-inventory -i examples/inventories/lab\.wsl\.yml --graph": "tests/unit/plugins/inventory/test_wsl.py",
+    r"ansible-playbook -i my-lab gpufarm\.core\.wsl_hosts": "tests/unit/playbooks/test_wsl_hosts.py",
+    r"curl\.exe -fsSL https://\S+/examples/wsl/setup\.sh >setup\.sh": SETUP,
+    r"sh setup\.sh 192\.0\.2\.10": SETUP,
     r"nomad job run examples/jobs/gpu-docker\.nomad\.hcl": FARM,
     r"\.venv/bin/molecule (test|converge) -s common": SCENARIOS,
     r"export GPUFARM_CORE=\$PWD": SCENARIOS,

@@ -112,6 +112,15 @@ def test_a_file_of_the_user_stays_unless_he_says_otherwise(home: Path, tarball: 
     assert sorted(path.name for path in (home / "gpufarm").iterdir()) == ["servers.yml", "windows.wsl.yml"]
 
 
+def test_the_printed_address_is_that_of_this_script() -> None:
+    (repository,) = re.findall(
+        r"^repository: https://github\.com/(\S+)$", (ROOT / "galaxy.yml").read_text("utf-8"), re.M
+    )
+    printed = re.findall(r"curl\.exe -fsSL (\S+)", (ROOT / "docs/wsl.md").read_text("utf-8"))
+    path = SCRIPT.relative_to(ROOT)
+    assert printed == [f"https://raw.githubusercontent.com/{repository}/main/{path}"]
+
+
 def test_it_asks_for_the_server(home: Path, tarball: Path) -> None:
     good(run(home, "--", "--list-hosts", typed="192.0.2.12 192.0.2.13\n", collections=tarball))
     assert '["192.0.2.12", "192.0.2.13"]' in (home / SERVERS).read_text()

@@ -605,6 +605,15 @@ def test_redirections_are_followed(server: helper.Server, status: int) -> None:
     assert server.requests == ["/a", "/b/c"]
 
 
+@pytest.mark.parametrize("status", [300, 403])
+def test_an_address_in_another_answer_leads_nowhere(server: helper.Server, status: int) -> None:
+    server.files["/b"] = b"x"
+    server.redirect("/a", "/b", status)
+    with pytest.raises(release.ReleaseError, match=f"answered HTTP {status} "):
+        release.download(f"{server.url}/a", network(retries=0)[0])
+    assert server.requests == ["/a"]
+
+
 def test_redirections_end(server: helper.Server) -> None:
     server.redirect("/a", "/a")
     with pytest.raises(release.ReleaseError) as caught:
