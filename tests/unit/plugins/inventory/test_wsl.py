@@ -430,6 +430,7 @@ ANSWER: dict[str, Any] = {
     "program": "wsl.exe",
     "computer_name": "PC1",
     "shell": "powershell",
+    "addresses": None,
     "ssh": {"hostname": "192.0.2.7", "port": "2222", "user": "alice", "identityfile": "~/.ssh/pc"},
     "distributions": [{"name": "Debian", "state": "Running", "running": True, "version": 2, "default": True}],
 }
