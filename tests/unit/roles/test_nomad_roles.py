@@ -95,7 +95,7 @@ def test_systemd_is_reloaded_for_a_changed_unit_alone() -> None:
         # That was one already.
         "Have Nomad enabled and running": "{{ __nomad_unit_unread and not __nomad_restarted_now }}",
         # By the shell, where the unit has gone with its node.
-        "Have systemd know no unit that is gone  # noqa: command-instead-of-module": None,
+        "Have systemd know no unit that is gone": None,
     }
 
 
