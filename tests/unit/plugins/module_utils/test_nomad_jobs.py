@@ -492,9 +492,10 @@ def test_a_log_that_comes_late(nomad_server: FakeNomad, monkeypatch: pytest.Monk
     assert len(nomad_server.registered) == 2
 
 
-def test_a_log_whose_file_is_not_there_yet(nomad_server: FakeNomad, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("status", [404, 500])
+def test_a_log_that_is_not_there_yet(nomad_server: FakeNomad, monkeypatch: pytest.MonkeyPatch, status: int) -> None:
     monkeypatch.setattr(running, "LOG_WAIT_S", PATIENCE_S)
-    nomad_server.refuse = {("GET", "/v1/client/fs/logs"): [404, 404, 200]}
+    nomad_server.refuse = {("GET", "/v1/client/fs/logs"): [status, status, 200]}
     assert {result.verdict for result in proven(nomad_server).values()} == {"ok"}
     assert len(nomad_server.registered) == 2
 

@@ -475,6 +475,11 @@ def test_an_answer_that_lacks_parts_is_no_end() -> None:
     assert wsl.parse_probe(b"@@release\nID=a@@kernel\n@@end\n")["kernel"] == ""
 
 
+def test_a_line_of_nvidia_smi_that_is_no_gpu() -> None:
+    raw = b"@@gpus\nNVIDIA-SMI has failed, so it, says\nNVIDIA T400, GPU-1, 581.57\n@@end\n"
+    assert [gpu["uuid"] for gpu in wsl.parse_probe(raw)["gpus"]] == ["GPU-1"]
+
+
 def test_an_answer_that_does_not_stop_is_read_to_a_limit() -> None:
     with pytest.raises(ValueError, match="breaks off"):
         wsl.parse_probe(b"@@release\n" + b"x=1\n" * 100_000 + b"@@end\n")
