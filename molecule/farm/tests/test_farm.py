@@ -46,6 +46,16 @@ def test_nomad_has_all_13_gpus() -> None:
     assert found == {"t4": 4, "h100": 8, "wsl": 1}
 
 
+def test_meta_of_nodes_tells_jobs_of_their_gpus() -> None:
+    meta = {each["Name"]: jobs.api(FARM, f"/v1/node/{each['ID']}")["Meta"] for each in jobs.api(FARM, "/v1/nodes")}
+    names = ("gpu_model", "gpu_count", "gpu_memory_mib", "gpu_mig", "gpu_driver_branch", "wsl")
+    assert {node: tuple(found.get(name) for name in names) for node, found in meta.items()} == {
+        "t4": ("Tesla T4", "4", "15360", "false", "570", "false"),
+        "h100": ("NVIDIA H100 80GB HBM3", "8", "81559", "false", "580", "false"),
+        "wsl": ("NVIDIA GeForce RTX 4090", "1", "24564", "false", "581", "true"),
+    }
+
+
 def test_container_gets_exactly_the_gpus_that_nomad_assigned() -> None:
     seen = jobs.run_gpu_docker(FARM, node="t4", count=2)
     assert len(seen.listed) == 2
