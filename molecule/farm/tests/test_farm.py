@@ -14,6 +14,7 @@ from tests.simulator.docker import docker
 from tests.simulator.farm import jobs
 from tests.simulator.gpu import faults
 from tests.testinfra import playbooks
+from tests.testinfra.helpers import wait_for
 from tests.testinfra.playbooks import words
 
 FARM = os.environ["GPUFARM_FARM"]
@@ -47,13 +48,19 @@ def test_nomad_has_all_13_gpus() -> None:
 
 
 def test_meta_of_nodes_tells_jobs_of_their_gpus() -> None:
-    meta = {each["Name"]: jobs.api(FARM, f"/v1/node/{each['ID']}")["Meta"] for each in jobs.api(FARM, "/v1/nodes")}
     names = ("gpu_model", "gpu_count", "gpu_memory_mib", "gpu_mig", "gpu_driver_branch", "wsl")
-    assert {node: tuple(found.get(name) for name in names) for node, found in meta.items()} == {
+    expected = {
         "t4": ("Tesla T4", "4", "15360", "false", "570", "false"),
         "h100": ("NVIDIA H100 80GB HBM3", "8", "81559", "false", "580", "false"),
         "wsl": ("NVIDIA GeForce RTX 4090", "1", "24564", "false", "581", "true"),
     }
+
+    def told() -> dict[str, tuple[str | None, ...]]:
+        meta = {each["Name"]: jobs.api(FARM, f"/v1/node/{each['ID']}")["Meta"] for each in jobs.api(FARM, "/v1/nodes")}
+        return {node: tuple(found.get(name) for name in names) for node, found in meta.items()}
+
+    # Servers know of it some seconds later.
+    wait_for("the servers have all of it", lambda: told() == expected)
 
 
 def test_container_gets_exactly_the_gpus_that_nomad_assigned() -> None:
