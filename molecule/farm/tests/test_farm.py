@@ -6,10 +6,12 @@ import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.simulator import farm
+from tests.simulator.cache import ROOT
 from tests.simulator.docker import docker
 from tests.simulator.farm import jobs
 from tests.simulator.gpu import faults
@@ -104,6 +106,24 @@ def test_program_without_container_keeps_to_its_gpu_and_its_result_comes_home() 
     result = jobs.run_gpu_python(FARM)
     assert result["uuid"] == result["cuda_visible_devices"]
     assert result["memory_total_mib"] > 4096
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples/jobs").glob("*.nomad.hcl")), ids=lambda path: path.name)
+def test_every_job_of_the_examples_would_be_placed(path: Path) -> None:
+    needed: dict[str, dict[str, Any]] = {
+        "gpu-burn": {"gpus": 4}, "torchrun": {"memory": 2048}, "triton": {"models": "https://example.com/models.tar.gz"},
+    }  # fmt: skip
+    job = path.name.removesuffix(".nomad.hcl")
+    assert "All tasks successfully allocated." in jobs.plan(FARM, job, needed.get(job, {}))
+
+
+def test_job_takes_whole_nodes_of_so_many_gpus() -> None:
+    command = ["sh", "-c", "nvidia-smi -L && sleep 2"]
+    allocation = jobs.run(FARM, "gpu-burn", {"gpus": 4, "image": jobs.job_image(), "command": command})
+    assert allocation["NodeName"] == "t4"
+    assert len(jobs.assigned(allocation, "burn")) == 4
+    assert len(jobs.api(FARM, "/v1/job/gpu-burn/allocations")) == 1
+    jobs.nomad(FARM, "job", "stop", "-purge", "gpu-burn")
 
 
 def test_too_many_gpus_are_not_placed() -> None:
