@@ -46,6 +46,14 @@ def test_what_has_no_variable_of_its_own(host: Host) -> None:
     assert "log_level" not in host.file("/etc/nomad.d/nomad.hcl").content_string
 
 
+def test_groups_can_have_a_network_of_their_own(host: Host) -> None:
+    found = next(item for item in nomad_api(host, "/v1/nodes") if item["Name"] == "client-node")
+    attributes = nomad_api(host, f"/v1/node/{found['ID']}")["Attributes"]
+    assert {"bridge", "firewall", "host-local", "loopback", "portmap"} <= {
+        name.rpartition(".")[2] for name in attributes if name.startswith("plugins.cni.version.")
+    }
+
+
 @pytest.mark.parametrize(
     ("path", "owner", "mode"),
     [
