@@ -138,6 +138,12 @@ maintenance:
   type: str
   returned: success, and when what is waited for did not come
   sample: driver branch 580
+meta:
+  description: >-
+    Metadata of the node, by C(/v1/node/:id); null when it did not tell, or with O(wait_for) other than V(client).
+  type: dict
+  returned: success, and when what is waited for did not come
+  sample: {gpu_model: NVIDIA H100 80GB HBM3, gpu_count: "8"}
 """
 
 import contextlib
@@ -396,6 +402,7 @@ def result_of(answers: Answers, plugin_age_max: float) -> dict[str, Any]:
         "servers": answers.servers,
         "driver_versions": driver_versions(answers.node) if answers.node else None,
         "maintenance": inner(answers.node, "Meta").get(gate.MAINTENANCE_KEY),
+        "meta": inner(answers.node, "Meta") if answers.node else None,
     }
 
 

@@ -6,14 +6,17 @@ import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.simulator import farm
+from tests.simulator.cache import ROOT
 from tests.simulator.docker import docker
 from tests.simulator.farm import jobs
 from tests.simulator.gpu import faults
 from tests.testinfra import playbooks
+from tests.testinfra.helpers import wait_for
 from tests.testinfra.playbooks import words
 
 FARM = os.environ["GPUFARM_FARM"]
@@ -44,6 +47,22 @@ def test_nomad_has_all_13_gpus() -> None:
         for node in jobs.api(FARM, "/v1/nodes?resources=true")
     }
     assert found == {"t4": 4, "h100": 8, "wsl": 1}
+
+
+def test_meta_of_nodes_tells_jobs_of_their_gpus() -> None:
+    names = ("gpu_model", "gpu_count", "gpu_memory_mib", "gpu_mig", "gpu_driver_branch", "wsl")
+    expected = {
+        "t4": ("Tesla T4", "4", "15360", "false", "570", "false"),
+        "h100": ("NVIDIA H100 80GB HBM3", "8", "81559", "false", "580", "false"),
+        "wsl": ("NVIDIA GeForce RTX 4090", "1", "24564", "false", "581", "true"),
+    }
+
+    def told() -> dict[str, tuple[str | None, ...]]:
+        meta = {each["Name"]: jobs.api(FARM, f"/v1/node/{each['ID']}")["Meta"] for each in jobs.api(FARM, "/v1/nodes")}
+        return {node: tuple(found.get(name) for name in names) for node, found in meta.items()}
+
+    # Servers know of it some seconds later.
+    wait_for("the servers have all of it", lambda: told() == expected)
 
 
 def test_container_gets_exactly_the_gpus_that_nomad_assigned() -> None:
@@ -87,6 +106,24 @@ def test_program_without_container_keeps_to_its_gpu_and_its_result_comes_home() 
     result = jobs.run_gpu_python(FARM)
     assert result["uuid"] == result["cuda_visible_devices"]
     assert result["memory_total_mib"] > 4096
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples/jobs").glob("*.nomad.hcl")), ids=lambda path: path.name)
+def test_every_job_of_the_examples_would_be_placed(path: Path) -> None:
+    needed: dict[str, dict[str, Any]] = {
+        "gpu-burn": {"gpus": 4}, "torchrun": {"memory": 2048}, "triton": {"models": "https://example.com/models.tar.gz"},
+    }  # fmt: skip
+    job = path.name.removesuffix(".nomad.hcl")
+    assert "All tasks successfully allocated." in jobs.plan(FARM, job, needed.get(job, {}))
+
+
+def test_job_takes_whole_nodes_of_so_many_gpus() -> None:
+    command = ["sh", "-c", "nvidia-smi -L && sleep 2"]
+    allocation = jobs.run(FARM, "gpu-burn", {"gpus": 4, "image": jobs.job_image(), "command": command})
+    assert allocation["NodeName"] == "t4"
+    assert len(jobs.assigned(allocation, "burn")) == 4
+    assert len(jobs.api(FARM, "/v1/job/gpu-burn/allocations")) == 1
+    jobs.nomad(FARM, "job", "stop", "-purge", "gpu-burn")
 
 
 def test_too_many_gpus_are_not_placed() -> None:

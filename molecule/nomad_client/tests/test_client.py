@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 from testinfra.host import Host
 
@@ -18,8 +21,37 @@ def test_server_has_the_client_ready(host: Host) -> None:
 def test_settings_reach_the_farm(host: Host) -> None:
     found = next(item for item in nomad_api(host, "/v1/nodes") if item["Name"] == "client-node")
     detail = nomad_api(host, f"/v1/node/{found['ID']}")
-    assert detail["Meta"]["rack"] == "r1"
     assert detail["HostVolumes"]["results"]["Path"] == "/srv/results"
+    assert detail["ReservedResources"]["Cpu"]["CpuShares"] == 100
+    assert detail["ReservedResources"]["Memory"]["MemoryMB"] == 64
+
+
+def test_texts_arrive_as_they_were_given(host: Host) -> None:
+    """Quotes, control characters, what looks like an interpolation: nothing of it is changed on the way through HCL."""
+    found = next(item for item in nomad_api(host, "/v1/nodes") if item["Name"] == "client-node")
+    given = json.loads((Path(__file__).parents[1] / "meta.json").read_text(encoding="utf-8"))
+    meta = nomad_api(host, f"/v1/node/{found['ID']}")["Meta"]
+    assert {name: meta.get(name) for name in given} == given
+
+
+def test_what_has_no_variable_of_its_own(host: Host) -> None:
+    config = nomad_api(host, "/v1/agent/self")["config"]
+    assert config["HTTPAPIResponseHeaders"] == {"X-Farm": "lab"}
+    assert config["Telemetry"]["PrometheusMetrics"] is True
+    assert config["Client"]["MaxKillTimeout"] == "10m"
+    plugins = {plugin["Name"]: plugin["Config"] for plugin in config["Plugins"]}
+    # Over ours, which stays beside it.
+    assert plugins["raw_exec"] == {"enabled": False, "denied_host_uids": "0"}
+    assert plugins["docker"]["allow_runtimes"] == ["runc", "nvidia"]
+    assert "log_level" not in host.file("/etc/nomad.d/nomad.hcl").content_string
+
+
+def test_groups_can_have_a_network_of_their_own(host: Host) -> None:
+    found = next(item for item in nomad_api(host, "/v1/nodes") if item["Name"] == "client-node")
+    attributes = nomad_api(host, f"/v1/node/{found['ID']}")["Attributes"]
+    assert {"bridge", "firewall", "host-local", "loopback", "portmap"} <= {
+        name.rpartition(".")[2] for name in attributes if name.startswith("plugins.cni.version.")
+    }
 
 
 @pytest.mark.parametrize(

@@ -95,18 +95,36 @@ def api(farm: str, path: str) -> Any:
     return json.loads(nomad(farm, "operator", "api", path))
 
 
-def run(farm: str, job: str, variables: dict[str, Any], timeout: float = PATIENCE) -> dict[str, Any]:
-    """Run examples/jobs/<job>.nomad.hcl to its end and return its allocation."""
+def _with_files(farm: str, job: str, variables: dict[str, Any]) -> list[str]:
+    """Have examples/jobs on the server, and return the arguments that name a job of it."""
     server = f"{farm}-server"
     docker("exec", server, "mkdir", "-p", f"{WORK}/examples")
     docker("cp", str(ROOT / "examples/jobs"), f"{server}:{WORK}/examples/")
-    subprocess.run(
-        [docker_binary(), "exec", server, "nomad", "job", "stop", "-purge", job], capture_output=True, check=False
-    )
     arguments: list[str] = []
     for name, value in variables.items():
         arguments += ["-var", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]
-    nomad(farm, "job", "run", "-detach", *arguments, f"examples/jobs/{job}.nomad.hcl", workdir=WORK)
+    return [*arguments, f"examples/jobs/{job}.nomad.hcl"]
+
+
+def plan(farm: str, job: str, variables: dict[str, Any]) -> str:
+    """Return what Nomad says it would do with examples/jobs/<job>.nomad.hcl."""
+    command = [
+        docker_binary(), "exec", "--workdir", WORK, f"{farm}-server", "nomad", "job", "plan", "-no-color",
+        *_with_files(farm, job, variables),
+    ]  # fmt: skip
+    # It ends with 1 where it would place something, and with 255 where the job is wrong.
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    return result.stdout + result.stderr
+
+
+def run(farm: str, job: str, variables: dict[str, Any], timeout: float = PATIENCE) -> dict[str, Any]:
+    """Run examples/jobs/<job>.nomad.hcl to its end and return its allocation."""
+    arguments = _with_files(farm, job, variables)
+    subprocess.run(
+        [docker_binary(), "exec", f"{farm}-server", "nomad", "job", "stop", "-purge", job],
+        capture_output=True, check=False,
+    )  # fmt: skip
+    nomad(farm, "job", "run", "-detach", *arguments, workdir=WORK)
     deadline = time.monotonic() + timeout
     allocation: dict[str, Any] = {}
     while time.monotonic() < deadline:

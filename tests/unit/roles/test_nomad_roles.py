@@ -11,6 +11,7 @@ import pytest
 import yaml
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, trust_as_template
+from ansible_collections.gpufarm.core.plugins.filter.nomad_hcl import nomad_hcl
 
 ROOT = Path(__file__).resolve().parents[3]
 SECRETS = re.compile(r"\b(nomad_token|nomad_server_gossip_key)\b")
@@ -65,11 +66,11 @@ def test_no_difference_shows_the_configuration_of_somebody_else() -> None:
     """nomad.hcl is the name that Nomad's packages take; a gossip key or a token of Vault may be in what is there."""
     shown = {
         task["ansible.builtin.template"]["src"]: task.get("diff", True)
-        for path in (ROOT / "roles/nomad/tasks/configure.yml", ROOT / "roles/nomad_server/tasks/configure.yml")
+        for path in files("roles/nomad/tasks", "roles/nomad_server/tasks", "roles/nomad_client/tasks")
         for task in tasks(path)
-        if "ansible.builtin.template" in task
+        if "ansible.builtin.template" in task and path.name == "configure.yml"
     }
-    assert shown == {"nomad.hcl.j2": False, "server.hcl.j2": False}
+    assert shown == {"nomad.hcl.j2": False, "server.hcl.j2": False, "client.hcl.j2": False}
 
 
 @pytest.mark.parametrize("role", ["nomad", "nomad_server", "nomad_client", "nomad_device_nvidia"])
@@ -122,7 +123,8 @@ def test_what_systemd_has_not_read(changed: bool, lines: list[str], unread: bool
     assert templar.template(variables["__nomad_unit_unread"]) is unread
 
 
-def rendered(role: str, template: str, **given: Any) -> str:
+def templated(text: str, role: str, **given: Any) -> Any:
+    """Return what a text is worth among the variables of a role and those given."""
     loader = DataLoader()
     variables: dict[str, Any] = {"inventory_hostname": "n1", "ansible_managed": "Ansible managed"}
     for part in ("nomad", role):
@@ -130,13 +132,22 @@ def rendered(role: str, template: str, **given: Any) -> str:
             variables.update(
                 loader.load_from_file(str(ROOT / "roles" / part / kind / "main.yml"), trusted_as_template=True) or {}
             )
-    text = (ROOT / "roles" / role / "templates" / template).read_text(encoding="utf-8")
     variables.update({"groups": {"nomad_servers": ["s1"]}, "hostvars": {"s1": {}}, **given})
-    return str(Templar(loader, variables=variables).template(trust_as_template(text)))
+    return Templar(loader, variables=variables).template(trust_as_template(text))
 
 
 def unit(**given: Any) -> list[str]:
-    return rendered("nomad", "nomad.service.j2", **given).splitlines()
+    text = (ROOT / "roles/nomad/templates/nomad.service.j2").read_text(encoding="utf-8")
+    return str(templated(text, "nomad", **given)).splitlines()
+
+
+def config(role: str, **given: Any) -> list[str]:
+    """Return the lines of a role's part of Nomad's configuration."""
+    (path,) = (ROOT / "roles" / role / "templates").glob("*.hcl.j2")
+    # The filters of a collection need its loader, which a process has once.
+    (value,) = re.findall(r"{{ (.*) \| gpufarm.core.nomad_hcl -}}", path.read_text(encoding="utf-8"))
+    lines: list[str] = nomad_hcl(templated(f"{{{{ {value} }}}}", role, **given)).splitlines()
+    return [line for line in lines if line]
 
 
 def test_unit_starts_as_upstreams_does() -> None:
@@ -164,7 +175,7 @@ def test_unit_starts_as_upstreams_does() -> None:
 
 def test_gossip_key_is_in_no_file_that_is_shown() -> None:
     key = "c2VjcmV0LWZvci10aGlzLXNjZW5hcmlvLW9ubHktMTI="
-    assert key not in rendered("nomad_server", "server.hcl.j2", nomad_server_gossip_key=key)
+    assert key not in "".join(config("nomad_server", nomad_server_gossip_key=key))
 
 
 def valued(name: str, **given: Any) -> Any:
@@ -262,3 +273,60 @@ def test_leader_has_the_last_turn() -> None:
     assert valued("__nomad_turns", ansible_play_hosts=["new", "s1"], **given) == ["s1"]
     assert valued("__nomad_turns_failed", ansible_play_hosts=["new", "s1"], **given) == ["s2", "s4"]
     assert valued("__nomad_turns", ansible_play_hosts=["new"], **{**given, "groups": {}}) == []
+
+
+def test_configuration_of_a_client() -> None:
+    given = {
+        "nomad_client_meta": {"rack": "r1", "slots": 8},
+        "nomad_client_host_volumes": [{"name": "results", "path": "/srv/results"}],
+        "nomad_client_reserved": {"cpu": 500, "memory": 2048},
+        "nomad_client_options": {
+            "client": {"max_kill_timeout": "10m", "node_pool": None, "meta": {"rack": "r2"}},
+            "plugin": {"docker": {"config": {"volumes": {"enabled": True}}}, "exec2": {"config": {}}},
+        },
+    }
+    assert config("nomad_client", **given) == [
+        "client {",
+        "  enabled          = true",
+        '  servers          = ["s1"]',
+        '  node_class       = "gpu"',
+        '  max_kill_timeout = "10m"',
+        "  reserved {", "    cpu    = 500", "    memory = 2048", "  }",
+        "  meta {", '    rack  = "r2"', '    slots = "8"', "  }",
+        '  host_volume "results" {', '    path      = "/srv/results"', "    read_only = false", "  }",
+        "}",
+        'plugin "docker" {', "  config {",
+        '    allow_runtimes = ["runc", "nvidia"]',
+        "    volumes {", "      enabled = true", "    }",
+        "    gc {", "      image = true", "    }",
+        "  }", "}",
+        'plugin "raw_exec" {', "  config {", "    enabled = false", "  }", "}",
+        'plugin "exec2" {', "  config {", "  }", "}",
+    ]  # fmt: skip
+
+
+def test_configuration_that_every_agent_shares() -> None:
+    plain = config("nomad", nomad_agent_options={"ui": {"enabled": False}, "log_level": "DEBUG"})
+    assert 'log_level            = "DEBUG"' in plain and "leave_on_interrupt   = false" in plain
+    assert plain[-3:] == ["ui {", "  enabled = false", "}"]
+    assert not [line for line in plain if line.startswith(("advertise", "tls", "acl", "telemetry"))]
+    files = {f"nomad_tls_{name}_file": f"/{name}.pem" for name in ("ca", "cert", "key")}
+    full = config(
+        "nomad", nomad_advertise_addr="192.0.2.1", nomad_acl_enabled=True,
+        nomad_telemetry={"prometheus_metrics": True}, **files,
+    )  # fmt: skip
+    for block in (
+        ["advertise {", '  http = "192.0.2.1"', '  rpc  = "192.0.2.1"', '  serf = "192.0.2.1"', "}"],
+        ["  verify_server_hostname = true", "  verify_https_client    = true", "}"],
+        ["acl {", "  enabled = true", "}"],
+        ["telemetry {", "  prometheus_metrics = true", "}"],
+    ):
+        assert "\n".join(block) in "\n".join(full)
+
+
+def test_configuration_of_a_server() -> None:
+    given = {"nomad_server_options": {"server": {"node_gc_threshold": "72h"}}, "nomad_server_join": ["192.0.2.2"]}
+    assert config("nomad_server", **given) == [
+        "server {", "  enabled           = true", "  bootstrap_expect  = 1", '  node_gc_threshold = "72h"',
+        "  server_join {", '    retry_join     = ["192.0.2.2"]', '    retry_interval = "5s"', "  }", "}",
+    ]  # fmt: skip

@@ -32,7 +32,7 @@ NO_LEADER = (500, "No cluster leader")
 WELL = (200, {"client": {"message": "ok", "ok": True}, "server": {"message": "ok", "ok": True}})
 SICK = (500, {"client": {"message": "no known servers", "ok": False}, "server": {"message": "ok", "ok": True}})
 VALUES = ("state", "message", "leader", "uptime", "servers")
-OF_THE_NODE = ("driver_versions", "maintenance")
+OF_THE_NODE = ("driver_versions", "maintenance", "meta")
 OF_A_SERVER = ("leads", "encrypted")
 
 
@@ -358,16 +358,19 @@ def device(*versions: str | None) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("node", "told"),
     [
-        ({"NodeResources": {"Devices": device("580.1", "580.1")}, "Meta": {}}, (["580.1"], None)),
-        ({"NodeResources": {"Devices": device("580.1", "570.1")}, "Meta": None}, (["570.1", "580.1"], None)),
-        ({"NodeResources": {"Devices": device("580.1", None)}}, (["580.1"], None)),
-        ({"NodeResources": {"Devices": device(None)}}, (None, None)),
-        ({"NodeResources": {"Devices": None}, "Meta": {"gpufarm_maintenance": "a"}}, ([], "a")),
-        ("what", (None, None)),
+        ({"NodeResources": {"Devices": device("580.1", "580.1")}, "Meta": {"a": "b"}}, (["580.1"], None, {"a": "b"})),
+        ({"NodeResources": {"Devices": device("580.1", "570.1")}, "Meta": None}, (["570.1", "580.1"], None, {})),
+        ({"NodeResources": {"Devices": device("580.1", None)}}, (["580.1"], None, {})),
+        ({"NodeResources": {"Devices": device(None)}}, (None, None, {})),
+        (
+            {"NodeResources": {"Devices": None}, "Meta": {"gpufarm_maintenance": "a"}},
+            ([], "a", {"gpufarm_maintenance": "a"}),
+        ),
+        ("what", (None, None, None)),
     ],
 )
 def test_client_tells_of_its_node(
-    server: Server, capsys: pytest.CaptureFixture[str], node: Any, told: tuple[Any, Any]
+    server: Server, capsys: pytest.CaptureFixture[str], node: Any, told: tuple[Any, ...]
 ) -> None:
     known = own()
     known["stats"]["client"]["node_id"] = "id-0"
@@ -376,7 +379,7 @@ def test_client_tells_of_its_node(
     assert tuple(result[name] for name in OF_THE_NODE) == told
     server.answers["/v1/node/id-0"] = [(403, "Permission denied")]
     result = run(server, capsys, wait_for="client")
-    assert "failed" not in result and [result[name] for name in OF_THE_NODE] == [None, None]
+    assert "failed" not in result and [result[name] for name in OF_THE_NODE] == [None, None, None]
     assert run(server, capsys)["driver_versions"] is None
 
 

@@ -1,0 +1,50 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The form of the text. That Nomad reads in it what was meant is seen in the scenario nomad_client."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ansible.errors import AnsibleFilterError
+from ansible_collections.gpufarm.core.plugins.filter import nomad_hcl as plugin
+
+nomad_hcl = plugin.FilterModule().filters()["nomad_hcl"]
+
+
+def test_values_come_first_and_blocks_keep_their_order() -> None:
+    config = {
+        "plugin": {"b c": {"config": {}}, "a": {"args": ["-x", 1]}, "gone": None},
+        "name": "n1",
+        "gone": None,
+        "odd.key": 1.5,
+        "sink": [{"path": "/a"}, {"path": "/b"}],
+        "none": [],
+    }
+    assert nomad_hcl(config) == (
+        'name      = "n1"\n"odd.key" = 1.5\nnone      = []\n\n'
+        'plugin "b c" {\n  config {\n  }\n}\n\nplugin "a" {\n  args = ["-x", 1]\n}\n\n'
+        'sink {\n  path = "/a"\n}\n\nsink {\n  path = "/b"\n}\n'
+    )
+    assert nomad_hcl({}) == ""
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ([], "a configuration: found a value of type list"),
+        ({"a": {"b": object()}}, "a.b: found a value of type object"),
+        ({"a": [{"b": 1}, 2]}, "a: found a value of type dict"),
+        ({1: "a"}, "a name: found a value of type int"),
+        ({"plugin": {"docker": True}}, 'plugin "docker": found a value of type bool'),
+        ({"client": {"meta": {"x": 's3cret ${a "b"}'}}}, "client.meta.x: found a value of type str"),
+        ({"x": "${a"}, "Expected: no quote and no backslash after ${, and a } that ends it"),
+    ],
+)  # fmt: skip
+def test_what_the_configuration_cannot_hold(config: Any, said: str) -> None:
+    with pytest.raises(AnsibleFilterError) as caught:
+        nomad_hcl(config)
+    assert said in str(caught.value) and "Next step: " in str(caught.value)
+    assert "s3cret" not in str(caught.value)
