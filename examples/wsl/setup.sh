@@ -172,6 +172,7 @@ main() {
     playbook=wsl
     export ANSIBLE_COLLECTIONS_PATH="$home/collections"
     servers=
+    systemd=
     while [ $# -gt 0 ] && [ "$1" != -- ]; do
         case $1 in
         -h | --help)
@@ -200,6 +201,8 @@ main() {
         # shellcheck disable=SC2086 # a list
         have_inventory $servers
         limit=
+        # The playbook writes /etc/wsl.conf, and leaves the end of this distribution to its user.
+        [ -d /run/systemd/system ] || systemd="-e wsl_terminate=true"
     else
         [ -e "$core/playbooks/remove.yml" ] ||
             die "there is no playbook remove in $home/collections" "a collection that this script has installed" \
@@ -212,8 +215,10 @@ main() {
     fi
     # What the user adds may be secret. Of two --limit the last counts.
     echo "setup.sh: ANSIBLE_COLLECTIONS_PATH=$ANSIBLE_COLLECTIONS_PATH $home/venv/bin/ansible-playbook -i $inventory" \
-        "${limit:+--limit $limit }gpufarm.core.$playbook${1+ (and $# more)}"
-    set -- "$home/venv/bin/ansible-playbook" -i "$inventory" ${limit:+--limit "$limit"} "gpufarm.core.$playbook" "$@"
+        "${limit:+--limit $limit }${systemd:+$systemd }gpufarm.core.$playbook${1+ (and $# more)}"
+    # shellcheck disable=SC2086 # an option and its value
+    set -- "$home/venv/bin/ansible-playbook" -i "$inventory" ${limit:+--limit "$limit"} $systemd \
+        "gpufarm.core.$playbook" "$@"
     # Somebody at a terminal may be asked.
     if (: </dev/tty) 2>/dev/null; then
         exec "$@" </dev/tty

@@ -114,6 +114,8 @@ def test_this_distribution_alone_becomes_a_node_and_leaves(home: Path, tarball: 
     assert plays(said)["GPU nodes"] == [f"{name}-Debian"]
     assert "Other" not in said
     assert "secret" not in said
+    # With this the role writes what the distribution is to start by.
+    assert ("-e wsl_terminate=true" in said) is not Path("/run/systemd/system").exists()
     assert f'nomad_client_servers: ["{server}"]' in (home / SERVERS).read_text()
     core = home / ".local/share/gpufarm/collections/ansible_collections/gpufarm/core"
     assert (core / "playbooks/wsl.yml").exists()
@@ -228,7 +230,11 @@ def test_it_tells_how_it_is_called(home: Path, word: str) -> None:
         ),
         (["a", "--remove"], None, "--remove came with a. Expected: no server with it. Next step: leave out the one or"),
         (["--rm"], None, "--rm is no address. Expected: a name or an IP address. Next step: correct it."),
-        (["192.0.2.10:4646"], None, "192.0.2.10:4646 has the port of Nomad's HTTP API. Expected: that of a server's RPC"),
+        (
+            ["192.0.2.10:4646"],
+            None,
+            "192.0.2.10:4646 has the port of Nomad's HTTP API. Expected: that of a server's RPC",
+        ),
         (["[::1]:4646"], None, "[::1]:4646 has the port of Nomad's HTTP API. Expected: that of a server's RPC"),
         ([], "Debian", "no server was named, and nobody can be asked. Expected: the address of a Nomad server. Next"),
         (['a"b'], "Debian", 'a"b is no address. Expected: a name or an IP address. Next step: correct it.'),

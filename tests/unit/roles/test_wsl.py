@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from ansible.parsing.dataloader import DataLoader
+from ansible_collections.gpufarm.core.tests.unit.playbooks import playbook_helper
 from ansible_collections.gpufarm.core.tests.unit.roles import role_helper
 
 from tests.simulator.cache import ROOT
@@ -39,6 +44,7 @@ def value(
         "__wsl_asked": {"stdout_lines": answer},
         "__wsl_conf_written": {"pending": False},
         "__wsl_control_node": "kernel pid:[2]",
+        "ansible_check_mode": False,
     }
     return role_helper.value(name, {**known, **given})
 
@@ -64,6 +70,7 @@ def test_a_distribution_that_can_be_a_node() -> None:
         ("wsl_conf has boot.systemd: False", [], {"wsl_conf": {"boot": {"systemd": False}}}),
         ("wsl_conf has boot.systemd: no", [], {"wsl_conf": {"boot": {"systemd": "no"}}}),
         ("systemd does not run here", [], {"systemd": False}),
+        ("systemd-sysv (Debian, Ubuntu)", [*GOOD, "systemless"], {"systemd": False, "wsl_terminate": True}),
         ("cgroup v2 has no controllers here", ["systemd", "cgroup"], {}),
         ("cgroup v2 has cpu, io. Expected: cpuset", ["systemd", "cgroup cpu io"], {}),
         ("there is no /dev/dxg; nvidia-smi says: nothing", GOOD[:2], {"has": ()}),
@@ -230,3 +237,54 @@ def test_no_other_role_works_without_systemd(kernel: str, to_come: bool, refused
         "_common_refusal", kernel=kernel, has=(), common_systemd_to_come=to_come
     )  # fmt: skip
     assert ("systemd does not run here" in found) is refused
+
+
+PREFLIGHT = [
+    {
+        "hosts": "all",
+        "gather_facts": False,
+        "tasks": [{"ansible.builtin.import_role": {"name": "gpufarm.core.wsl", "tasks_from": "preflight.yml"}}],
+    }
+]
+# /etc and /run are a copy, in which the role may write.
+APART = (
+    "unshare",
+    "--mount",
+    "sh",
+    "-c",
+    'mount --bind "$1/etc" /etc; mount --bind "$1/run" /run; shift; exec "$@"',
+    "sh",
+)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has files of its own in /etc")
+def test_where_ansible_itself_runs_the_file_is_written_and_its_user_ends_it(tmp_path: Path) -> None:
+    """systemd does not run there, so the first run has to bring what the next one goes by."""
+    shutil.copytree("/etc", tmp_path / "etc", symlinks=True)
+    (tmp_path / "run").mkdir()
+    conf = tmp_path / "etc/wsl.conf"
+    conf.write_text("# mine\n")
+    (tmp_path / "play.yml").write_text(yaml.safe_dump(PREFLIGHT))
+    known = {**playbook_helper.LOCAL, "_common_is_wsl": True, "wsl_terminate": True, "wsl_distribution": "Debian"}
+
+    def run(*options: str) -> str:
+        done = playbook_helper.run_playbook(
+            tmp_path, {"all": {"hosts": {"pc-Debian": known}}}, str(tmp_path / "play.yml"), *options,
+            "-e", '{"_common_is_wsl": true}', under=(*APART, str(tmp_path)),
+        )  # fmt: skip
+        assert done.returncode == 2, done.stdout + done.stderr
+        return " ".join((done.stdout + done.stderr).split())
+
+    assert "Next step: run this without --check." in run("--check")
+    assert conf.read_text() == "# mine\n"
+    for _ in range(2):
+        said = run()
+        assert "Ansible itself runs in Debian and would end with it. Expected: a start of Debian by what" in said
+        assert "Next step: run `wsl.exe --terminate Debian` in Windows, and then this again." in said
+        assert conf.read_text() == "# mine\n\n[boot]\nsystemd=true\n"
+        (backup,) = conf.parent.glob("wsl.conf.*~")
+        assert backup.read_text() == "# mine\n"
+    # It starts, and loses /run.
+    shutil.rmtree(tmp_path / "run")
+    (tmp_path / "run/systemd/system").mkdir(parents=True)
+    assert "Ansible itself" not in run()
