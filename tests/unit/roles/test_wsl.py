@@ -121,6 +121,26 @@ def test_what_the_new_start_is_to_bring_is_not_missed_before(lines: list[str], s
     assert refusal(*lines, wsl_terminate=True, __wsl_conf_written={"pending": True})
 
 
+@pytest.mark.parametrize(
+    ("lines", "given"),
+    [(["systemd", "cgroup"], {}), (GOOD[:2], {}), (GOOD, {"clock": -31})],
+    ids=["cgroup", "gpu", "clock"],
+)
+def test_what_windows_is_to_bring_is_not_missed_before(lines: list[str], given: dict[str, Any]) -> None:
+    lines = [*lines, *GOOD[2:]] if "cgroup" in lines else lines
+    assert refusal(*lines, common_windows_to_come=True, **given) == ""
+    assert refusal(*lines, **given)
+
+
+@pytest.mark.parametrize(
+    ("windows", "to_come"), [({}, False), ({"wsl_update": False}, False), ({"wsl_config": {"wsl2": {}}}, True)]
+)
+def test_wsl_waits_for_windows_only_where_that_changes(windows: dict[str, Any], to_come: bool) -> None:
+    first = DataLoader().load_from_file(str(ROOT / "playbooks/wsl.yml"), trusted_as_template=True)[0]
+    asked = first["vars"]["common_windows_to_come"]
+    assert value("asked", asked=asked, hostvars={"pc": windows}) is to_come
+
+
 def test_packages_and_files_of_a_driver_have_other_ways_out() -> None:
     assert "Next step: remove these packages; nothing was removed here." in refusal(*GOOD, "driver libcuda1")
     found = refusal(*GOOD, "driver libcuda1", "driver /usr/lib/libcuda.so.580")
@@ -219,7 +239,7 @@ def test_systemd_is_wanted_whatever_else_is() -> None:
     ],
 )
 def test_site_waits_for_systemd_only_where_this_role_will_bring_it(given: dict[str, Any], to_come: bool) -> None:
-    plays = DataLoader().load_from_file(str(ROOT / "playbooks/site.yml"), trusted_as_template=True)
+    plays = DataLoader().load_from_file(str(ROOT / "playbooks/site_preflight.yml"), trusted_as_template=True)
     (asked,) = [play["vars"]["common_systemd_to_come"] for play in plays if play["name"] == "What the roles refuse"]
     known = {
         "inventory_hostname": "pc-Debian", "groups": {"gpu_nodes": ["pc-Debian"]}, "wsl_terminate": True,
