@@ -137,6 +137,7 @@ plugin: gpufarm.core.wsl
 windows_hosts:
   - name: ${name:-pc}
     connection: local
+    list_addresses: true
     distribution_user: root
 filters:
   - include: wsl_distribution == "$WSL_DISTRO_NAME"

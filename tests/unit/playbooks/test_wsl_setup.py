@@ -180,8 +180,15 @@ def test_the_printed_address_is_that_of_this_script() -> None:
     assert printed == [f"https://raw.githubusercontent.com/{repository}/main/{path}"]
 
 
-def test_it_asks_for_the_server(home: Path, tarball: Path, server: str) -> None:
-    good(run(home, "--", "--list-hosts", typed=f"{server} {server}\n", collections=tarball))
+def test_it_asks_for_the_server_and_the_playbook_may_ask_too(home: Path, tarball: Path, server: str) -> None:
+    # It has the input of the playbook.
+    (home / "gpufarm").mkdir()
+    (home / "gpufarm/tells").write_text(
+        """#!/bin/sh\n[ -t 0 ] && host=asked; echo "{\\"a\\": {\\"hosts\\": [\\"$host\\"]}}"\n"""
+    )
+    (home / "gpufarm/tells").chmod(0o755)
+    said = good(run(home, "--", "--list-hosts", typed=f"{server} {server}\n", collections=tarball))
+    assert "asked" in plays(said)["Hosts of this run"]
     assert f'["{server}", "{server}"]' in (home / SERVERS).read_text()
 
 
