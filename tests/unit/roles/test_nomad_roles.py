@@ -11,6 +11,7 @@ import pytest
 import yaml
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, trust_as_template
+from ansible_collections.gpufarm.core.tests.unit.roles import role_helper
 
 ROOT = Path(__file__).resolve().parents[3]
 SECRETS = re.compile(r"\b(nomad_token|nomad_server_gossip_key)\b")
@@ -262,3 +263,21 @@ def test_leader_has_the_last_turn() -> None:
     assert valued("__nomad_turns", ansible_play_hosts=["new", "s1"], **given) == ["s1"]
     assert valued("__nomad_turns_failed", ansible_play_hosts=["new", "s1"], **given) == ["s2", "s4"]
     assert valued("__nomad_turns", ansible_play_hosts=["new"], **{**given, "groups": {}}) == []
+
+
+@pytest.mark.parametrize("group", [True, False])
+def test_a_server_with_an_ipv6_address_gets_its_port(group: bool) -> None:
+    servers = [
+        "2001:db8::1",
+        "[2001:db8::2]",
+        "[::1]:4747",
+        "::ffff:192.0.2.1",
+        "192.0.2.1",
+        "192.0.2.1:47",
+        "fe.example:1",
+    ]
+    known = role_helper.variables("nomad_client")
+    known |= {"__nomad_server_addresses": " ".join(servers)} if group else {"nomad_client_servers": servers}
+    assert role_helper.value("__nomad_client_servers", known) == [
+        "[2001:db8::1]:4647", "[2001:db8::2]:4647", "[::1]:4747", "[::ffff:192.0.2.1]:4647", *servers[4:],
+    ]  # fmt: skip
