@@ -390,6 +390,15 @@ def test_windows_stays_as_it_is_where_the_node_is_refused(tmp_path: Path) -> Non
     assert not lab.config.exists()
 
 
+@pytest.mark.parametrize("ports", [[], [8080], ["4646"]])
+def test_a_port_that_leads_to_no_agent_is_told(tmp_path: Path, ports: list[int | str]) -> None:
+    lab = Lab(tmp_path)
+    lab.playbook = "wsl.yml"
+    lab.node = {}
+    said = lab.good("--start-at-task", "Say where nothing does", wsl_ports=ports)
+    assert ("gaming-pc-Debian: found no 4646 in wsl_ports of gaming-pc, so" in said) is ("4646" not in ports)
+
+
 def test_check_mode_changes_nothing(tmp_path: Path) -> None:
     lab = Lab(tmp_path)
     lab.config.write_text("[wsl2]\n")
