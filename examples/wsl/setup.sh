@@ -1,12 +1,20 @@
 #!/bin/sh
-# setup.sh [--remove] [SERVER...] [-- OPTION...]: makes the WSL distribution in which it runs a node of the GPU farm with
-# these Nomad servers, by an Ansible of its own; run again, it brings the node up to date. --remove takes it back. What
-# follows -- goes to ansible-playbook.
-#
-# GPUFARM_HOME         where Ansible and the collections are (~/.local/share/gpufarm)
-# GPUFARM_INVENTORY    where the inventory is (~/gpufarm)
-# GPUFARM_COLLECTIONS  what is installed: names for Galaxy, paths or URLs of tarballs; empty for what is there already
+# See usage. ~/gpufarm is an inventory: Ansible reads all of its files but those whose name ends in ~.
 set -eu
+
+usage() {
+    cat <<'END'
+setup.sh [SERVER...] [-- OPTION...]   makes the WSL distribution in which it runs a node of the GPU farm with these Nomad
+                                      servers, by an Ansible of its own; run again, it brings the node up to date
+setup.sh --remove [-- OPTION...]      takes it back
+
+A SERVER is a name or an address, [2001:db8::1]:4647 with a port; what follows -- goes to ansible-playbook.
+
+GPUFARM_HOME         where Ansible and the collections are (~/.local/share/gpufarm)
+GPUFARM_INVENTORY    where the inventory is (~/gpufarm)
+GPUFARM_COLLECTIONS  what is installed: names for Galaxy, paths or URLs of tarballs; empty for what is there already
+END
+}
 
 die() {
     echo "setup.sh: $1. Expected: $2. Next step: $3." >&2
@@ -18,37 +26,85 @@ answer() {
     printf '%s ' "$1" >/dev/tty && IFS= read -r reply </dev/tty
 }
 
+check_server() {
+    case $1 in
+    -* | *[!][A-Za-z0-9.:_-]*) die "$1 is no address" "a name or an IP address" "correct it" ;;
+    \[*\]:4646) ;;
+    *:*:*) return ;;
+    *:4646) ;;
+    *) return ;;
+    esac
+    die "$1 has the port of Nomad's HTTP API" "that of a server's RPC, 4647" "leave the port out"
+}
+
 # Write what comes on standard input to a file, but over another text only where somebody says so.
 have_file() {
-    cat >"$1.new"
-    if [ -e "$1" ] && ! cmp -s "$1" "$1.new"; then
+    cat >"$1.new~"
+    if [ -e "$1" ] && ! cmp -s "$1" "$1.new~"; then
         reply=no
         { answer "$1 is another one. Replace it (yes or no)?"; } 2>/dev/null || true
-        if [ "$reply" != yes ]; then
-            rm "$1.new"
-            echo "setup.sh: $1 stays as it is"
-            return
-        fi
+        case $reply in
+        [Yy] | [Yy]es | YES | [Jj] | [Jj]a) cp -p "$1" "$1.$(date +%Y-%m-%dT%H%M%S)~" ;;
+        *)
+            rm "$1.new~"
+            return 1
+            ;;
+        esac
     fi
-    mv "$1.new" "$1"
+    mv "$1.new~" "$1"
+}
+
+# Its packages come through the same proxy; a password in its address is for no list of processes.
+as_root() {
+    if [ "$(id -u)" = 0 ]; then
+        "$@"
+    elif [ -n "${http_proxy-}${https_proxy-}" ]; then
+        sudo --preserve-env=http_proxy,https_proxy,no_proxy "$@"
+    else
+        sudo "$@"
+    fi
 }
 
 have_ansible() {
+    way="set http_proxy and https_proxy if a proxy leads to the Internet, and run it again"
     python3 -c 'import ensurepip, venv' 2>/dev/null || {
         echo "setup.sh: installing python3-venv"
-        root=
-        [ "$(id -u)" = 0 ] || root=sudo
-        $root apt-get update -q
-        $root env DEBIAN_FRONTEND=noninteractive apt-get install -qy python3-venv
+        as_root apt-get update -q || die "apt-get update has failed" "the distribution's packages" "$way"
+        as_root env DEBIAN_FRONTEND=noninteractive apt-get install -qy python3-venv ||
+            die "apt-get has failed" "the package python3-venv" "$way"
     }
     python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
         die "$(python3 --version) is too old" "Python 3.11 or newer" "take Debian 12 or Ubuntu 24.04, or newer"
     mkdir -p "$home"
-    [ -x "$home/venv/bin/pip" ] || python3 -m venv --clear "$home/venv"
-    "$home/venv/bin/pip" install --quiet --disable-pip-version-check 'ansible-core>=2.19.3,<2.22'
+    # After an upgrade of the distribution its Python is another one.
+    "$python" -m pip --version >/dev/null 2>&1 || python3 -m venv --clear "$home/venv"
+    "$python" -m pip install --quiet --disable-pip-version-check 'ansible-core>=2.19.3,<2.22' ||
+        die "pip cannot install ansible-core" "a way to PyPI" "$way"
+    [ -n "$collections" ] || return 0
     # shellcheck disable=SC2086 # a list
-    [ -z "$collections" ] ||
-        "$home/venv/bin/ansible-galaxy" collection install --upgrade -p "$home/collections" $collections
+    "$home/venv/bin/ansible-galaxy" collection install --upgrade -p "$home/collections" $collections && return
+    # What it would be is as good as what is there, if nobody has named it.
+    [ -z "${GPUFARM_COLLECTIONS-}" ] && [ -e "$core/playbooks/wsl.yml" ] ||
+        die "ansible-galaxy cannot install $collections" "a way to them" "$way, or name tarballs in GPUFARM_COLLECTIONS"
+    echo "setup.sh: the collections stay as they are, for Galaxy does not answer" >&2
+}
+
+# One that answers will do, for a farm works while others of its servers do not.
+try_servers() {
+    "$python" - "$@" <<'END'
+import re, socket, sys
+
+reached = False
+for server in sys.argv[1:]:
+    found = re.fullmatch(r"\[(.+)\](?::(\d+))?|([^:]+)(?::(\d+))?|(.+)", server)
+    host, port = found[1] or found[3] or found[5], int(found[2] or found[4] or 4647)
+    try:
+        socket.create_connection((host, port), 5).close()
+        reached = True
+    except (OSError, OverflowError, UnicodeError) as error:
+        print(f"setup.sh: {host} does not answer on port {port} ({error})", file=sys.stderr)
+sys.exit(not reached)
+END
 }
 
 have_inventory() {
@@ -59,24 +115,29 @@ have_inventory() {
         # shellcheck disable=SC2086 # a list
         set -- $reply
         [ $# -gt 0 ] || die "no server was named" "the address of a Nomad server" "run it again"
+        for server; do
+            check_server "$server"
+        done
     fi
-    for server; do
-        case $server in
-        -* | *[!A-Za-z0-9.:_-]*) die "$server is no address" "a name or an IP address" "correct it" ;;
-        esac
-    done
-    [ $# = 0 ] || have_file "$inventory/servers.yml" <<END
+    [ $# = 0 ] || try_servers "$@" ||
+        die "none of the servers answers" "a connection to port 4647 of a Nomad server" \
+            "correct the address, or have firewalls let it through; nothing was installed for Nomad"
+    [ $# = 0 ] || have_file "$inventory/servers.yml" <<END ||
 # The Nomad servers that this machine joins; others run them.
 all:
   vars:
     nomad_client_servers: [$(printf '"%s", ' "$@" | sed 's/, $//')]
 END
-    have_file "$inventory/windows.wsl.yml" <<END
+        die "$inventory/servers.yml names other servers than $*, and nobody has said yes" "the same ones, or a yes" \
+            "name no server, change the file, or answer at a terminal"
+    name=$(uname -n | tr '[:upper:]' '[:lower:]' | sed 's/\..*//; s/[^a-z0-9]/-/g; s/^-*//; s/-*$//')
+    have_file "$inventory/windows.wsl.yml" <<END || echo "setup.sh: $inventory/windows.wsl.yml stays as it is"
 # This Windows machine, and the distribution in which Ansible runs.
 plugin: gpufarm.core.wsl
 windows_hosts:
-  - name: this-pc
+  - name: ${name:-pc}
     connection: local
+    list_addresses: true
     distribution_user: root
 filters:
   - include: wsl_distribution == "$WSL_DISTRO_NAME"
@@ -86,36 +147,83 @@ groups:
 END
 }
 
+# This distribution and its Windows machine, as the inventory calls them, for others may be in it.
+ours() {
+    "$home/venv/bin/ansible-inventory" -i "$inventory" --list | "$python" -c '
+import json, os, sys
+
+# What others have said is marked as no template.
+plain = lambda found: found.get("__ansible_unsafe", found)
+hosts = json.load(sys.stdin, object_hook=plain)["_meta"]["hostvars"]
+for name, known in hosts.items():
+    windows = known.get("wsl_host")
+    if known.get("wsl_distribution") == os.environ["WSL_DISTRO_NAME"]:
+        if hosts.get(windows, {}).get("wsl_connection") == "local":
+            print(windows, name, sep=",")
+            break
+'
+}
+
 main() {
     home=${GPUFARM_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/gpufarm}
     inventory=${GPUFARM_INVENTORY:-$HOME/gpufarm}
     collections=${GPUFARM_COLLECTIONS-gpufarm.core ansible.windows community.windows}
+    core=$home/collections/ansible_collections/gpufarm/core
+    python=$home/venv/bin/python3
     playbook=wsl
     export ANSIBLE_COLLECTIONS_PATH="$home/collections"
-    if [ "${1-}" = --remove ]; then
-        playbook=remove
-        shift
-    fi
-    [ -n "${WSL_DISTRO_NAME:-}" ] ||
-        die "this is no terminal of a WSL distribution, for WSL_DISTRO_NAME is not set" \
-            "one, and its own user, not sudo" "run \`wsl --install -d Debian\` in Windows, and this in the distribution"
     servers=
+    systemd=
     while [ $# -gt 0 ] && [ "$1" != -- ]; do
-        servers="$servers $1"
+        case $1 in
+        -h | --help)
+            usage
+            exit
+            ;;
+        --remove) playbook=remove ;;
+        *)
+            check_server "$1"
+            servers="$servers $1"
+            ;;
+        esac
         shift
     done
     [ $# = 0 ] || shift
+    [ $playbook = wsl ] || [ -z "$servers" ] ||
+        die "--remove came with$servers" "no server with it" "leave out the one or the other"
+    [ -n "${WSL_DISTRO_NAME:-}" ] ||
+        die "this is no terminal of a WSL distribution, for WSL_DISTRO_NAME is not set" \
+            "one, and its own user, not sudo" "run \`wsl --install -d Debian\` in Windows, and this in the distribution"
+    # Ansible wants UTF-8, and a new distribution may not have made the locale that it names.
+    [ "$(locale charmap 2>/dev/null)" = UTF-8 ] || export LC_ALL=C.UTF-8
 
     if [ $playbook = wsl ]; then
         have_ansible
         # shellcheck disable=SC2086 # a list
         have_inventory $servers
-    elif [ ! -e "$home/collections/ansible_collections/gpufarm/core/playbooks/remove.yml" ]; then
-        die "there is no playbook remove in $home/collections" "a collection that this script has installed" \
-            "run it without --remove first"
+        limit=
+        # The playbook writes /etc/wsl.conf, and leaves the end of this distribution to its user.
+        [ -d /run/systemd/system ] || systemd="-e wsl_terminate=true"
+    else
+        [ -e "$core/playbooks/remove.yml" ] ||
+            die "there is no playbook remove in $home/collections" "a collection that this script has installed" \
+                "run it without --remove first"
+        collections=
+        have_ansible
+        limit=$(ours) && [ -n "$limit" ] ||
+            die "$inventory does not have this distribution" "$WSL_DISTRO_NAME, and its Windows machine as local" \
+                "run \`$home/venv/bin/ansible-inventory -i $inventory --graph\`, and see what it says"
     fi
-    set -- "$home/venv/bin/ansible-playbook" -i "$inventory" "gpufarm.core.$playbook" "$@"
-    echo "setup.sh: ANSIBLE_COLLECTIONS_PATH=$ANSIBLE_COLLECTIONS_PATH $*"
+    # What the user adds may be secret. Of two --limit the last counts.
+    echo "setup.sh: ANSIBLE_COLLECTIONS_PATH=$ANSIBLE_COLLECTIONS_PATH $home/venv/bin/ansible-playbook -i $inventory" \
+        "${limit:+--limit $limit }${systemd:+$systemd }gpufarm.core.$playbook${1+ (and $# more)}"
+    # shellcheck disable=SC2086 # an option and its value
+    set -- "$home/venv/bin/ansible-playbook" -i "$inventory" ${limit:+--limit "$limit"} $systemd \
+        "gpufarm.core.$playbook" "$@"
+    # Somebody at a terminal may be asked.
+    if (: </dev/tty) 2>/dev/null; then
+        exec "$@" </dev/tty
+    fi
     exec "$@" </dev/null
 }
 

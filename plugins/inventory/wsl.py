@@ -88,6 +88,12 @@ options:
           - If not set, it is the first on E(PATH), else that of WSL's own package, which may be the only one that works
             while nobody is logged on.
         type: path
+      list_addresses:
+        description:
+          - Whether a machine with V(local) tells its addresses, too, as the others do. It takes a start of
+            C(powershell.exe) beside those of C(wsl.exe); where that gives none, none are listed.
+        type: bool
+        default: false
       distribution_connection:
         description:
           - How tasks run in the distributions.
@@ -202,13 +208,14 @@ import hashlib
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, fields
 from typing import Any
 
 from ansible import constants
 from ansible.errors import AnsibleParserError
+from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.inventory import BaseInventoryPlugin, Cacheable, Constructable
 from ansible.plugins.loader import connection_loader
 from ansible_collections.gpufarm.core.plugins.module_utils.problem import sentences
@@ -216,6 +223,12 @@ from ansible_collections.gpufarm.core.plugins.module_utils.text import clean
 from ansible_collections.gpufarm.core.plugins.plugin_utils import wsl
 
 NUMBERS = ("port", "distribution_ssh_port")
+KINDS: Mapping[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(NUMBERS, int),
+    "list_addresses": boolean,
+    "psrp": dict,
+    "ssh_arguments": lambda value: tuple(map(str, value)),
+}
 CHOICES = {"connection": tuple(wsl.ASK), "distribution_connection": ("wsl", "ssh")}
 DETAILS = ("release", "release_id", "release_version", "kernel", "systemd", "ip", "gpus", "error")
 # What pypsrp calls an option, and what Ansible's connection psrp does.
@@ -257,16 +270,11 @@ def host_of(described: Any) -> wsl.Host:
     for key, choices in CHOICES.items():
         if found.get(key, choices[0]) not in choices:
             raise ValueError(f"{key} of {name} is {found[key]!r}. Expected: one of {', '.join(choices)}")
+    if str(found.get("list_addresses", False)).lower() not in ("true", "false"):
+        raise ValueError(f"list_addresses of {name} is {found['list_addresses']!r}. Expected: true or false")
     if not isinstance(found.get("ssh_arguments", []), list) or not isinstance(found.get("psrp", {}), Mapping):
         raise ValueError(f"ssh_arguments of {name} must be a list, psrp a dictionary")
-    settings: dict[str, Any] = {"address": name}
-    for key, value in found.items():
-        if key in NUMBERS:
-            settings[key] = int(value)
-        elif key == "ssh_arguments":
-            settings[key] = tuple(str(each) for each in value)
-        else:
-            settings[key] = dict(value) if key == "psrp" else str(value)
+    settings = {"address": name, **{key: KINDS.get(key, str)(value) for key, value in found.items()}}
     host = wsl.Host(**settings)
     if host.address.startswith("-"):
         raise ValueError(f"address of {name} begins with a dash: {host.address!r}")

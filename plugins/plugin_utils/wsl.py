@@ -63,6 +63,7 @@ class Host:
     distribution_connection: str = "wsl"
     distribution_user: str | None = None
     distribution_ssh_port: int = 22
+    list_addresses: bool = False
 
 
 @dataclass(frozen=True)
@@ -282,7 +283,8 @@ def ask_local(host: Host, question: Question) -> dict[str, Any]:
     else:
         raise _nobody_answered(host, refusals or ["none was found"])
     wanted = [name for name in wsl.parse_names(names.stdout) if not re.search(question.refused, name)]
-    with ThreadPoolExecutor(len(wanted) + 1) as pool:
+    with ThreadPoolExecutor(len(wanted) + 2) as pool:
+        network = pool.submit(_addresses, place, until) if host.list_addresses else None
         listing = pool.submit(_interop, place, ["--list", "--verbose"], b"", until)
         asked = {
             name: pool.submit(_interop, place, ["-d", name, "--exec", "/bin/sh"], PROBE.encode(), until)
@@ -291,7 +293,22 @@ def ask_local(host: Host, question: Question) -> dict[str, Any]:
         listed = listing.result()
         every = _interop(place, ["--list", "--quiet"], b"", until) if listed.code else None
         probes = {name: probe.result() for name, probe in asked.items()}
-    return read(host, Answer(place, names, listed, probes, every), question)
+    addresses = network.result() if network else None
+    return read(host, Answer(place, names, listed, probes, every, addresses=addresses), question)
+
+
+def _addresses(wsl_exe: str, until: float) -> Sequence[Mapping[str, Any]] | None:
+    """The addresses of this machine's Windows, if it has a PowerShell that tells them."""
+    code = base64.b64encode(NETWORK_SCRIPT.encode("utf-16-le")).decode("ascii")
+    for place in wsl.powershells(wsl_exe):
+        said = _interop(place, ["-NoProfile", "-NonInteractive", "-EncodedCommand", code], b"", until)
+        answered = re.search(f"^{MARK} (.*)$", said.stdout.decode("utf-8", errors="replace"), re.MULTILINE)
+        if answered:
+            try:
+                return _network(json.loads(answered[1]))
+            except (ValueError, TypeError, AttributeError):
+                return None
+    return None
 
 
 def _interop(program: str, arguments: Sequence[str], given: bytes, until: float) -> Output:
@@ -310,9 +327,34 @@ def _interop(program: str, arguments: Sequence[str], given: bytes, until: float)
 # --------------------------------------------------------------------------------------------------------------------
 # In PowerShell
 
+# What both scripts have. The source that a datagram would have, which is never sent, is the address of the default
+# route, whatever the metrics.
+TEXT = r"""
+function Code($raw) { [Convert]::ToBase64String($raw) }
+function Text64($text) { Code ([Text.Encoding]::UTF8.GetBytes($text)) }
+""".lstrip()
+NETWORK = r"""
+  try {
+    foreach ($card in [Net.NetworkInformation.NetworkInterface]::GetAllNetworkInterfaces()) {
+      foreach ($each in $card.GetIPProperties().UnicastAddresses) {
+        $said.network += Text64 ($card.OperationalStatus, $each.Address, $each.PrefixLength, $card.Name -join ' ')
+      }
+    }
+  } catch { }
+  try {
+    $said.route = (New-Object Net.Sockets.UdpClient '192.0.2.1', 9).Client.LocalEndPoint.Address.IPAddressToString
+  } catch { }
+""".lstrip("\n")
+# Of a machine that needs no script for the rest.
+NETWORK_SCRIPT = f"""
+$ErrorActionPreference = 'Stop'
+$ProgressPreference = 'SilentlyContinue'
+{TEXT}$said = @{{ network = @() }}
+{NETWORK}'{MARK} ' + (ConvertTo-Json $said -Compress)
+"""
+
 # Windows PowerShell 5.1, which every Windows has. Raw bytes go through base64: what PowerShell itself reads from a
 # program it decodes by the console's code page. Processes run side by side, and a hanging one ends at the deadline.
-# The source that a datagram would have, which is never sent, is the address of the default route, whatever the metrics.
 SCRIPT = r"""
 $ErrorActionPreference = 'Stop'
 $ProgressPreference = 'SilentlyContinue'
@@ -320,9 +362,7 @@ try {
 $begun = [DateTime]::UtcNow
 $until = $begun.AddSeconds(@SECONDS@)
 $probe = [Text.Encoding]::ASCII.GetBytes('@PROBE@')
-function Code($raw) { [Convert]::ToBase64String($raw) }
-function Text64($text) { Code ([Text.Encoding]::UTF8.GetBytes($text)) }
-function Ask($program, $words, $given) {
+@TEXT@function Ask($program, $words, $given) {
   $info = New-Object Diagnostics.ProcessStartInfo $program, $words
   $info.UseShellExecute = $false
   $info.RedirectStandardInput = $true
@@ -352,17 +392,7 @@ function Hear($run, $end) {
 }
   $said = @{ name = Text64 $env:COMPUTERNAME; refusals = @(); probes = @{}; network = @() }
   try { $said.shell = Text64 (Get-ItemProperty 'HKLM:\SOFTWARE\OpenSSH').DefaultShell } catch { }
-  try {
-    foreach ($card in [Net.NetworkInformation.NetworkInterface]::GetAllNetworkInterfaces()) {
-      foreach ($each in $card.GetIPProperties().UnicastAddresses) {
-        $said.network += Text64 ($card.OperationalStatus, $each.Address, $each.PrefixLength, $card.Name -join ' ')
-      }
-    }
-  } catch { }
-  try {
-    $said.route = (New-Object Net.Sockets.UdpClient '192.0.2.1', 9).Client.LocalEndPoint.Address.IPAddressToString
-  } catch { }
-  $end = $begun.AddSeconds(@HALF@)
+@NETWORK@  $end = $begun.AddSeconds(@HALF@)
   foreach ($program in @(@PROGRAMS@)) {
     try {
       $names = Hear (Ask $program '@NAMES@' $null) $end
@@ -389,7 +419,7 @@ function Hear($run, $end) {
 } catch {
   '@MARK@ ' + (ConvertTo-Json -Compress @{ error = $_.Exception.Message })
 }
-"""
+""".replace("@TEXT@", TEXT).replace("@NETWORK@", NETWORK)
 
 
 # Variables of the script, and none of PowerShell's own.
@@ -462,7 +492,7 @@ def parse_answer(host: Host, text: str) -> Answer:
                     probes={name: _output(probe) for name, probe in said["probes"].items()},
                     every=_output(said["every"]) if "every" in said else None,
                     computer_name=_text(said.get("name")) or None,
-                    addresses=parse_addresses([_text(line) for line in said.get("network", [])], said.get("route")),
+                    addresses=_network(said),
                     shell="powershell" if re.search(r"(powershell|pwsh)", _text(said.get("shell")), re.I) else "cmd",
                 )
             except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -476,6 +506,10 @@ def parse_answer(host: Host, text: str) -> Answer:
         f"a line that begins with {MARK}",
         "run `powershell.exe -NoProfile -Command 1` there",
     )
+
+
+def _network(said: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return parse_addresses([_text(line) for line in said.get("network", [])], said.get("route"))
 
 
 def _output(said: Mapping[str, Any]) -> Output:

@@ -11,6 +11,7 @@ echo "clock $(date +%s) $seconds"
 echo "cgroup $(cat /sys/fs/cgroup/cgroup.controllers 2>/dev/null)"
 echo "here $(cat /proc/sys/kernel/random/boot_id) $(readlink /proc/self/ns/pid)"
 [ ! -d /run/systemd/system ] || echo systemd
+[ -x /lib/systemd/systemd ] || [ -x /usr/lib/systemd/systemd ] || echo systemless
 [ ! -e /dev/dxg ] || echo dxg
 # What Windows' driver hangs in, no signal but the last one ends.
 timeout -s KILL 60 "$wsl/lib/nvidia-smi" -L 2>&1 | sed 's/^GPU /gpu /; t; s/^/smi /'

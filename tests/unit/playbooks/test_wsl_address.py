@@ -22,6 +22,7 @@ ADDRESSES = [
     {"address": "192.0.2.31", "prefix": 24, "interface": "Ethernet", "default_route": True},
     {"address": "198.51.100.7", "prefix": 24, "interface": "Lab net", "default_route": False},
 ]
+# Twice, as by wsl.yml, whose checks site.yml has again.
 PLAY = [
     {
         "hosts": "all:!wsl_hosts",
@@ -31,11 +32,11 @@ PLAY = [
             {"ansible.builtin.debug": {"msg": "{{ inventory_hostname }} has {{ __nomad_advertise_addr }}."}},
         ],
     }
-]
+] * 2
 ASKED = "pc has 192.0.2.31/24 (Ethernet, default route), 198.51.100.7/24 (Lab net). Which does Nomad advertise for {}"
 
 
-def run(folder: Path, hosts: dict[str, dict[str, Any]], answer: str) -> str:
+def run(folder: Path, hosts: dict[str, dict[str, Any]], answer: str, *options: str) -> str:
     """Run the role's part at a terminal, and return what was shown there; all who are asked get the same answer."""
     inventory = {
         "wsl_hosts": {"hosts": {"pc": {"wsl_addresses": ADDRESSES}, "old": {}}},
@@ -43,7 +44,7 @@ def run(folder: Path, hosts: dict[str, dict[str, Any]], answer: str) -> str:
     }
     (folder / "hosts.yml").write_text(yaml.safe_dump(inventory), encoding="utf-8")
     (folder / "play.yml").write_text(yaml.safe_dump(PLAY), encoding="utf-8")
-    line = [str(Path(sys.executable).with_name("ansible-playbook")), "-i", "hosts.yml", "play.yml"]
+    line = [str(Path(sys.executable).with_name("ansible-playbook")), "-i", "hosts.yml", "play.yml", *options]
     environment = {
         **os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "COLUMNS": "10000",
         "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".collections"), "ANSIBLE_NOCOLOR": "True",
@@ -91,6 +92,12 @@ def test_only_who_asks_is_asked_and_each_for_itself(tmp_path: Path) -> None:
         "g": "", "h": "",
     }.items():  # fmt: skip
         assert f"{name} has {address}." in shown
+
+
+def test_who_is_asked_by_an_extra_variable_is_asked_once(tmp_path: Path) -> None:
+    shown = run(tmp_path, {"a": {"wsl_host": "pc"}}, "198.51.100.0/24", "-e", "wsl_address=ask")
+    assert shown.count("a has 198.51.100.7.") == 2
+    assert shown.count(ASKED.format("a")) == 1
 
 
 def test_an_answer_that_fits_none_is_refused(tmp_path: Path) -> None:

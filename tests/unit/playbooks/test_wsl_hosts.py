@@ -372,10 +372,31 @@ def test_without_an_administrators_rights_the_configuration_is_possible(tmp_path
 def test_no_farm_is_made_on_a_machine_that_windows_does_not_hold(tmp_path: Path, administrator: bool) -> None:
     lab = Lab(tmp_path, administrator=administrator)
     lab.playbook = "wsl.yml"
-    said = lab.bad(**BELOW)
-    # What site.yml says first, for here nothing is a node.
-    assert ("no host in gpu_nodes" in said) is administrator
+    # Without what it begins with, for here nothing is a node.
+    result = lab.run("--skip-tags", "always", **BELOW)
+    said = words(result.stdout + result.stderr)
+    assert ("PLAY [GPU nodes]" in said) is administrator
     assert ("without an administrator's rights" in said) is not administrator
+
+
+def test_windows_stays_as_it_is_where_the_node_is_refused(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    lab.playbook = "wsl.yml"
+    before = lab.windows.machine
+    assert "no host in gpu_nodes" in lab.bad(wsl_shutdown=True)
+    lab.node = {"nomad_client_servers": ["192.0.2.10"], "wsl_terminate": "perhaps"}
+    assert "unable to convert to bool: The value 'perhaps' is not" in lab.bad(wsl_shutdown=True)
+    assert lab.windows.machine == before
+    assert not lab.config.exists()
+
+
+@pytest.mark.parametrize("ports", [[], [8080], ["4646"]])
+def test_a_port_that_leads_to_no_agent_is_told(tmp_path: Path, ports: list[int | str]) -> None:
+    lab = Lab(tmp_path)
+    lab.playbook = "wsl.yml"
+    lab.node = {}
+    said = lab.good("--start-at-task", "Say where nothing does", wsl_ports=ports)
+    assert ("gaming-pc-Debian: found no 4646 in wsl_ports of gaming-pc, so" in said) is ("4646" not in ports)
 
 
 def test_check_mode_changes_nothing(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import yaml
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, trust_as_template
 from ansible_collections.gpufarm.core.plugins.filter.nomad_hcl import nomad_hcl
+from ansible_collections.gpufarm.core.tests.unit.roles import role_helper
 
 ROOT = Path(__file__).resolve().parents[3]
 SECRETS = re.compile(r"\b(nomad_token|nomad_server_gossip_key)\b")
@@ -329,4 +330,22 @@ def test_configuration_of_a_server() -> None:
     assert config("nomad_server", **given) == [
         "server {", "  enabled           = true", "  bootstrap_expect  = 1", '  node_gc_threshold = "72h"',
         "  server_join {", '    retry_join     = ["192.0.2.2"]', '    retry_interval = "5s"', "  }", "}",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("group", [True, False])
+def test_a_server_with_an_ipv6_address_gets_its_port(group: bool) -> None:
+    servers = [
+        "2001:db8::1",
+        "[2001:db8::2]",
+        "[::1]:4747",
+        "::ffff:192.0.2.1",
+        "192.0.2.1",
+        "192.0.2.1:47",
+        "fe.example:1",
+    ]
+    known = role_helper.variables("nomad_client")
+    known |= {"__nomad_server_addresses": " ".join(servers)} if group else {"nomad_client_servers": servers}
+    assert role_helper.value("__nomad_client_servers", known) == [
+        "[2001:db8::1]:4647", "[2001:db8::2]:4647", "[::1]:4747", "[::ffff:192.0.2.1]:4647", *servers[4:],
     ]  # fmt: skip

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from ansible.parsing.dataloader import DataLoader
+from ansible_collections.gpufarm.core.tests.unit.playbooks import playbook_helper
 from ansible_collections.gpufarm.core.tests.unit.roles import role_helper
 
 from tests.simulator.cache import ROOT
@@ -39,6 +44,7 @@ def value(
         "__wsl_asked": {"stdout_lines": answer},
         "__wsl_conf_written": {"pending": False},
         "__wsl_control_node": "kernel pid:[2]",
+        "ansible_check_mode": False,
     }
     return role_helper.value(name, {**known, **given})
 
@@ -64,6 +70,7 @@ def test_a_distribution_that_can_be_a_node() -> None:
         ("wsl_conf has boot.systemd: False", [], {"wsl_conf": {"boot": {"systemd": False}}}),
         ("wsl_conf has boot.systemd: no", [], {"wsl_conf": {"boot": {"systemd": "no"}}}),
         ("systemd does not run here", [], {"systemd": False}),
+        ("systemd-sysv (Debian, Ubuntu)", [*GOOD, "systemless"], {"systemd": False, "wsl_terminate": True}),
         ("cgroup v2 has no controllers here", ["systemd", "cgroup"], {}),
         ("cgroup v2 has cpu, io. Expected: cpuset", ["systemd", "cgroup cpu io"], {}),
         ("there is no /dev/dxg; nvidia-smi says: nothing", GOOD[:2], {"has": ()}),
@@ -112,6 +119,26 @@ def test_what_the_new_start_is_to_bring_is_not_missed_before(lines: list[str], s
     assert refusal(*lines, wsl_terminate=False, **given)
     assert refusal(*lines, wsl_terminate=True, __wsl_terminated=True, **given)
     assert refusal(*lines, wsl_terminate=True, __wsl_conf_written={"pending": True})
+
+
+@pytest.mark.parametrize(
+    ("lines", "given"),
+    [(["systemd", "cgroup"], {}), (GOOD[:2], {}), (GOOD, {"clock": -31})],
+    ids=["cgroup", "gpu", "clock"],
+)
+def test_what_windows_is_to_bring_is_not_missed_before(lines: list[str], given: dict[str, Any]) -> None:
+    lines = [*lines, *GOOD[2:]] if "cgroup" in lines else lines
+    assert refusal(*lines, common_windows_to_come=True, **given) == ""
+    assert refusal(*lines, **given)
+
+
+@pytest.mark.parametrize(
+    ("windows", "to_come"), [({}, False), ({"wsl_update": False}, False), ({"wsl_config": {"wsl2": {}}}, True)]
+)
+def test_wsl_waits_for_windows_only_where_that_changes(windows: dict[str, Any], to_come: bool) -> None:
+    first = DataLoader().load_from_file(str(ROOT / "playbooks/wsl.yml"), trusted_as_template=True)[0]
+    asked = first["vars"]["common_windows_to_come"]
+    assert value("asked", asked=asked, hostvars={"pc": windows}) is to_come
 
 
 def test_packages_and_files_of_a_driver_have_other_ways_out() -> None:
@@ -212,7 +239,7 @@ def test_systemd_is_wanted_whatever_else_is() -> None:
     ],
 )
 def test_site_waits_for_systemd_only_where_this_role_will_bring_it(given: dict[str, Any], to_come: bool) -> None:
-    plays = DataLoader().load_from_file(str(ROOT / "playbooks/site.yml"), trusted_as_template=True)
+    plays = DataLoader().load_from_file(str(ROOT / "playbooks/site_preflight.yml"), trusted_as_template=True)
     (asked,) = [play["vars"]["common_systemd_to_come"] for play in plays if play["name"] == "What the roles refuse"]
     known = {
         "inventory_hostname": "pc-Debian", "groups": {"gpu_nodes": ["pc-Debian"]}, "wsl_terminate": True,
@@ -230,3 +257,54 @@ def test_no_other_role_works_without_systemd(kernel: str, to_come: bool, refused
         "_common_refusal", kernel=kernel, has=(), common_systemd_to_come=to_come
     )  # fmt: skip
     assert ("systemd does not run here" in found) is refused
+
+
+PREFLIGHT = [
+    {
+        "hosts": "all",
+        "gather_facts": False,
+        "tasks": [{"ansible.builtin.import_role": {"name": "gpufarm.core.wsl", "tasks_from": "preflight.yml"}}],
+    }
+]
+# /etc and /run are a copy, in which the role may write.
+APART = (
+    "unshare",
+    "--mount",
+    "sh",
+    "-c",
+    'mount --bind "$1/etc" /etc; mount --bind "$1/run" /run; shift; exec "$@"',
+    "sh",
+)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has files of its own in /etc")
+def test_where_ansible_itself_runs_the_file_is_written_and_its_user_ends_it(tmp_path: Path) -> None:
+    """systemd does not run there, so the first run has to bring what the next one goes by."""
+    shutil.copytree("/etc", tmp_path / "etc", symlinks=True)
+    (tmp_path / "run").mkdir()
+    conf = tmp_path / "etc/wsl.conf"
+    conf.write_text("# mine\n")
+    (tmp_path / "play.yml").write_text(yaml.safe_dump(PREFLIGHT))
+    known = {**playbook_helper.LOCAL, "_common_is_wsl": True, "wsl_terminate": True, "wsl_distribution": "Debian"}
+
+    def run(*options: str) -> str:
+        done = playbook_helper.run_playbook(
+            tmp_path, {"all": {"hosts": {"pc-Debian": known}}}, str(tmp_path / "play.yml"), *options,
+            "-e", '{"_common_is_wsl": true}', under=(*APART, str(tmp_path)),
+        )  # fmt: skip
+        assert done.returncode == 2, done.stdout + done.stderr
+        return " ".join((done.stdout + done.stderr).split())
+
+    assert "Next step: run this without --check." in run("--check")
+    assert conf.read_text() == "# mine\n"
+    for _ in range(2):
+        said = run()
+        assert "Ansible itself runs in Debian and would end with it. Expected: a start of Debian by what" in said
+        assert "Next step: run `wsl.exe --terminate Debian` in Windows, and then this again." in said
+        assert conf.read_text() == "# mine\n\n[boot]\nsystemd=true\n"
+        (backup,) = conf.parent.glob("wsl.conf.*~")
+        assert backup.read_text() == "# mine\n"
+    # It starts, and loses /run.
+    shutil.rmtree(tmp_path / "run")
+    (tmp_path / "run/systemd/system").mkdir(parents=True)
+    assert "Ansible itself" not in run()

@@ -194,6 +194,7 @@ def test_the_same_name_on_two_machines_is_two_hosts(here: Windows, tmp_path: Pat
         ({"connection": "ssh"}, "each of windows_hosts needs a name, found connection"),
         ({"name": "a", "adress": "b"}, "a has unknown options: adress"),
         ({"name": "a", "port": "x"}, "port of a is no number: 'x'"),
+        ({"name": "a", "list_addresses": "x"}, "list_addresses of a is 'x'. Expected: true or false"),
         ({"name": "a", "connection": "winrm"}, "connection of a is 'winrm'. Expected: one of local, ssh, psrp"),
         (
             {"name": "a", "distribution_connection": "x"},

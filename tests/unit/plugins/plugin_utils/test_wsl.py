@@ -255,6 +255,26 @@ def test_addresses_by_which_a_machine_may_be_reached(windows: Windows) -> None:
     ]  # fmt: skip
 
 
+def test_its_own_windows_tells_its_addresses_on_request(windows: Windows) -> None:
+    def started() -> int:
+        return [program for program, _line in windows.calls()].count(POWERSHELL)
+
+    host = wsl.Host("pc", "local", wsl_exe=str(windows.mounted(SYSTEM32)))
+    assert wsl.ask_local(host, QUESTION)["addresses"] is None
+    assert started() == 0
+    asking = dataclasses.replace(host, list_addresses=True)
+    assert wsl.ask_local(asking, QUESTION)["addresses"] == by_script(windows)["addresses"]
+    assert started() == 1
+    # No PowerShell, or none that may, is no reason to miss the distributions.
+    with windows.changed() as changed:
+        changed.constrained = True
+    assert wsl.ask_local(asking, QUESTION)["distributions"]
+    assert not wsl.ask_local(asking, QUESTION)["addresses"]
+    windows.mounted(POWERSHELL).unlink()
+    assert wsl.ask_local(asking, QUESTION)["distributions"]
+    assert not wsl.ask_local(asking, QUESTION)["addresses"]
+
+
 def test_a_machine_without_a_default_route_has_addresses(windows: Windows) -> None:
     with windows.changed() as changed:
         changed.route = ""
