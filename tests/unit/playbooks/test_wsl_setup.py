@@ -222,6 +222,13 @@ def test_galaxy_may_be_out_of_reach_once_the_collections_are_there(
     assert run(home, server, "--", "--list-hosts", collections=home / "nothing.tar.gz").returncode == 1
 
 
+def test_a_locale_that_was_never_made_is_no_obstacle(
+    home: Path, tarball: Path, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LC_ALL", "xx_XX.UTF-8")
+    good(run(home, server, "--", "--list-hosts", collections=tarball))
+
+
 @pytest.mark.parametrize("word", ["-h", "--help"])
 def test_it_tells_how_it_is_called(home: Path, word: str) -> None:
     assert "setup.sh --remove" in good(run(home, "192.0.2.10", word, distribution=None))
