@@ -284,6 +284,8 @@ def host_of(described: Any) -> wsl.Host:
 def windows_variables(host: wsl.Host, answer: Mapping[str, Any] | None) -> dict[str, Any]:
     """What connects to the Windows machine itself."""
     found: dict[str, Any] = {"wsl_connection": host.connection, "ansible_connection": CONNECTIONS[host.connection]}
+    # What all others of a farm may have set; sudo is no program of Windows.
+    found["ansible_become"] = False
     if answer:
         found["wsl_exe"] = answer["program"]
         found["wsl_computer_name"] = answer["computer_name"]

@@ -115,6 +115,11 @@ def read(text: str, windows: bool) -> dict[str, dict[str, str]]:
     return found
 
 
+def value(text: str, section: str, key: str, windows: bool) -> str:
+    """What counts of a setting, in whichever of its sections and case; empty where it is not set."""
+    return next((item.value for item in items(text, windows) if item.value is not None and _is(item, section, key)), "")
+
+
 def first_invalid(text: str, windows: bool) -> tuple[int, str] | None:
     """The number and text of the first line that WSL cannot read."""
     for item in items(text, windows):

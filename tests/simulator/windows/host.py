@@ -99,6 +99,8 @@ class Machine:
     constrained: bool = False
     # A list that fails without a row, as that of a service that does not answer.
     list_fails: bool = False
+    # Distributions that somebody starts, by the number of the list that shows it first.
+    comes: dict[str, int] = field(default_factory=dict)
     # What `wsl.exe --version` says; empty is the one of Windows itself, which does not know that option.
     release: str = "2.6.3"
     newest_release: str = "2.6.3"
@@ -115,6 +117,10 @@ class Machine:
     s4u: bool = True
     # Whether what is asked of the machine runs elevated; interop does so in a terminal of an administrator only.
     administrator: bool = True
+    # Whether others see what an administrator has registered, as older Windows may let them; both are assumed.
+    shows_tasks: bool = False
+    # Whether Ansible runs in one of its distributions, however it reaches Windows.
+    control_node: bool = False
     gpus: list[dict[str, str]] = field(default_factory=list)
     interfaces: list[dict[str, Any]] = field(default_factory=lambda: [dict(each) for each in INTERFACES])
     # The address from which Windows sends to other networks; none where no route leads there.

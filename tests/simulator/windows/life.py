@@ -6,6 +6,7 @@ No time passes unless a test says so, so that ten idle timeouts take no time at 
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 
 from tests.simulator.docker import docker_binary
 from tests.simulator.windows import wslconfig
@@ -56,6 +57,13 @@ def networking_mode(machine: Machine) -> str:
 def address(machine: Machine) -> str:
     """Return the address behind NAT, which is another one after each start (WSL#4210)."""
     return f"172.20.{machine.starts % 250}.2"
+
+
+def boot_id(machine: Machine) -> str:
+    """Return what the kernel below all distributions says of its start: each has another."""
+    if machine.control_node:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return f"6b1f0c0a-0000-4000-8000-{machine.starts:012d}"
 
 
 def started(windows: Windows, machine: Machine, distribution: Distribution) -> None:

@@ -111,6 +111,8 @@ class Double(ActionBase):  # type: ignore[misc] # ansible-core has no types
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> Result:
         super().run(tmp, task_vars)
         windows = Windows(Path((task_vars or {})["windows_double"]))
+        if self._connection.become:
+            return {"failed": True, "msg": "'sudo' is not recognized as an internal or external command"}
         checked = ArgumentSpecValidator(options(self.name)).validate(self._task.args)
         if checked.error_messages:
             return {"failed": True, "msg": f"{self.name}: {'; '.join(checked.error_messages)}"}

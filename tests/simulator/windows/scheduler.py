@@ -66,22 +66,26 @@ def cmdlet(windows: Windows, verb: str, noun: str, options: Mapping[str, Any]) -
         raise Denied("The parameter is incorrect.")
     if verb == "Get" and noun == "ScheduledTask" and not given:
         found = [
-            _task(windows.machine, name) for name in windows.machine.tasks if name.rpartition("\\")[0] + "\\" == path
-        ]
+            _task(windows.machine, name) for name in windows.machine.tasks
+            if name.rpartition("\\")[0] + "\\" == path
+            and (windows.machine.administrator or windows.machine.shows_tasks)
+        ]  # fmt: skip
         if not found:
             raise Denied(f"No MSFT_ScheduledTask objects found with property 'TaskPath' equal to '{path}'.")
         return found
     name = f"{path}{given.pop('taskname')}"
     if verb == "Register" and noun == "ScheduledTask":
         return _registered(windows, name, given)
-    if name not in windows.machine.tasks:
+    if name not in windows.machine.tasks or not (windows.machine.administrator or noun == "ScheduledTaskInfo"):
         raise Denied("The system cannot find the file specified.")
     match verb, noun, given:
-        case "Get", "ScheduledTask", {**none} if not none:
-            return _task(windows.machine, name)
         case "Get", "ScheduledTaskInfo", {**none} if not none:
             known = windows.machine.tasks[name]
             return {"LastTaskResult": RUNS if name in windows.machine.holds else known.get("last_result", HAS_NOT_RUN)}
+        case "Set", "ScheduledTask", {"user": user, "password": password, **none} if not none:
+            with windows.changed() as machine:
+                _must_let_in(machine, user, password)
+                machine.tasks[name]["password"] = password
         case "Start", "ScheduledTask", {**none} if not none:
             life.task(windows, name)
         case "Unregister", "ScheduledTask", {"confirm": False}:
@@ -114,18 +118,24 @@ def _registered(windows: Windows, name: str, given: Mapping[str, Any]) -> dict[s
         if name in machine.tasks and not given.get("force"):
             raise Denied("Cannot create a file when that file already exists.")
         known = definition(given["xml"])
-        # Windows checks a password when it stores it.
-        if known["logon_type"] == "Password" and given.get("password") != machine.password:
-            raise Denied("The user name or password is incorrect.")
-        if not machine.administrator:
-            raise Denied("Access is denied.")
-        if known["user"] != machine.account or given.get("user", machine.account) != machine.account:
-            raise Denied("No mapping between account names and security IDs was done.")
+        password = given.get("password") if known["logon_type"] == "Password" else machine.password
+        for user in (known["user"], given.get("user", machine.account)):
+            _must_let_in(machine, user, password)
         known["password"] = given.get("password")
         for trigger in known["triggers"]:
             trigger["next"] = _first(trigger, machine.clock)
         machine.tasks[name] = known
         return _task(machine, name)
+
+
+def _must_let_in(machine: Machine, user: str, password: str | None) -> None:
+    """Windows checks a password when it stores it."""
+    if password != machine.password:
+        raise Denied("The user name or password is incorrect.")
+    if not machine.administrator:
+        raise Denied("Access is denied.")
+    if user != machine.account:
+        raise Denied("No mapping between account names and security IDs was done.")
 
 
 def definition(text: str) -> dict[str, Any]:

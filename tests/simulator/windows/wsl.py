@@ -212,6 +212,13 @@ def _list(process: Process, rest: str) -> int:
         return FAILED
     if process.machine.list_fails and "--verbose" in wanted:
         process.fail("disk")
+    if "--verbose" in wanted and process.machine.comes:
+        shown = sum("--verbose" in line for _path, line in process.windows.calls())
+        with process.windows.changed() as machine:
+            for each in machine.distributions:
+                if machine.comes.get(each.name) == shown:
+                    life.started(process.windows, machine, each)
+            process = Process(process.windows, machine, process.environment)
     # ListDistributionsHelper: the default first, and no order is promised of the others.
     every = sorted(process.machine.distributions, key=lambda each: not each.default)
     if "--verbose" in wanted:
@@ -275,7 +282,7 @@ def _run(process: Process, name: str | None, user: str | None, argv: list[str]) 
     while process.machine.crowd > sum(line.startswith("-d ") for _path, line in process.windows.calls()):
         time.sleep(0.05)
     try:
-        if argv in (["wslinfo", "--networking-mode"], ["hostname", "-I"]):
+        if argv in (["wslinfo", "--networking-mode"], ["hostname", "-I"], ["cat", "/proc/sys/kernel/random/boot_id"]):
             return _told(process, argv)
         command = entered(distribution, user, argv)
         if distribution.cut_after is not None:
@@ -302,11 +309,14 @@ def _used(process: Process, distribution: Distribution) -> None:
 
 
 def _told(process: Process, argv: list[str]) -> int:
-    """What a distribution says of its network; the second address is Docker's."""
+    """What a distribution says of its network, whose second address is Docker's, and of its kernel."""
     machine = process.windows.machine
-    sys.stdout.write(
-        f"{life.networking_mode(machine)}\n" if argv[0] == "wslinfo" else f"{life.address(machine)} 172.17.0.1 \n"
-    )
+    said = {
+        "wslinfo": life.networking_mode(machine),
+        "hostname": f"{life.address(machine)} 172.17.0.1 ",
+        "cat": life.boot_id(machine),
+    }
+    sys.stdout.write(f"{said[argv[0]]}\n")
     sys.stdout.flush()
     return 0
 

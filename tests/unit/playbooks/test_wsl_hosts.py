@@ -6,20 +6,26 @@
 from __future__ import annotations
 
 import http.server
+import json
 import os
 import re
+import shutil
 import subprocess
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar, trust_as_template
 from ansible_collections.gpufarm.core.tests.unit.playbooks import playbook_helper
 from ansible_collections.gpufarm.core.tests.unit.playbooks.playbook_helper import LOCAL
 
 from tests.simulator.windows import life, modules
-from tests.simulator.windows.host import USER_SID, Distribution, Machine, Windows
+from tests.simulator.windows.host import HANGS, PROGRAM_FILES, USER_SID, Distribution, Machine, Windows
 
 pytestmark = pytest.mark.controller
 GPU = {"name": "NVIDIA GeForce RTX 4090", "driver_version": "581.42", "driver_model": "WDDM"}
@@ -29,6 +35,13 @@ KEEP = rf"\gpufarm\{OWNER}\keep Debian"
 RULE = f"gpufarm-wsl-{OWNER}"
 # From a distribution of the machine itself.
 BELOW = {"ansible_connection": "gpufarm.core.wsl_windows"}
+
+
+# What runs on this machine, as in the nodes of a test farm, is nothing of this node's.
+ALONE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "--")
+# What the role itself says of them.
+OURS = {"node_maintenance_owner", "node_maintenance_change"}
+SU = {"ansible_become_method": "ansible.builtin.su"}
 
 
 def words(text: str) -> str:
@@ -46,12 +59,15 @@ class Lab:
         self.config.parent.mkdir(parents=True)
         self.playbook = "wsl_hosts.yml"
         self.without: tuple[str, ...] = ()
-        self.under: tuple[str, ...] = ()
-        # Of the distributions that are nodes of the farm.
+        self.under = ALONE if os.geteuid() == 0 else ()
+        # Variables of the distributions that are nodes of the farm: of all, or of each.
         self.node: dict[str, Any] | None = None
-        self.playbook = "wsl_hosts.yml"
+        self.nodes: dict[str, dict[str, Any]] | None = None
+        self.unlisted: tuple[str, ...] = ()
 
-    def run(self, *options: str, **variables: Any) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *options: str, of_instances: Mapping[str, Any] | None = None, **variables: Any
+    ) -> subprocess.CompletedProcess[str]:
         doubles = modules.install(self.folder / "collections", self.without)
         machine: dict[str, Any] = {
             "ansible_connection": "ssh",
@@ -59,14 +75,16 @@ class Lab:
             "wsl_exe": "wsl.exe",
         }
         machine["__wsl_windows_delay"] = 0
-        names = [each.name for each in self.windows.machine.distributions]
+        names = [each.name for each in self.windows.machine.distributions if each.name not in self.unlisted]
         nodes = {f"gaming-pc-{name}": {"wsl_host": "gaming-pc", "wsl_distribution": name} for name in names}
+        given = dict.fromkeys(names, self.node) if self.nodes is None else self.nodes
+        members = {f"gaming-pc-{name}": of_it for name, of_it in given.items() if of_it is not None}
         inventory = {
             "all": {
                 "children": {
                     "wsl_hosts": {"hosts": {"gaming-pc": {**machine, **variables}}},
-                    "wsl_instances": {"hosts": nodes, "vars": LOCAL},
-                    "gpu_nodes": {"hosts": {} if self.node is None else {name: self.node for name in nodes}},
+                    "wsl_instances": {"hosts": nodes, "vars": {**LOCAL, **(of_instances or {})}},
+                    "gpu_nodes": {"hosts": members},
                 }
             }
         }
@@ -248,6 +266,12 @@ def test_no_shutdown_without_consent(tmp_path: Path) -> None:
     lab.good(wsl_config={"wsl2": {"processors": 4}}, wsl_shutdown=True)
     assert lab.called("--shutdown") == 1
     assert (lab.windows.machine.running or {})["wsl2.processors"] == "4"
+    # Somebody has run that command there.
+    assert ".wslconfig has changed" in lab.good(wsl_config={"wsl2": {"processors": 2}})
+    with lab.windows.changed() as machine:
+        life.shut_down(machine)
+    life.wait(lab.windows, 300)
+    assert ".wslconfig has changed" not in lab.good(wsl_config={"wsl2": {"processors": 2}})
 
 
 def test_what_is_being_installed_is_not_shut_down_without_consent(tmp_path: Path) -> None:
@@ -259,16 +283,13 @@ def test_what_is_being_installed_is_not_shut_down_without_consent(tmp_path: Path
     assert lab.called("--shutdown") == 0
 
 
-# What runs on this machine, as in the nodes of a test farm, is nothing of this node's.
-ALONE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "--")
 WITH_WORK = ("sh", "-c", 'NOMAD_ALLOC_ID=6b1f0c0a sleep 3600 & exec "$@"', "sh")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has processes of its own")
 def test_nothing_ends_where_the_tasks_are_refused(tmp_path: Path) -> None:
     lab = Lab(tmp_path)
-    lab.node = {"ansible_become_method": "ansible.builtin.su"}
-    lab.under = ALONE
+    lab.node = SU
     assert "The user name or password is incorrect." in lab.bad(wsl_shutdown=True, wsl_keep_alive_password="wrong")
     assert (lab.state, lab.called("--shutdown"), lab.config.exists()) == ("Running", 0, False)
 
@@ -278,8 +299,7 @@ def test_nodes_work_again_also_after_a_failure(tmp_path: Path) -> None:
     """Also those of a run that was cut off between the two."""
     lab = Lab(tmp_path)
     note = lab.config.with_name(".wslconfig.out")
-    lab.node = {"ansible_become_method": "ansible.builtin.su"}
-    lab.under = ALONE
+    lab.node = SU
     back = "Look whether the GPUs are well, and let the node work again"
     with lab.windows.changed() as machine:
         # Its rules are refused, which comes after the shutdown.
@@ -291,7 +311,16 @@ def test_nodes_work_again_also_after_a_failure(tmp_path: Path) -> None:
     assert not note.exists()
 
     assert back not in lab.good()
-    note.touch()
+    note.write_text("Ansible has taken these nodes out of work:\r\ngaming-pc-Debian\r\n")
+    with lab.windows.changed() as machine:
+        machine.tasks = {}
+        life.shut_down(machine)
+    # It is not started again, so nobody can put it back, and the next run still knows.
+    assert (
+        "gaming-pc: gaming-pc-Debian was taken out of work and is still out; gaming-pc-Debian does not run, or is not "
+        "in this inventory. Expected: nodes that work again. Next step: start it there (`wsl.exe -d NAME`), and run "
+        "this again, which puts it back."
+    ) in lab.bad(wsl_keep_alive=False)
     assert back in lab.good()
     assert not note.exists()
 
@@ -299,7 +328,7 @@ def test_nodes_work_again_also_after_a_failure(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has processes of its own")
 def test_a_node_with_work_is_not_shut_down(tmp_path: Path) -> None:
     lab = Lab(tmp_path)
-    lab.node = {"ansible_become_method": "ansible.builtin.su"}
+    lab.node = SU
     lab.under = (*ALONE, *WITH_WORK)
     said = lab.bad(wsl_shutdown=True)
     assert "6b1f0c0a" in said
@@ -313,8 +342,10 @@ def test_a_node_with_work_is_not_shut_down(tmp_path: Path) -> None:
     assert lab.state == "Running"
 
 
-def test_a_nodes_own_agent_is_asked_with_its_own_token(tmp_path: Path) -> None:
-    tokens = []
+@contextmanager
+def agent(address: str) -> Iterator[list[str]]:
+    """Refuse one question, and be gone then; who had asked is noted by the token."""
+    tokens: list[str] = []
 
     class Agent(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -324,17 +355,23 @@ def test_a_nodes_own_agent_is_asked_with_its_own_token(tmp_path: Path) -> None:
         def log_message(self, *_given: Any) -> None:
             pass
 
-    with http.server.HTTPServer(("127.0.0.77", 4646), Agent) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        lab = Lab(tmp_path)
-        lab.node = {
-            "ansible_become_method": "ansible.builtin.su",
-            "nomad_bind_addr": "127.0.0.77",
-            "nomad_token": "of-the-node",
-        }
+    with http.server.HTTPServer((address, 4646), Agent) as server:
+        server.timeout = 600
+
+        def once() -> None:
+            server.handle_request()
+            server.server_close()
+
+        threading.Thread(target=once, daemon=True).start()
+        yield tokens
+
+
+def test_a_nodes_own_agent_is_asked_with_its_own_token(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    with agent("127.0.0.77") as tokens:
+        lab.node = {**SU, "nomad_bind_addr": "127.0.0.77", "nomad_token": "of-the-node"}
         lab.bad(wsl_shutdown=True)
-        server.shutdown()
-    assert set(tokens) == {"of-the-node"}
+    assert tokens == ["of-the-node"]
     assert lab.called("--shutdown") == 0
 
 
@@ -355,8 +392,9 @@ def test_from_a_distribution_of_the_machine_itself(tmp_path: Path) -> None:
 
     # What runs now was started later.
     note = lab.config.with_name(".wslconfig.waits")
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    note.write_text(note.read_text().replace(boot, "6b1f0c0a-0000-4000-8000-000000000000"))
+    with lab.windows.changed() as machine:
+        life.shut_down(machine)
+    life.wait(lab.windows, 300)
     assert ".wslconfig has changed" not in lab.good(**BELOW)
     assert not note.exists()
     assert changed(lab.good(**BELOW)) == 0
@@ -366,6 +404,18 @@ def test_without_an_administrators_rights_the_configuration_is_possible(tmp_path
     lab = Lab(tmp_path, administrator=False)
     lab.good(**BELOW, wsl_keep_alive=False, wsl_config={"wsl2": {"memory": "16GB"}})
     assert "memory=16GB" in lab.config.read_text()
+
+
+def test_tasks_of_an_administrator_are_not_left_unsaid(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    lab.good(wsl_shutdown=True)
+    with lab.windows.changed() as machine:
+        machine.administrator, machine.shows_tasks = False, True
+    assert (
+        "Expected: them, to take away keep Debian. Next step: connect as a user who is an administrator and owns the "
+        "distributions."
+    ) in lab.bad(wsl_keep_alive=False)
+    assert list(lab.windows.machine.tasks) == [KEEP]
 
 
 @pytest.mark.parametrize("administrator", [True, False])
@@ -528,7 +578,9 @@ def test_distributions_are_installed_and_imported(tmp_path: Path) -> None:
 
 def test_a_distribution_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
     lab = Lab(tmp_path, distributions=[Distribution("Debian", default=True, version=1)])
-    lab.good(wsl_images=[{"name": "Debian", "folder": r"D:\wsl"}])
+    # WSL does not tell names apart by case.
+    lab.good(wsl_images=[{"name": "debian", "folder": r"D:\wsl"}])
+    assert list(lab.windows.machine.tasks) == [KEEP]
     assert [(each.name, each.version, each.state) for each in lab.windows.machine.distributions] == [
         ("Debian", 1, "Running")
     ]
@@ -547,6 +599,156 @@ def test_an_update_needs_consent_and_is_one(tmp_path: Path) -> None:
     assert lab.windows.machine.release == "2.6.3"
     assert (lab.windows.machine.running or {})["general.instanceidletimeout"] == "-1"
     assert lab.state == "Running"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has processes of its own")
+def test_nodes_work_again_where_another_was_refused(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, distributions=[Distribution("Debian", default=True), Distribution("Ubuntu")])
+    with agent("127.0.0.77") as tokens:
+        lab.nodes = {"Debian": SU, "Ubuntu": {**SU, "nomad_bind_addr": "127.0.0.77", "nomad_token": "of-Ubuntu"}}
+        said = lab.bad(wsl_shutdown=True)
+    assert tokens == ["of-Ubuntu"]
+    assert said.count("Look whether the GPUs are well, and let the node work again") == 2
+    assert lab.called("--shutdown") == 0
+    assert not lab.config.with_name(".wslconfig.out").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has processes of its own")
+def test_a_node_is_put_back_by_its_own_variables(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    lab.config.with_name(".wslconfig.out").write_text("Nodes:\r\ngaming-pc-Debian\r\n")
+    lab.node = {
+        **SU, "nomad_device_nvidia_ignored_gpu_ids": ["GPU-6b1f0c0a"], "gpu_node_gpus": 4,
+        "gpu_health_close_on": "warning", "gpu_health_options": {"temperature_gpu_max_c": 80},
+        "gpu_health_plugin_age_max": 90,
+    }  # fmt: skip
+    # Of no module that could be asked, so by what it was given.
+    said = lab.good("-vvv", wsl_keep_alive=False)
+    for given in (
+        "ignored_gpu_ids: - GPU-6b1f0c0a", "close_on: warning", "plugin_age_max: 90.0",
+        "health: gpus: 4 temperature_gpu_max_c: 80",
+    ):  # fmt: skip
+        assert given in said, given
+
+
+def test_what_a_node_is_put_back_by_is_handed_over() -> None:
+    """A delegated task would have the variables of the Windows machine: none of these."""
+    roles = playbook_helper.ROOT / "roles"
+    (step, _remember) = yaml.safe_load((roles / "wsl/tasks/windows/node.yml").read_text())
+    defaults: dict[str, Any] = {}
+    for role in ("nomad", "node_maintenance", "gpu_health", "nomad_device_nvidia"):
+        defaults |= yaml.safe_load((roles / role / "defaults/main.yml").read_text())
+    known = yaml.safe_load((roles / "nomad/vars/main.yml").read_text())
+    text = json.dumps([known[f"__nomad_{name}"] for name in ("api", "binary", "tls", "local_host", "local_url")])
+    for name in ("node_maintenance/tasks/take_out", "node_maintenance/tasks/put_back", "nomad/tasks/validate"):
+        text += (roles / f"{name}.yml").read_text()
+    used = {name for name in re.findall("[a-z_0-9]+", text) if name in defaults or name == "gpu_node_gpus"}
+    # It is only said in an error.
+    used -= {"nomad_version"}
+    assert used <= step["vars"].keys()
+    templar = Templar(loader=DataLoader())
+    templar.available_variables = {"__wsl_windows_has": {}}
+    given = {name: templar.template(trust_as_template(step["vars"][name])) for name in used & defaults.keys() - OURS}
+    assert given == {name: defaults[name] for name in given}
+
+
+def test_what_has_come_meanwhile_is_not_ended(tmp_path: Path) -> None:
+    two = [Distribution("Debian", state="Stopped", default=True), Distribution("Ubuntu", state="Stopped")]
+    lab = Lab(tmp_path, distributions=two, comes={"Ubuntu": 2})
+    said = lab.good(wsl_keep_alive=False, wsl_config={"wsl2": {"processors": 4}})
+    assert "WSL has not read it. Running: Ubuntu." in said
+    with lab.windows.changed() as machine:
+        machine.comes = {"Debian": lab.called("--verbose") + 3}
+    lab.nodes = {"Ubuntu": SU}
+    assert (
+        "gaming-pc: Debian runs since gaming-pc-Ubuntu were taken out of work, and a shutdown of WSL on gaming-pc "
+        "would end it."
+    ) in lab.bad(wsl_keep_alive=False, wsl_shutdown=True)
+    assert lab.called("--shutdown") == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has processes of its own")
+def test_an_agent_of_nomad_counts_in_whatever_group(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    program = tmp_path / "nomad"
+    shutil.copy("/bin/sleep", program)
+    lab.under = (*ALONE, "sh", "-c", f'{program} 3600 & exec "$@"', "sh")
+    with agent("127.0.0.77") as tokens:
+        lab.bad(wsl_shutdown=True, of_instances={**SU, "nomad_bind_addr": "127.0.0.77", "nomad_token": "of-Debian"})
+    assert tokens == ["of-Debian"]
+    lab.unlisted = ("Debian",)
+    assert (
+        "gaming-pc: Nomad runs in Debian, which this inventory does not have, and a shutdown of WSL on gaming-pc would "
+        "end it."
+    ) in lab.bad(wsl_shutdown=True)
+    assert lab.called("--shutdown") == 0
+
+
+def test_who_runs_in_the_machine_does_not_end_it(tmp_path: Path) -> None:
+    """Also over SSH."""
+    lab = Lab(tmp_path, control_node=True)
+    said = lab.good(wsl_shutdown=True)
+    assert "run `wsl.exe --shutdown` in a terminal of Windows, which ends every distribution and this one" in said
+    assert lab.called("--shutdown") == 0
+
+
+def test_a_configuration_that_cannot_be_changed_is_refused_first(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, release="2.1.5")
+    lab.config.write_bytes(b"# M\xfcller\r\n")
+    assert "gaming-pc: .wslconfig is no UTF-8 (byte 3). Expected: UTF-8" in lab.bad(wsl_update=True)
+    assert (lab.windows.machine.tasks, lab.windows.machine.release) == ({}, "2.1.5")
+
+
+def test_the_mode_is_that_of_the_whole_file(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    lab.config.write_text("[experimental]\nnetworkingmode = Mirrored\n")
+    lab.good(wsl_ports=[4646], wsl_shutdown=True)
+    machine = lab.windows.machine
+    assert (machine.portproxy, list(machine.hyper_v_firewall)) == ({}, [f"{RULE}-4646"])
+
+
+def test_a_wsl_that_hangs_is_said(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, seconds={PROGRAM_FILES: HANGS})
+    said = lab.bad(__wsl_windows_patience=2)
+    assert r"gaming-pc: `C:\Program Files\WSL\wsl.exe` gave no answer (" in said
+    assert "Expected: one within 2 s. Next step: run `wsl.exe --list --verbose` there" in said
+
+
+def test_sudo_is_nothing_for_windows(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    lab.good("--become", wsl_keep_alive=False)
+
+
+def test_nodes_that_are_drained_go_by_parts_as_in_site() -> None:
+    serials = []
+    for name in ("site.yml", "wsl_hosts.yml"):
+        plays = yaml.safe_load((playbook_helper.ROOT / "playbooks" / name).read_text())
+        serials.append([play["serial"] for play in plays if "serial" in play])
+    assert serials[0] == serials[1]
+
+
+@pytest.mark.parametrize(("problem", "text"), [
+    (
+        {"administrator": False},
+        r"tasks run as GAMING-PC\alice without an administrator's rights. Expected: them, to take away tasks, port "
+        "proxies and rules of firewalls. Next step: connect as a user who is an administrator and owns the "
+        "distributions.",
+    ),
+    ({"list_fails": True}, "`C:\\Program Files\\WSL\\wsl.exe --list --verbose` ended with 255: "),
+])  # fmt: skip
+def test_a_machine_that_cannot_let_go_keeps_all(tmp_path: Path, problem: dict[str, Any], text: str) -> None:
+    lab = Lab(tmp_path)
+    lab.good(wsl_shutdown=True)
+    before, config = lab.windows.machine, lab.config.read_bytes()
+    with lab.windows.changed() as machine:
+        for key, value in problem.items():
+            setattr(machine, key, value)
+    lab.node = {}
+    lab.playbook = "remove.yml"
+    assert f"gaming-pc: {text}" in lab.bad("--limit", "gaming-pc", "-e", "remove_also=wslconfig", wsl_shutdown=True)
+    after = lab.windows.machine
+    assert (after.tasks, after.distributions[0].state, lab.config.read_bytes()) == (before.tasks, "Running", config)
+    assert lab.called("--shutdown") == 1
 
 
 REFUSALS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
@@ -604,8 +806,13 @@ REFUSALS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         "portproxy delete v4tov4`, or take other ports.",
     ),
     (
+        {}, {"wsl_reachable": False, "wsl_error": "pc: no answer in 30 s.", "wsl_shutdown": True},
+        "the inventory has no answer of this machine: pc: no answer in 30 s. Expected: its distributions in the "
+        "inventory, before any is ended.",
+    ),
+    (
         {"build": 19045}, {"wsl_config": {"wsl2": {"networkingMode": "mirrored"}}},
-        "Windows is of build 19045. Expected: 22621 (Windows 11 22H2) or newer, because wsl_config sets "
+        "Windows is of build 19045. Expected: 22621 (Windows 11 22H2) or newer, because .wslconfig sets "
         "networkingMode to mirrored (WSL#13793). Next step: update Windows, or set it to nat.",
     ),
     (
@@ -718,3 +925,9 @@ def test_another_password_is_stored_where_the_old_one_no_longer_lets_in(tmp_path
     assert lab.state == "Stopped"
     lab.good(wsl_shutdown=True, wsl_keep_alive_password="of-alice-since")
     assert lab.windows.machine.holds == {KEEP: "Debian"}
+    # Also while what it has let in before still runs.
+    with lab.windows.changed() as machine:
+        machine.password = "of-alice-now"
+    lab.good(wsl_shutdown=True, wsl_keep_alive_password="of-alice-now")
+    life.boot(lab.windows)
+    assert lab.state == "Running"

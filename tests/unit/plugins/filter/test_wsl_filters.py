@@ -12,10 +12,12 @@ from ansible.errors import AnsibleFilterError
 from ansible_collections.gpufarm.core.plugins.filter import missing_collections as collections
 from ansible_collections.gpufarm.core.plugins.filter import wsl_address as address
 from ansible_collections.gpufarm.core.plugins.filter import wsl_config as config
+from ansible_collections.gpufarm.core.plugins.filter import wsl_config_check as config_check
 
 missing_collections = collections.FilterModule().filters()["missing_collections"]
 pytestmark = pytest.mark.controller
 wsl_address = address.FilterModule().filters()["wsl_address"]
+wsl_config_check = config_check.FilterModule().filters()["wsl_config_check"]
 wsl_config = config.FilterModule().filters()["wsl_config"]
 
 
@@ -44,6 +46,23 @@ def test_what_cannot_be_changed() -> None:
     assert str(no_name.value) == (
         "wsl_config has wsl2.a b with 1. Expected: names of letters and digits. Next step: correct the setting."
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "settings", "error", "mode"),
+    [
+        ("[WSL2]\nNetworkingMode = Mirrored # mine\n", {}, "", "mirrored"),
+        # The first counts, of both sections.
+        ("[experimental]\nnetworkingmode=nat\n[wsl2]\nnetworkingMode=mirrored\n", {}, "", "nat"),
+        ("[wsl2]\nnetworkingMode=mirrored\n", {"wsl2": {"networkingMode": "nat"}}, "", "nat"),
+        ("[general]\nnetworkingMode=mirrored\n", {}, "", ""),
+        ("", {"wsl2": {"a b": 1}}, "wsl_config has wsl2.a b with 1. Expected", ""),
+    ],
+)
+def test_what_a_configuration_would_be(text: str, settings: dict[str, Any], error: str, mode: str) -> None:
+    found = wsl_config_check(base64.b64encode(text.encode()).decode(), settings)
+    assert found["networking_mode"] == mode
+    assert found["error"].startswith(error) and bool(found["error"]) is bool(error)
 
 
 def of(address: str, interface: str, default_route: bool = False, prefix: int = 24) -> dict[str, Any]:

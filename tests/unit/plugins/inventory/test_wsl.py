@@ -88,6 +88,7 @@ def test_a_machine_and_its_distributions(here: Windows, tmp_path: Path) -> None:
     variables = inventory["_meta"]["hostvars"]
     program = str(here.mounted(SYSTEM32))
     assert variables["pc"] == {
+        "ansible_become": False,
         "ansible_connection": "gpufarm.core.wsl_windows",
         "wsl_connection": "local",
         "wsl_distributions": [
@@ -471,6 +472,7 @@ def test_jump_hosts_are_a_command(ssh: dict[str, str], command: str | None) -> N
 def test_over_ssh_the_machine_itself_gets_what_was_configured() -> None:
     described = {"name": "pc", "address": "win", "port": 22, "user": "alice", "ssh_arguments": ["-J", "a b"]}
     assert wsl.windows_variables(wsl.host_of(described), ANSWER) == {
+        "ansible_become": False,
         "ansible_connection": "ssh",
         "ansible_host": "win",
         "ansible_port": 22,
@@ -510,6 +512,7 @@ def test_over_psrp() -> None:
     host = wsl.host_of(described)
     found = wsl.windows_variables(host, ANSWER)
     assert {key: value for key, value in found.items() if key.startswith("ansible_")} == {
+        "ansible_become": False,
         "ansible_connection": "psrp",
         "ansible_host": "pc",
         "ansible_password": "x",
