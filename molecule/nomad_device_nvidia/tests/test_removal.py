@@ -83,7 +83,7 @@ def cut_off(task: str) -> None:
         said = []
         for line in running.stdout:
             said.append(line)
-            if line.startswith("TASK [") and task in line:
+            if line.startswith("TASK [") and f"{task}]" in line:
                 os.killpg(running.pid, signal.SIGKILL)
                 return
     raise AssertionError(f"{task} never began:\n{''.join(said)}")

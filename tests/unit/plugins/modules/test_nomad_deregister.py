@@ -90,6 +90,28 @@ def test_its_node_and_its_former_ones_go_and_another_that_lives_stays(
     assert query["filter"] == f'Name == "gpu0" or ID == "{OWN}"'
 
 
+@pytest.mark.parametrize("node_id", [OWN, None])
+@pytest.mark.parametrize(("field", "value"), [("Datacenter", "dc2"), ("Address", "192.0.2.99")])
+def test_what_is_down_elsewhere_is_another_machine(
+    server: Server, capsys: pytest.CaptureFixture[str], field: str, value: str, node_id: str | None
+) -> None:
+    server.nodes[1][field], server.nodes[2]["Status"] = value, "down"
+    former, other = (server.nodes[number]["ID"] for number in (2, 1))
+    result = run(server, capsys, node_id=node_id)
+    if node_id:
+        assert (result["forgotten"], result["kept"]) == ([OWN, former], [other])
+    else:
+        assert (result["forgotten"], len(result["kept"])) == ([], 3)
+    assert other in json.dumps(result["warnings"])
+
+
+def test_an_id_that_the_farm_does_not_know_leaves_the_nodes_of_its_name(
+    server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = run(server, capsys, node_id="00000000-5555-4444-8888-00000000ffff")
+    assert (result["forgotten"], len(result["kept"])) == ([], 3)
+
+
 def test_without_an_id_only_what_is_down_goes(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     result = run(server, capsys)
     assert result["forgotten"] == [server.nodes[1]["ID"]]
