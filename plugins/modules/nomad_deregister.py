@@ -131,14 +131,15 @@ def member_of(client: nomad.Client, name: str) -> tuple[str, str] | None:
     return None
 
 
-def leave(client: nomad.Client, name: str, timeout: float) -> None:
+def leave(client: nomad.Client, name: str, address: str, timeout: float) -> None:
     """Have the servers take one that is stopped out of their midst, and wait until none counts on its vote."""
     deadline = time.monotonic() + timeout
     client.call("PUT", "/v1/agent/force-leave", query={"node": name, "prune": "true"})
-    while member := member_of(client, name.rpartition(".")[0]):
+    # Its name goes at once, its vote only when the leader has heard of that.
+    while member_of(client, name.rpartition(".")[0]) or address in (client.call("GET", "/v1/status/peers") or []):
         if time.monotonic() > deadline:
             raise nomad.NomadError(
-                found=f"the servers still count on {name} ({member[1]}), {timeout:g} s after it left",
+                found=f"the servers still count on {name} ({address}), {timeout:g} s after it left",
                 expected="servers that go on without it",
                 next_step="check `nomad server members` and `nomad operator raft list-peers` on a server; its agent "
                 "must not run",
@@ -167,7 +168,7 @@ def main() -> None:
             for node_id in gone:
                 purge(client, node_id)
             if member:
-                leave(client, member[0], params["timeout"])
+                leave(client, *member, params["timeout"])
     except nomad.NomadError as error:
         module.fail_json(msg=f"{platform.node()}: {error}")
     if kept:
