@@ -108,6 +108,14 @@ encrypted:
   type: bool
   returned: success, and when what is waited for did not come
   sample: false
+peers:
+  description: >-
+    Names in Nomad of the servers of the agent's region, itself included, by C(/v1/agent/members), also of those that do
+    not answer; null as with RV(leads).
+  type: list
+  elements: str
+  returned: success, and when what is waited for did not come
+  sample: [server01, server02, server03]
 uptime:
   description: >-
     Seconds since the host was started, by C(Uptime) in C(/v1/client/stats); null when not known, as of an agent that is
@@ -178,6 +186,7 @@ class Answers:
     leader: str | None = None
     leads: bool | None = None
     encrypted: bool | None = None
+    peers: list[str] | None = None
     stats: dict[str, Any] | None = None
     servers: list[str] | None = None
     node_id: str | None = None
@@ -232,18 +241,24 @@ def ask_members(client: nomad.Client, answers: Answers) -> None:
         return
     answers.leads = inner(own, "nomad").get("leader") == "true"
     answers.encrypted = inner(own, "serf").get("encrypted") == "true"
-    away = away_members(told, client.call("GET", "/v1/status/peers"))
+    states = member_states(told)
+    answers.peers = sorted(str(name).removesuffix(f".{told.get('ServerRegion')}") for name in states)
+    away = away_members(states, client.call("GET", "/v1/status/peers"))
     if away:
         raise nomad.NomadError(
             found=", ".join(away), expected="every server alive", next_step="start them", transient=True
         )
 
 
-def away_members(told: Any, peers: Any) -> list[str]:
-    """Servers of the agent's region that are neither alive nor have left, and how they are."""
+def member_states(told: Any) -> dict[Any, Any]:
+    """Servers of the agent's region that have not left, and how they are."""
     members = (told.get("Members") if isinstance(told, Mapping) else None) or []
     own = [each for each in members if inner(each, "Tags").get("region") == told.get("ServerRegion")]
-    states = {each.get("Name"): each.get("Status") for each in own if each.get("Status") != "left"}
+    return {each.get("Name"): each.get("Status") for each in own if each.get("Status") != "left"}
+
+
+def away_members(states: Mapping[Any, Any], peers: Any) -> list[str]:
+    """Those that are not alive, and how they are."""
     away = [f"{name} is {state}" for name, state in states.items() if state != "alive"]
     # One that has just started may not have met the others yet, whom it knows as peers.
     missing = len(peers or []) - len(states)
@@ -398,6 +413,7 @@ def result_of(answers: Answers, plugin_age_max: float) -> dict[str, Any]:
         "leader": answers.leader,
         "leads": answers.leads,
         "encrypted": answers.encrypted,
+        "peers": answers.peers,
         "uptime": uptime if isinstance(uptime, int) else None,
         "servers": answers.servers,
         "driver_versions": driver_versions(answers.node) if answers.node else None,

@@ -15,7 +15,7 @@ author:
   - gpufarm contributors (@gpufarm)
 description:
   - Deletes the node of a machine from the farm, and what was left of its former identities, that is, nodes of the same
-    name that are down. With O(server=true) the servers forget it as one of theirs, too.
+    name, datacenter and address that are down. With O(server=true) the servers forget it as one of theirs, too.
   - Stop the agent of that machine first; one that still runs registers anew. Ask the agent of another machine.
 extends_documentation_fragment:
   - gpufarm.core.nomad
@@ -43,6 +43,7 @@ options:
   node_id:
     description:
       - ID of its node, which C(client/client-id) in the agent's data folder holds. Its node goes, whatever its status.
+      - Without it, the nodes of that name that are down go where all of them have one datacenter and address.
     type: str
   server:
     description:
@@ -76,7 +77,8 @@ forgotten:
   sample: [6b1f0c0a-8f5e-3c37-9f0e-0a4c8e6c2b11]
 kept:
   description: >-
-    IDs of nodes that have the name and live, so they are of another machine, or of an agent that still runs.
+    IDs of nodes that have the name and may be another machine's: they live, or have another datacenter or address. A
+    warning names them.
   type: list
   elements: str
   returned: success
@@ -98,13 +100,14 @@ NOT_FOUND = 404
 def nodes_of(client: nomad.Client, name: str, node_id: str | None) -> tuple[list[str], list[str]]:
     """The IDs of the machine's nodes, and of those that only have its name."""
     wanted = f"Name == {json.dumps(name)}" + (f" or ID == {json.dumps(node_id)}" if node_id else "")
-    gone, kept = [], []
-    for node in client.items("/v1/nodes", {"filter": wanted}).items:
-        if node["ID"] == node_id or (node.get("Name") == name and node.get("Status") == "down"):
-            gone.append(node["ID"])
-        elif node.get("Name") == name:
-            kept.append(node["ID"])
-    return gone, kept
+    nodes = list(client.items("/v1/nodes", {"filter": wanted}).items)
+    alike = [node for node in nodes if node.get("Name") == name and node["ID"] != node_id]
+    down = [node for node in alike if node.get("Status") == "down"]
+    own = [node for node in nodes if node["ID"] == node_id] if node_id else down
+    places = {(node.get("Datacenter"), node.get("Address")) for node in own}
+    former = [node for node in down if places == {(node.get("Datacenter"), node.get("Address"))}]
+    gone = ([node_id] if node_id and own else []) + [node["ID"] for node in former]
+    return gone, [node["ID"] for node in alike if node["ID"] not in gone]
 
 
 def purge(client: nomad.Client, node_id: str) -> None:
@@ -119,7 +122,7 @@ def purge(client: nomad.Client, node_id: str) -> None:
 def member_of(client: nomad.Client, name: str) -> tuple[str, str] | None:
     """The name of a server among the others and its address, as long as they know it."""
     told = client.call("GET", "/v1/agent/members") or {}
-    full = f"{name}.{told.get('ServerRegion')}"
+    full = f"{name}.{client.connection.region or told.get('ServerRegion')}"
     peers = client.call("GET", "/v1/status/peers") or []
     for member in told.get("Members") or []:
         address = f"{member.get('Addr')}:{(member.get('Tags') or {}).get('port')}"
@@ -128,14 +131,15 @@ def member_of(client: nomad.Client, name: str) -> tuple[str, str] | None:
     return None
 
 
-def leave(client: nomad.Client, name: str, timeout: float) -> None:
+def leave(client: nomad.Client, name: str, address: str, timeout: float) -> None:
     """Have the servers take one that is stopped out of their midst, and wait until none counts on its vote."""
     deadline = time.monotonic() + timeout
     client.call("PUT", "/v1/agent/force-leave", query={"node": name, "prune": "true"})
-    while member := member_of(client, name.rpartition(".")[0]):
+    # Its name goes at once, its vote only when the leader has heard of that.
+    while member_of(client, name.rpartition(".")[0]) or address in (client.call("GET", "/v1/status/peers") or []):
         if time.monotonic() > deadline:
             raise nomad.NomadError(
-                found=f"the servers still count on {name} ({member[1]}), {timeout:g} s after it left",
+                found=f"the servers still count on {name} ({address}), {timeout:g} s after it left",
                 expected="servers that go on without it",
                 next_step="check `nomad server members` and `nomad operator raft list-peers` on a server; its agent "
                 "must not run",
@@ -164,9 +168,14 @@ def main() -> None:
             for node_id in gone:
                 purge(client, node_id)
             if member:
-                leave(client, member[0], params["timeout"])
+                leave(client, *member, params["timeout"])
     except nomad.NomadError as error:
         module.fail_json(msg=f"{platform.node()}: {error}")
+    if kept:
+        module.warn(
+            f"{platform.node()}: more nodes are named {params['name']} and stay in Nomad ({', '.join(kept)}): they "
+            "live, or have another datacenter or address. Next step: purge those of the same machine by ID."
+        )
     forgotten = gone + ([member[0]] if member else [])
     module.exit_json(changed=bool(forgotten), forgotten=forgotten, kept=kept)
 

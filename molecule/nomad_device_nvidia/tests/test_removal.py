@@ -34,6 +34,11 @@ job "stays" {
 PLACES = "/etc /usr/local /opt /var/lib /root /run -path /run/udev -prune -o -path /var/lib/docker -prune -o"
 
 
+def purged() -> bool:
+    stop = [docker_binary(), "exec", "device-server", "nomad", "job", "stop", "-detach", "-purge", "stays"]
+    return subprocess.run(stop, check=False, capture_output=True).returncode == 0
+
+
 def on_node(script: str) -> str:
     return docker("exec", "device-t4", "sh", "-c", script).strip()
 
@@ -83,18 +88,22 @@ def cut_off(task: str) -> None:
         said = []
         for line in running.stdout:
             said.append(line)
-            if line.startswith("TASK [") and task in line:
+            if line.startswith("TASK [") and f"{task}]" in line:
                 os.killpg(running.pid, signal.SIGKILL)
                 return
     raise AssertionError(f"{task} never began:\n{''.join(said)}")
 
 
-def test_a_running_job_stops_the_removal_before_it_begins() -> None:
+def start_a_job() -> None:
     subprocess.run(
         [docker_binary(), "exec", "-i", "device-server", "nomad", "job", "run", "-detach", "-"],
         input=JOB.encode(), check=True, capture_output=True,
     )  # fmt: skip
     wait_for("a job that runs", lambda: on_node("pgrep -xf '/bin/sleep 98765' || true") != "")
+
+
+def test_a_running_job_stops_the_removal_before_it_begins() -> None:
+    start_a_job()
     before = ours()
     run = run_in_scenario(*REMOVE)
     assert run.code != 0
@@ -106,12 +115,29 @@ def test_a_running_job_stops_the_removal_before_it_begins() -> None:
     assert changed_tasks(run.output) == []
 
 
-def test_what_it_would_do_is_said_and_changes_nothing() -> None:
+def test_what_is_others_stops_the_removal_or_stays() -> None:
     docker("exec", "device-server", "nomad", "job", "stop", "-purge", "stays")
+    volumes = [{"name": "a", "path": "/srv/a"}, {"name": "b", "path": "/srv/b", "read_only": True}]
+    also = (*WITH_DATA, "--extra-vars", json.dumps({"nomad_client_host_volumes": volumes}))
+    data, below = "/opt/nomad/data/mine", "/srv/a/below"
+    on_node(
+        f"mkdir -p {data} {below} /srv/b /root/mine && touch /root/mine/file && mount --bind /root/mine {below}"
+        f" && echo 'none {data} tmpfs' >>/etc/fstab && mount {data}"
+    )
+    before = ours()
+    run = run_in_scenario(*REMOVE, *also)
+    assert run.code != 0
+    assert f"device-t4: remove_also would delete what is mounted at {below}, {data}. Expected: " in words(run.output)
+    assert changed_tasks(run.output) == []
+    assert ours() == before
+    on_node(f"umount {below} {data} && sed -i /tmpfs/d /etc/fstab")
+
+
+def test_what_it_would_do_is_said_and_changes_nothing() -> None:
     before = ours()
     run = run_in_scenario(*REMOVE, "--check")
     assert run.code == 0, run.output
-    assert "Stays: the agent's data in /opt/nomad/data; " in words(run.output).replace("''", "'")
+    assert "Stays: the agent's data in /opt/nomad/data, with the identity " in words(run.output).replace("''", "'")
     assert {"Have no agent running", "Delete this host's records", "Have nothing of the agent"} <= set(
         changed_tasks(run.output)
     )
@@ -135,25 +161,36 @@ def test_nothing_is_left_wherever_it_was_cut_off_and_the_next_run_changes_nothin
 
 
 def test_data_goes_where_it_is_asked_for() -> None:
-    run = run_in_scenario(*REMOVE, *WITH_DATA)
+    volumes = [{"name": "a", "path": "/srv/a"}, {"name": "b", "path": "/srv/b", "read_only": True}]
+    run = run_in_scenario(*REMOVE, *WITH_DATA, "--extra-vars", json.dumps({"nomad_client_host_volumes": volumes}))
     assert run.code == 0, run.output
     assert ours() == []
+    assert on_node("ls /srv; ls /root/mine") == "b\nfile"
     assert run_in_scenario(*REMOVE, *WITH_DATA).changed == {"device-t4": 0}
 
 
 def test_a_farm_that_is_gone_is_told_and_left_with_consent() -> None:
     converge()
+    start_a_job()
     docker("exec", "device-server", "systemctl", "stop", "nomad")
     run = run_in_scenario(*REMOVE)
+    without = (*REMOVE, *WITH_DATA, "--extra-vars", "remove_without_farm=true")
     try:
         assert run.code != 0
         assert "Nothing was changed. Where the servers are gone for good, set remove_without_farm." in words(run.output)
         assert on_node("systemctl is-active nomad") == "active"
-        run = run_in_scenario(*REMOVE, *WITH_DATA, "--extra-vars", "remove_without_farm=true")
+        # Work stops it only when the agent is stopped, which then goes on.
+        run = run_in_scenario(*without)
+        assert run.code != 0
+        assert "which its removal from the farm would end" in words(run.output)
+        assert on_node("systemctl is-active nomad; systemctl is-enabled nomad").split() == ["active", "enabled"]
+        on_node("systemctl stop nomad; pkill -xf '/bin/sleep 98765'")
+        run = run_in_scenario(*without)
         assert run.code == 0, run.output
         assert ours() == []
     finally:
         docker("exec", "device-server", "systemctl", "start", "nomad")
+        wait_for("a job that is gone", purged)
 
 
 def test_the_machine_becomes_a_node_again_and_leaves_servers_that_are_not_in_the_inventory() -> None:
@@ -161,6 +198,11 @@ def test_the_machine_becomes_a_node_again_and_leaves_servers_that_are_not_in_the
     former = ids()
     converge()
     wait_for("a node", lambda: len(ids() - former) == 1)
+    elsewhere = json.dumps({"nomad_servers_group": "elsewhere"})
+    run = run_in_scenario(*REMOVE, "--extra-vars", elsewhere)
+    assert run.code != 0
+    assert "device-t4: found Nomad here, and no server that could be told. Expected: " in words(run.output)
+    assert changed_tasks(run.output) == []
     elsewhere = json.dumps({"nomad_servers_group": "elsewhere", "nomad_client_servers": ["device-server:4647"]})
     run = run_in_scenario(*REMOVE, "--extra-vars", elsewhere)
     assert run.code == 0, run.output

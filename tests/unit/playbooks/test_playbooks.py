@@ -107,8 +107,10 @@ def test_a_limit_that_leaves_something_to_do(tmp_path: Path, name: str, limit: s
     assert result.stdout.count("PLAY [") > 1, result.stdout
 
 
-def test_no_farm_is_removed_by_mistake(tmp_path: Path) -> None:
-    result = playbook_helper.run_playbook(tmp_path, FARM, "remove.yml", *NOTHING_ELSE)
+@pytest.mark.parametrize("limit", [(), ("--limit", ""), ("--limit", " , ")])
+def test_no_farm_is_removed_by_mistake(tmp_path: Path, limit: tuple[str, ...]) -> None:
+    """Ansible takes a limit that names nobody for no limit."""
+    result = playbook_helper.run_playbook(tmp_path, FARM, "remove.yml", *limit, *NOTHING_ELSE)
     assert result.returncode == 2
     assert (
         "control: no machine is named, so all of the inventory would leave the farm (control, node). "

@@ -33,7 +33,7 @@ WELL = (200, {"client": {"message": "ok", "ok": True}, "server": {"message": "ok
 SICK = (500, {"client": {"message": "no known servers", "ok": False}, "server": {"message": "ok", "ok": True}})
 VALUES = ("state", "message", "leader", "uptime", "servers")
 OF_THE_NODE = ("driver_versions", "maintenance", "meta")
-OF_A_SERVER = ("leads", "encrypted")
+OF_A_SERVER = ("leads", "encrypted", "peers")
 
 
 def stats(newest: str = "2026-11-21T15:11:01Z") -> dict[str, Any]:
@@ -285,8 +285,9 @@ def members(**states: str) -> dict[str, Any]:
     return {
         "ServerRegion": "global",
         "Members": [
-            {"Name": name, "Status": state, "Tags": {"region": regions.get(name, "global")}}
+            {"Name": f"{name}.{region}", "Status": state, "Tags": {"region": region}}
             for name, state in states.items()
+            for region in [regions.get(name, "global")]
         ],
     }
 
@@ -305,16 +306,16 @@ def servers(server: Server) -> Server:
 def test_all_servers_are_there(servers: Server, capsys: pytest.CaptureFixture[str]) -> None:
     result = run(servers, capsys, wait_for="servers")
     assert "failed" not in result and result["leader"] == "192.0.2.1:4647"
-    assert [result[name] for name in OF_A_SERVER] == [True, False]
+    assert [result[name] for name in OF_A_SERVER] == [True, False, ["s1", "s2", "s3"]]
     servers.answers[SELF] = [(200, {"stats": {"nomad": {"leader": "false"}, "serf": {"encrypted": "true"}}})]
     result = run(servers, capsys, wait_for="servers")
-    assert [result[name] for name in OF_A_SERVER] == [False, True]
+    assert [result[name] for name in OF_A_SERVER] == [False, True, ["s1", "s2", "s3"]]
 
 
 @pytest.mark.parametrize(
     ("answers", "found"),
     [
-        ({MEMBERS: [(200, members(s1="alive", s2="failed", s3="leaving"))]}, "s2 is failed, s3 is leaving"),
+        ({MEMBERS: [(200, members(s1="alive", s2="failed", s3="leaving"))]}, "s2.global is failed, s3.global is leav"),
         ({MEMBERS: [(200, members(s1="alive"))]}, "2 of 3 servers not met yet"),
         ({MEMBERS: [(200, None)]}, "3 of 3 servers not met yet"),
         ({LEADER: [NO_LEADER]}, "No cluster leader"),
@@ -339,7 +340,7 @@ def test_without_leave_to_ask_the_leader_is_enough(
 ) -> None:
     servers.answers[path] = [(403, "Permission denied")]
     result = run(servers, capsys, wait_for="servers")
-    assert "failed" not in result and [result[name] for name in OF_A_SERVER] == [None, None]
+    assert "failed" not in result and [result[name] for name in OF_A_SERVER] == [None, None, None]
 
 
 # --- its node --------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ class Server(farm.Agent):
         self.peers = [f"192.0.2.{number}:4647" for number in range(3)]
         self.refusals: dict[str, tuple[int, str]] = {}
         self.forgets = True
+        self.votes = 0
         self.answer = self.tell
 
     @staticmethod
@@ -53,10 +54,13 @@ class Server(farm.Agent):
             told = {"ServerRegion": "global", "Members": self.members}
             request.reply(200, json.dumps(told).encode(), {})
         elif path == "/v1/status/peers":
+            if len(self.members) < len(self.peers):
+                self.votes -= 1
+                self.peers = self.peers[self.votes < 0 :]
             request.reply(200, json.dumps(self.peers).encode(), {})
         elif path == "/v1/agent/force-leave":
             if self.forgets:
-                self.members, self.peers = self.members[1:], self.peers[1:]
+                self.members = self.members[1:]
             request.reply(200, b"", {})
         else:
             return False
@@ -90,6 +94,36 @@ def test_its_node_and_its_former_ones_go_and_another_that_lives_stays(
     assert query["filter"] == f'Name == "gpu0" or ID == "{OWN}"'
 
 
+@pytest.mark.parametrize("node_id", [OWN, None])
+@pytest.mark.parametrize(("field", "value"), [("Datacenter", "dc2"), ("Address", "192.0.2.99")])
+def test_what_is_down_elsewhere_is_another_machine(
+    server: Server,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    field: str,
+    value: str,
+    node_id: str | None,
+) -> None:
+    warned: list[str] = []
+    monkeypatch.setattr(nomad_deregister.AnsibleModule, "warn", lambda _self, text: warned.append(text))
+    server.nodes[1][field], server.nodes[2]["Status"] = value, "down"
+    former, other = (server.nodes[number]["ID"] for number in (2, 1))
+    result = run(server, capsys, node_id=node_id)
+    if node_id:
+        assert (result["forgotten"], result["kept"]) == ([OWN, former], [other])
+    else:
+        assert (result["forgotten"], len(result["kept"])) == ([], 3)
+    assert [other in text for text in warned] == [True]
+
+
+def test_an_id_that_the_farm_does_not_know_leaves_the_nodes_of_its_name(
+    server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = run(server, capsys, node_id="00000000-5555-4444-8888-00000000ffff")
+    assert (result["forgotten"], len(result["kept"])) == ([], 3)
+
+
 def test_without_an_id_only_what_is_down_goes(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     result = run(server, capsys)
     assert result["forgotten"] == [server.nodes[1]["ID"]]
@@ -112,6 +146,12 @@ def test_a_server_leaves_the_others(server: Server, capsys: pytest.CaptureFixtur
     result = run(server, capsys, server=True)
     assert result["forgotten"] == ["gpu0.global"]
     assert server.written == ["/v1/agent/force-leave?node=gpu0.global&prune=true"]
+
+
+def test_the_vote_of_a_server_that_left_is_waited_for(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    server.nodes, server.votes = [], 3
+    assert run(server, capsys, server=True)["forgotten"] == ["gpu0.global"]
+    assert len(server.peers) == 2
 
 
 def test_a_server_that_left_and_still_votes_is_asked_for_again(

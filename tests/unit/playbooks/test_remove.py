@@ -1,0 +1,165 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a removal asks of Nomad, against its HTTP API; whole machines leave in molecule's scenarios."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ansible_collections.gpufarm.core.tests.unit.playbooks import playbook_helper
+from ansible_collections.gpufarm.core.tests.unit.playbooks.playbook_helper import LOCAL
+from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import nomad_helper
+
+pytestmark = pytest.mark.controller
+
+
+class Farm(nomad_helper.Agent):
+    """A server of a farm, as the modules of a removal ask it."""
+
+    def __init__(self, *servers: str) -> None:
+        super().__init__()
+        self.servers = servers
+        self.answer = self.tell
+
+    def tell(self, request: Any) -> bool:
+        members = [
+            {"Name": f"{name}.global", "Status": "alive", "Addr": name, "Tags": {"region": "global", "port": "4647"}}
+            for name in self.servers
+        ]
+        told: dict[str, Any] = {
+            "/v1/status/leader": "127.0.0.1:4647",
+            "/v1/status/peers": [f"{name}:4647" for name in self.servers],
+            "/v1/agent/members": {"ServerRegion": "global", "Members": members},
+            "/v1/agent/self": {"stats": {"nomad": {"leader": "true"}}},
+        }
+        path = request.path.partition("?")[0]
+        if path in told:
+            request.reply(200, json.dumps(told[path]).encode(), {})
+        return path in told
+
+
+@pytest.fixture
+def farms() -> Iterator[list[Farm]]:
+    running = [Farm("a"), Farm("a")]
+    yield running
+    for farm in running:
+        farm.close()
+
+
+def enter(folder: Path, part: str, **variables: Any) -> tuple[int, str]:
+    """Enter a part of the role nomad on server a."""
+    task = {"ansible.builtin.include_role": {"name": "gpufarm.core.nomad", "tasks_from": part}}
+    play = {"hosts": "a", "gather_facts": False, "tasks": [task]}
+    (folder / "enter.yml").write_text(yaml.safe_dump([play]), encoding="utf-8")
+    inventory = {"all": {"vars": LOCAL, "children": {"nomad_servers": {"hosts": {name: {} for name in "abcde"}}}}}
+    result = playbook_helper.run_playbook(
+        folder, inventory, str(folder / "enter.yml"), "--extra-vars", json.dumps(variables)
+    )
+    return result.returncode, " ".join((result.stdout + result.stderr).split())
+
+
+def forget(folder: Path, farms: list[Farm], *, asks_only: bool = False) -> tuple[int, str]:
+    speakers = [{"host": "a", "api": {"address": farm.url}} for farm in farms]
+    return enter(
+        folder, "forget.yml", __nomad_speakers=speakers, __nomad_asks_only=asks_only, __nomad_node_id=OWN["ID"],
+        nomad_node_name="a", __nomad_is_server=False,
+    )  # fmt: skip
+
+
+OWN = {**nomad_helper.make_node(0, 0), "Name": "a"}
+PURGE = f"/v1/node/{OWN['ID']}/purge"
+
+
+def test_of_two_servers_the_first_forgets_the_node_and_the_other_is_not_asked(
+    tmp_path: Path, farms: list[Farm]
+) -> None:
+    farms[0].nodes = [OWN]
+    code, said = forget(tmp_path, farms)
+    assert code == 0, said
+    assert [path for path, _body in farms[0].writes] == [PURGE]
+    assert farms[1].requests == []
+
+
+def test_a_server_that_does_not_know_the_node_is_not_the_last_that_is_asked(tmp_path: Path, farms: list[Farm]) -> None:
+    farms[1].nodes = [OWN]
+    code, said = forget(tmp_path, farms)
+    assert code == 0, said
+    assert farms[0].writes == []
+    assert [path for path, _body in farms[1].writes] == [PURGE]
+
+
+def test_servers_are_asked_before_anything_changes(tmp_path: Path, farms: list[Farm]) -> None:
+    farms[0].nodes = [OWN]
+    code, said = forget(tmp_path, farms, asks_only=True)
+    assert (code, farms[0].writes) == (0, []), said
+    assert "changed=0" in said
+    for farm in farms:
+        farm.close()
+    code, said = forget(tmp_path, farms, asks_only=True)
+    assert code == 2
+    assert "a: no server could be asked to forget this host (" in said
+    assert "Nomad is stopped here" not in said
+
+
+def test_windows_keeps_what_a_node_that_has_not_left_needs(tmp_path: Path) -> None:
+    nodes = {"pc-Debian": {"wsl_host": "pc"}, "other-Debian": {"wsl_host": "other"}}
+    groups = {"wsl_hosts": {"hosts": {"pc": {}, "other": {}}}, "gpu_nodes": {"hosts": nodes}}
+    inventory = {"all": {"vars": LOCAL, "children": groups}}
+    result = playbook_helper.run_playbook(tmp_path, inventory, "remove.yml", "--limit", "pc")
+    assert result.returncode == 2
+    assert "pc: pc-Debian, of which this machine takes care, has not left the farm in this run. Expected: " in " ".join(
+        (result.stdout + result.stderr).split()
+    )
+
+
+@pytest.mark.parametrize(("limit", "unknown"), [("a,b2,c", "b2"), ("a:b2:gpu*", "b2, gpu*"), ("a,!b2,nomad_*", None)])
+def test_a_machine_that_is_not_there_is_told(tmp_path: Path, limit: str, unknown: str | None) -> None:
+    groups = {"nomad_servers": {"hosts": {name: {} for name in "abc"}}}
+    inventory = {"all": {"vars": LOCAL, "children": groups}}
+    result = playbook_helper.run_playbook(tmp_path, inventory, "remove.yml", "--limit", limit)
+    said = " ".join((result.stdout + result.stderr).split())
+    told = f"--limit {limit}: found no host or group {unknown}. Expected: " if unknown else "found no host or group"
+    assert (told in said) is (unknown is not None), said
+
+
+def guard(folder: Path, farm: Farm, *leaving: str) -> tuple[int, str]:
+    return enter(folder, "leave_server.yml", __nomad_local_url=farm.url, __farm_leaving=leaving)
+
+
+@pytest.mark.parametrize(
+    ("servers", "leaving", "stay"),
+    [
+        ("abc", "a", None),
+        ("abcde", "abc", None),
+        ("abc", "abc", None),
+        ("a", "a", None),
+        # The inventory names three; one has left before.
+        ("ab", "a", "b"),
+        ("abc", "ab", "c"),
+    ],
+)
+def test_servers_that_stay_have_a_leader(
+    tmp_path: Path, farms: list[Farm], servers: str, leaving: str, stay: str | None
+) -> None:
+    farms[0].servers = tuple(servers)
+    farms[0].nodes = []
+    code, said = guard(tmp_path, farms[0], *leaving)
+    assert code == (2 if stay else 0), said
+    if stay:
+        assert (
+            f"a: of the servers {', '.join(servers)}, {', '.join(leaving)} are to go and {stay} to stay. Expected: "
+        ) in said
+
+
+def test_the_last_server_does_not_go_beneath_clients(tmp_path: Path, farms: list[Farm]) -> None:
+    farms[0].nodes = [OWN, {**nomad_helper.make_node(1, 0), "Name": "gpu1"}]
+    code, said = guard(tmp_path, farms[0], "a")
+    assert code == 2
+    assert "a: no server is to stay, and gpu1 would go on without one. Expected: " in said
+    assert farms[0].requests[-1][1]["filter"] == '(Status == "ready")'
