@@ -23,7 +23,7 @@ RUN_BY = {
     r"cd ~/\.ansible/collections/ansible_collections/gpufarm/core": FARM,
     r"ansible-inventory -i examples/inventories/lab\.wsl\.yml --graph": "tests/unit/plugins/inventory/test_wsl.py",
     r"ansible-playbook -i my-lab gpufarm\.core\.wsl_hosts": "tests/unit/playbooks/test_wsl_hosts.py",
-    r"curl\.exe -fsSL https://\S+/examples/wsl/setup\.sh >setup\.sh": SETUP,
+    r"cd && curl\.exe -fsSL https://\S+/examples/wsl/setup\.sh >setup\.sh": SETUP,
     r"sh setup\.sh 192\.0\.2\.10": SETUP,
     r"nomad job run examples/jobs/gpu-docker\.nomad\.hcl": FARM,
     r"\.venv/bin/molecule (test|converge) -s common": SCENARIOS,
