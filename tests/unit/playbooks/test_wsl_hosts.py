@@ -853,6 +853,12 @@ REFUSALS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         "step: connect as a user who is an administrator and owns the distributions; or set",
     ),
     (
+        {}, {"wsl_keep_alive": False, "wsl_ports": [4646], "wsl_ports_distribution": "Debian"},
+        "wsl_ports are to be led to a distribution that nothing holds, because wsl_keep_alive is false. Expected: one "
+        "that is held; to lead them there would start it again every five minutes. Next step: set wsl_keep_alive: "
+        "true, or wsl_ports: [].",
+    ),
+    (
         {"administrator": False, "release": "2.1.5"}, {"wsl_keep_alive": False, "wsl_update": True},
         r"tasks run as GAMING-PC\alice without an administrator's rights. Expected: them, to update WSL. Next step: "
         "connect as a user who is an administrator and owns the distributions; or set",

@@ -1,0 +1,62 @@
+"""A plugin of one's own, after test_device.py, which sees the release: a wrong one is refused, and the way back."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from testinfra.host import Host
+
+from tests.simulator.cache import ROOT
+from tests.simulator.mirror import build
+from tests.testinfra.helpers import gpu_uuids, nomad_gpus, wait_for
+from tests.testinfra.playbooks import Run, run_in_scenario, words
+
+testinfra_hosts = ["device-t4"]
+PLUGIN = "/opt/nomad/plugins/nomad-device-nvidia"
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """Return the plugin with something behind its end, which no program minds."""
+    path = tmp_path / "plugin"
+    shutil.copy(build.nvidia_plugin() / "nomad-device-nvidia", path)
+    with path.open("ab") as file:
+        file.write(b"own")
+    return path
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def converge(**program: Any) -> Run:
+    return run_in_scenario(
+        ROOT / "molecule/nomad_device_nvidia/converge.yml",
+        "--extra-vars", json.dumps({"nomad_device_nvidia_program": program}),
+    )  # fmt: skip
+
+
+def test_plugin_of_ones_own(host: Host, own: Path) -> None:
+    before = host.file(PLUGIN).sha256sum
+    run = converge(path=str(own), checksum="0" * 64)
+    assert run.code != 0
+    assert (
+        f"device-t4: {own} on the control node has the SHA-256 {sha256(own)}. Expected: a file with {'0' * 64}."
+    ) in words(run.output)
+    assert "nomad_device_nvidia_program has path. Expected: checksum" in words(converge(path=str(own)).output)
+    assert host.file(PLUGIN).sha256sum == before
+
+    run = converge(path=str(own), checksum=f"sha256:{sha256(own)}")
+    assert (run.code, host.file(PLUGIN).sha256sum) == (0, sha256(own)), run.output
+    wait_for("Nomad has the GPUs", lambda: sorted(nomad_gpus(host, "device-t4")) == sorted(gpu_uuids(host)))
+    run = converge(path=str(own), checksum=sha256(own))
+    assert (run.code, run.changed["device-t4"]) == (0, 0), run.output
+
+    run = converge()
+    assert (run.code, host.file(PLUGIN).sha256sum) == (0, before), run.output
+    wait_for("Nomad has the GPUs", lambda: sorted(nomad_gpus(host, "device-t4")) == sorted(gpu_uuids(host)))
