@@ -743,7 +743,6 @@ def test_a_machine_that_cannot_let_go_keeps_all(tmp_path: Path, problem: dict[st
     with lab.windows.changed() as machine:
         for key, value in problem.items():
             setattr(machine, key, value)
-    lab.node = {}
     lab.playbook = "remove.yml"
     assert f"gaming-pc: {text}" in lab.bad("--limit", "gaming-pc", "-e", "remove_also=wslconfig", wsl_shutdown=True)
     after = lab.windows.machine

@@ -30,6 +30,7 @@ class Server(farm.Agent):
         self.members = [self.member(number) for number in range(3)]
         self.peers = [f"192.0.2.{number}:4647" for number in range(3)]
         self.refusals: dict[str, tuple[int, str]] = {}
+        self.warned: list[str] = []
         self.forgets = True
         self.votes = 0
         self.answer = self.tell
@@ -73,6 +74,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     for name in ("ADDR", "TOKEN"):
         monkeypatch.delenv(f"NOMAD_{name}", raising=False)
     running = Server()
+    # Ansible keeps warnings for the life of the process, which here runs other modules too.
+    monkeypatch.setattr(nomad_deregister.AnsibleModule, "warn", lambda _self, text: running.warned.append(text))
     yield running
     running.close()
 
@@ -97,16 +100,8 @@ def test_its_node_and_its_former_ones_go_and_another_that_lives_stays(
 @pytest.mark.parametrize("node_id", [OWN, None])
 @pytest.mark.parametrize(("field", "value"), [("Datacenter", "dc2"), ("Address", "192.0.2.99")])
 def test_what_is_down_elsewhere_is_another_machine(
-    server: Server,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    field: str,
-    value: str,
-    node_id: str | None,
+    server: Server, capsys: pytest.CaptureFixture[str], field: str, value: str, node_id: str | None
 ) -> None:
-    warned: list[str] = []
-    monkeypatch.setattr(nomad_deregister.AnsibleModule, "warn", lambda _self, text: warned.append(text))
     server.nodes[1][field], server.nodes[2]["Status"] = value, "down"
     former, other = (server.nodes[number]["ID"] for number in (2, 1))
     result = run(server, capsys, node_id=node_id)
@@ -114,7 +109,7 @@ def test_what_is_down_elsewhere_is_another_machine(
         assert (result["forgotten"], result["kept"]) == ([OWN, former], [other])
     else:
         assert (result["forgotten"], len(result["kept"])) == ([], 3)
-    assert [other in text for text in warned] == [True]
+    assert [other in text for text in server.warned] == [True]
 
 
 def test_an_id_that_the_farm_does_not_know_leaves_the_nodes_of_its_name(
