@@ -18,7 +18,7 @@ def burn(device: int, seconds: float, size: int = 8192) -> float:
     begun, rounds = time.monotonic(), 0
     while time.monotonic() - begun < seconds:
         # The GPU is asked for several before anybody waits, so it never waits itself.
-        products = [left @ right for product in range(4)]
+        products = [left @ right for number in range(4)]
         rounds += 1
         if not all(torch.equal(product, expected) for product in products):
             raise RuntimeError(f"GPU {device}: a product of round {rounds} differs from the first of the same matrices")
