@@ -67,28 +67,30 @@ def _body(config: Mapping[str, Any], place: str) -> Iterator[str]:
     width = max(map(len, values), default=0)
     for name, value in values.items():
         yield f"{name:<{width}} = {_value(value, f'{place}{name}')}"
-    first = not values
+    blank = bool(values)
+    for head, block in _headed(config, place):
+        if blank:
+            yield ""
+        blank = True
+        yield f"{head} {{"
+        for line in _body(block, f"{place}{head}."):
+            yield f"  {line}" if line else ""
+        yield "}"
+
+
+def _headed(config: Mapping[str, Any], place: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield each block with what stands before its brace."""
     for key, value in config.items():
         for block in _blocks(value):
-            heads = [(key, block)]
-            if key in LABELLED:
-                heads = [(f"{key} {_text(label)}", inner) for label, inner in block.items()]
-            for head, inner in heads:
-                if inner is None:
-                    continue
-                if not isinstance(inner, Mapping):
+            if key not in LABELLED:
+                yield _name(key), block
+                continue
+            for label, inner in block.items():
+                head = f"{key} {_text(label)}"
+                if isinstance(inner, Mapping):
+                    yield head, inner
+                elif inner is not None:
                     raise _refused(f"{place}{head}", inner, "a dictionary, as this is a block with a label")
-                if not first:
-                    yield ""
-                first = False
-                yield from _block(head if key in LABELLED else _name(key), inner, place)
-
-
-def _block(head: str, inner: Mapping[str, Any], place: str) -> Iterator[str]:
-    yield f"{head} {{"
-    for line in _body(inner, f"{place}{head}."):
-        yield f"  {line}" if line else ""
-    yield "}"
 
 
 def _blocks(value: Any) -> list[Mapping[str, Any]]:
