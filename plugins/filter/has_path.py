@@ -11,12 +11,12 @@ version_added: 1.0.0
 author:
   - gpufarm contributors (@gpufarm)
 description:
-  - Looks into the answer of M(ansible.builtin.find), which knows all files of a role by one task, where
+  - Looks into the answer of M(gpufarm.core.host_info), which knows the files of all roles by one task, where
     M(ansible.builtin.template) and M(ansible.builtin.copy) ask the host twice for each of them.
 positional: path, mode, content
 options:
   _input:
-    description: RV(ansible.builtin.find#module:files), with O(ansible.builtin.find#module:get_checksum=true).
+    description: RV(gpufarm.core.host_info#module:files), or RV(ansible.builtin.find#module:files) with checksums.
     type: list
     elements: dict
     required: true
@@ -35,9 +35,8 @@ options:
 
 EXAMPLES = r"""
 - name: Look at the files of the agent
-  ansible.builtin.find:
-    paths: /etc/nomad.d
-    get_checksum: true
+  gpufarm.core.host_info:
+    files: [/etc/nomad.d/*.hcl]
   register: found
 
 - name: Have the agent's configuration

@@ -5,13 +5,28 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar
+from ansible_collections.gpufarm.core.tests.unit.patience import PATIENCE_S
 
 ROLES = Path(__file__).resolve().parents[3] / "roles"
+# Filters of a collection, and lookups by their full names, need the loader, which a process has once.
+PROGRAM = """
+import json, sys
+from ansible.plugins.loader import init_plugin_loader
+init_plugin_loader([sys.argv[1]])
+from ansible_collections.gpufarm.core.tests.unit.roles import role_helper
+asked = json.load(sys.stdin)
+known = role_helper.variables(*asked["roles"])
+print(json.dumps([role_helper.value(asked["name"], {**known, **given}) for given in asked["cases"]]))
+"""
 
 
 def variables(*roles: str, folder: Path = ROLES) -> dict[str, Any]:
@@ -29,6 +44,26 @@ def variables(*roles: str, folder: Path = ROLES) -> dict[str, Any]:
 def value(name: str, given: dict[str, Any]) -> Any:
     """Return what a variable is worth among the given ones."""
     return Templar(DataLoader(), variables=given).template(given[name])
+
+
+def values(name: str, roles: Sequence[str], cases: Sequence[dict[str, Any]]) -> list[Any]:
+    """Return what a variable of roles, which takes plugins of the collection, is worth in each case."""
+    collections = next(path for path in map(Path, sys.path) if (path / "ansible_collections/gpufarm/core").exists())
+    found: list[Any] = json.loads(
+        subprocess.run(
+            [sys.executable, "-c", PROGRAM, str(collections)],
+            input=json.dumps({"name": name, "roles": roles, "cases": cases}),
+            capture_output=True, text=True, check=True, timeout=PATIENCE_S,
+        ).stdout
+    )  # fmt: skip
+    return found
+
+
+def host(*paths: str, packages: tuple[str, ...] = (), **more: Any) -> dict[str, Any]:
+    """Return what the module host_info tells of a host that has these paths."""
+    files = [{"path": path, "mode": "0644", "uid": 0, "gid": 0, "isdir": False, "isreg": True} for path in paths]
+    empty = {"json_errors": {}, "keyrings": {}, "packages_auto": [], "programs": {"dockerd": ""}, "units": {}}
+    return {"user_id": 0, "files": files, "packages": list(packages), **empty, **more}
 
 
 def facts(platform: str, kernel: str = "6.12.0") -> dict[str, str]:

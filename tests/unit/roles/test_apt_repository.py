@@ -111,6 +111,85 @@ def test_what_needs_no_list(entry: bool, packages: dict[str, Any], installed: li
     assert role_helper.value("_common_repository_complete", {**known, **given}) is False
 
 
+NAMES = ("nvidia_repository", "container_toolkit", "docker", "nvidia_driver", "nomad", "nomad_server", "nomad_client")
+ENTRY = "/etc/apt/sources.list.d/mine.sources"
+KEYRING = "/etc/apt/keyrings/mine.asc"
+LOGIN = "/etc/apt/auth.conf.d/mine.conf"
+WANTED = {
+    "name": "mine", "url": "https://mirror.example/deb", "fingerprints": ["AB12 cd34", "0011"],
+    "packages": ["tool=1.*"], "obsolete": ["old.list"],
+}  # fmt: skip
+WITH_LOGIN = {**WANTED, "url": "https://me:secret@mirror.example/deb"}
+
+
+def looked_at(repository: dict[str, Any]) -> dict[str, Any]:
+    """What is told of a host that has the repository."""
+    found = role_helper.host(ENTRY, KEYRING, packages=("installed tool=1.5",))
+    found["keyrings"] = {KEYRING: ["0011", "AB12CD34"]}
+    found["files"][0]["checksum"] = sha1(rendered("Have the repository", repository))
+    if repository is WITH_LOGIN:
+        text = rendered("Have the login of the repository", repository)
+        found["files"].append({**found["files"][0], "path": LOGIN, "mode": "0600", "checksum": sha1(text)})
+    return found
+
+
+def sha1(text: str) -> str:
+    return helper.hashlib.sha1(text.encode()).hexdigest()
+
+
+def changed(host: dict[str, Any], index: int, key: str, value: object) -> dict[str, Any]:
+    files = [dict(file) for file in host["files"]]
+    files[index][key] = value
+    return {**host, "files": files}
+
+
+def test_a_repository_of_which_nothing_is_to_be_asked() -> None:
+    settled = looked_at(WANTED)
+    with_login = looked_at(WITH_LOGIN)
+    more = [{**settled["files"][0], "path": path} for path in (LOGIN, "/etc/apt/sources.list.d/old.list")]
+    hosts = [
+        *({**settled, **change} for change in (
+            {"files": []}, {"keyrings": {}}, {"keyrings": {KEYRING: ["0011"]}}, {"packages": []},
+            {"keyrings": {KEYRING: ["0011", "0022", "AB12CD34"]}}, {"packages": ["config-files tool=1.5"]},
+            {"packages": ["installed tool=2.0"]},
+        )),
+        *({**settled, "files": [*settled["files"], each]} for each in more),
+    ]  # fmt: skip
+    changes = (
+        (0, "mode", "0600"), (0, "uid", 1000), (0, "checksum", "0"), (0, "path", "/etc/apt/sources.list.d/old.list"),
+        (1, "mode", "0600"), (1, "path", "/none"), (2, "mode", "0644"), (2, "checksum", "0"), (2, "path", "/none"),
+    )  # fmt: skip
+    cases = [{"common_repository": WANTED, "_common_host": host} for host in (settled, *hosts)]
+    cases += [
+        {"common_repository": WITH_LOGIN, "_common_host": host}
+        for host in (with_login, *(changed(with_login, *change) for change in changes))
+    ]
+    # What this run has changed is asked for again.
+    cases.append({**cases[0], "_common_repository_entry": {"changed": False}})
+    found = role_helper.values("_common_repository_settled", ["_common"], cases)
+    assert [index for index, value in enumerate(found) if value] == [0, 1 + len(hosts)]
+
+
+def test_all_roles_are_known_to_the_one_look() -> None:
+    """What a role reads of _common_host is looked at only where the role says so."""
+    given = {
+        "ansible_facts": role_helper.facts("Debian: Debian 12.11"),
+        "nomad_client_host_volumes": [{"name": "scratch", "path": "/scratch"}],
+    }
+    (items,) = role_helper.values("_common_look_items", ["_common", *NAMES], [given])
+    for item in (
+        "files /run/systemd/system", "files /etc/apt/auth.conf.d/*.conf", "files /dev/dxg", "files /usr/bin/gpgv",
+        "files /etc/apt/keyrings/nvidia-cuda.asc", "keyrings /etc/apt/keyrings/nvidia-cuda.asc", "packages nvidia-*",
+        "packages cuda-*", "packages linux-headers-6.12.0", "units nvidia-persistenced.service",
+        "files /etc/apt/preferences.d/nvidia-container-toolkit", "files /etc/docker/daemon.json", "programs dockerd",
+        "json_files /etc/docker/daemon.json", "packages libnvidia-container1", "units nvidia-cdi-refresh.path",
+        "packages docker.io", "units docker.service", "files /etc/nomad.d/*.hcl", "files /opt/nomad/data",
+        "files /opt/nomad/data/server/serf.keyring", "files /etc/systemd/system/nomad.service", "files /scratch",
+        "files /etc/nomad.d/gossip.hcl",
+    ):  # fmt: skip
+        assert item in items
+
+
 class Apt:
     """apt with its files in a folder of its own."""
 

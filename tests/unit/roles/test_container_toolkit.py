@@ -54,10 +54,8 @@ def test_the_default_that_is_asked_for_stays(default: object) -> None:
 )
 def test_docker_follows_what_it_has_read(running: dict[str, Any] | None, follows: bool) -> None:
     asked = {"rc": 0, "stdout": json.dumps({"runtimes": NVIDIA, "default-runtime": "nvidia"})}
-    # Without a daemon Docker's client of Debian 12 stops in the middle of its answer.
-    away = {"rc": 1, "stdout": '{"runtimes": '}
-    docker = away if running is None else {"rc": 0, "stdout": json.dumps(running)}
-    given = {"__container_toolkit_asked": asked, "__container_toolkit_docker": docker}
+    state = {"stdout_lines": ["" if running is None else json.dumps(running), "nvidia.com/gpu=all"]}
+    given = {"__container_toolkit_asked": asked, "__container_toolkit_state": state}
     assert value("__container_toolkit_docker_follows", **given) is follows
 
 
@@ -81,7 +79,7 @@ THERE = {"__container_toolkit_asked": {"rc": 0}}
         ({"__container_toolkit_asked": {"rc": 2}}, True),
         *[
             ({f"__container_toolkit_{name}": {"changed": True}}, True)
-            for name in ("pin", "installed", "written", "docker", "refreshed")
+            for name in ("pin", "installed", "written", "state", "refreshed")
         ],
         *[({f"__docker_{name}": {"changed": True}}, True) for name in ("installed", "service")],
         # As apt and as dnf say it.
@@ -106,17 +104,42 @@ def test_docker_that_is_to_come_is_not_started(register: str, to_come: bool) -> 
     ("owner", "packages", "foreign", "exchanged"),
     [
         ("", [], False, False),
-        ("docker.io: /usr/sbin/dockerd", [], False, False),
-        ("docker-ce: /usr/bin/dockerd", [], True, False),
+        ("docker.io", [], False, False),
+        ("docker-ce", [], True, False),
         ("/usr/local/bin/dockerd", [], True, False),
-        ("docker-ce: /usr/bin/dockerd", ["docker-ce"], False, False),
+        ("docker-ce", ["docker-ce"], False, False),
         ("", ["docker-ce"], False, False),
         # apt would remove docker.io with all of its containers.
-        ("docker.io: /usr/sbin/dockerd", ["docker-ce"], False, True),
+        ("docker.io", ["docker-ce"], False, True),
     ],
 )
 def test_docker_from_elsewhere(owner: str, packages: list[str], foreign: bool, exchanged: bool) -> None:
     facts = role_helper.facts("Debian: Debian 12.11")
-    asked = {"stdout": f"{owner}\n", "stdout_lines": [owner]}
-    given = {"__docker_asked": asked, "docker_packages": packages, "ansible_facts": facts}
+    host = role_helper.host(programs={"dockerd": owner})
+    given = {"_common_host": host, "docker_packages": packages, "ansible_facts": facts}
     assert (value("__docker_foreign", **given), value("__docker_exchanged", **given)) == (foreign, exchanged)
+
+
+@pytest.mark.parametrize(
+    ("packages", "auto", "missing"),
+    [
+        ((), [], ["docker.io", "iptables"]),
+        (("installed docker.io=20-1", "installed iptables=1.8"), [], []),
+        (("installed docker.io=20-1", "config-files iptables=1.8"), [], ["iptables"]),
+        # It would go with the package that it came for.
+        (("installed docker.io=20-1", "installed iptables=1.8"), ["iptables"], ["iptables"]),
+    ],
+)
+def test_packages_of_docker_that_are_missing(packages: tuple[str, ...], auto: list[str], missing: list[str]) -> None:
+    host = role_helper.host(packages=packages, packages_auto=auto)
+    given = {"_common_host": host, "ansible_facts": role_helper.facts("Debian: Debian 12.11")}
+    assert value("__docker_missing", **given) == missing
+
+
+def test_settings_that_are_no_json_are_refused_before_anything_changes() -> None:
+    facts = role_helper.facts("Debian: Debian 12.11")
+    errors = {"/etc/docker/daemon.json": "Expecting value: line 1 column 1 (char 0)"}
+    given = {"ansible_facts": facts, "_common_host": role_helper.host(json_errors=errors)}
+    refusal = value("__container_toolkit_refusal", **given)
+    assert "(Expecting value: line 1 column 1 (char 0)). Expected: Docker's settings" in refusal
+    assert value("__container_toolkit_refusal", ansible_facts=facts, _common_host=role_helper.host()) == ""

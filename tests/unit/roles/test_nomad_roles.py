@@ -15,7 +15,8 @@ from ansible_collections.gpufarm.core.plugins.filter.nomad_hcl import nomad_hcl
 from ansible_collections.gpufarm.core.tests.unit.roles import role_helper
 
 ROOT = Path(__file__).resolve().parents[3]
-SECRETS = re.compile(r"\b(nomad_token|nomad_server_gossip_key)\b")
+NAMES = "nomad_token|nomad_server_gossip_key|__nomad_server_gossip_text|_common_repository_login_text"
+SECRETS = re.compile(rf"\b({NAMES})\b")
 # Their own options are no_log, which the unit tests of the modules see.
 SAFE = ("gpufarm.core.", "ansible.builtin.assert")
 # What is shown of a task even where it is no_log, and what is worked out from a secret without holding it.
@@ -181,10 +182,8 @@ def test_gossip_key_is_in_no_file_that_is_shown() -> None:
 
 def valued(name: str, **given: Any) -> Any:
     loader = DataLoader()
-    variables: dict[str, Any] = {}
-    for kind in ("defaults", "vars"):
-        variables.update(loader.load_from_file(str(ROOT / f"roles/nomad/{kind}/main.yml"), trusted_as_template=True))
-    return Templar(loader, variables={**variables, **given}).template(trust_as_template("{{ " + name + " }}"))
+    variables = {**role_helper.variables("_common", "nomad"), "_common_host": role_helper.host(), **given}
+    return Templar(loader, variables=variables).template(trust_as_template("{{ " + name + " }}"))
 
 
 def test_files_that_an_agent_reads_when_it_starts() -> None:
@@ -258,7 +257,10 @@ def test_server_waits_for_its_turn(host: str, before: dict[str, Any], key: str, 
 def test_keyring_of_somebody_elses_encrypts_too() -> None:
     given = {"__nomad_before": {"leader": "192.0.2.1:4647", "encrypted": True}, "nomad_server_gossip_key": ""}
     assert valued("__nomad_waits", **given) is False
-    assert valued("__nomad_waits", **given, __nomad_server_keyring_file={"stat": {"exists": True}}) is True
+    given["_common_host"] = role_helper.host("/opt/nomad/data/server/serf.keyring")
+    assert valued("__nomad_waits", **given) is True
+    # This run has taken it away.
+    assert valued("__nomad_waits", **given, __nomad_keyring_gone={"changed": True}) is False
 
 
 def test_leader_has_the_last_turn() -> None:

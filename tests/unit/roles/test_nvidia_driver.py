@@ -50,10 +50,9 @@ def test_only_what_is_missing_is_asked_for() -> None:
     ],
 )
 def test_headers_that_are_missing(lines: list[str], wanted: object, missing: list[str]) -> None:
-    installed = {"stdout_lines": lines}
     found = value(
         "__nvidia_driver_headers_missing", facts={"kernel": "6.9.0-mine"}, nvidia_driver_kernel_headers=wanted,
-        _common_repository_installed=installed,
+        _common_host=role_helper.host(packages=tuple(lines)),
     )  # fmt: skip
     assert found == missing
 

@@ -34,8 +34,7 @@ def value(
     known = {
         **role_helper.variables(*NAMES, folder=folder),
         "ansible_facts": role_helper.facts(platform, kernel),
-        "_common_host": {"stdout_lines": ["0", "/usr/bin/gpgv", *has]},
-        "_common_repository_installed": {"stdout_lines": []},
+        "_common_host": role_helper.host("/usr/bin/gpgv", *has),
     }
     return role_helper.value(name, {**known, **given})
 

@@ -40,7 +40,7 @@ def value(
         **role_helper.variables("_common", "wsl"),
         **SIBLING,
         "ansible_facts": role_helper.facts("Debian: Debian 13.1", kernel),
-        "_common_host": {"stdout_lines": ["0", *has]},
+        "_common_host": role_helper.host(*has),
         "__wsl_asked": {"stdout_lines": answer},
         "__wsl_conf_written": {"pending": False},
         "__wsl_control_node": "kernel pid:[2]",

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, gpufarm contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Against the answer of the real find; whom the files belong to here is put to root."""
+"""Against the answer of the real module; whom the files belong to here is put to root."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.modules import find
 from ansible_collections.gpufarm.core.plugins.filter import has_path as plugin
+from ansible_collections.gpufarm.core.plugins.modules import host_info
 from ansible_collections.gpufarm.core.tests.unit.plugins.modules import release_helper as helper
 
 has_path = plugin.FilterModule().filters()["has_path"]
@@ -22,9 +22,8 @@ def files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, 
     (tmp_path / "file").write_text("a = 1\n")
     (tmp_path / "file").chmod(0o640)
     (tmp_path / "link").symlink_to("file")
-    found = helper.run_module(
-        find.main, capsys, {"paths": [str(tmp_path)], "file_type": "any", "get_checksum": True, "recurse": True}
-    )
+    (tmp_path / "way").symlink_to("folder")
+    found = helper.run_module(host_info.main, capsys, {"files": [f"{tmp_path}/*"]})
     return [{**entry, "uid": 0, "gid": 0} for entry in found["files"]]
 
 
@@ -38,7 +37,7 @@ def test_what_is_as_it_is_wanted(files: list[dict[str, Any]], tmp_path: Path) ->
     [
         ("file", "0640", "a = 2\n"), ("file", "0640", ""), ("file", "0600", "a = 1\n"), ("file", "0640", None),
         ("folder", "0755", None), ("folder", "0750", ""), ("none", "0640", "a = 1\n"), ("none", "0750", None),
-        ("link", "0777", "a = 1\n"),
+        ("link", "0777", "a = 1\n"), ("way", "0750", None),
     ],
 )  # fmt: skip
 def test_what_is_not(files: list[dict[str, Any]], tmp_path: Path, name: str, mode: str, content: str | None) -> None:

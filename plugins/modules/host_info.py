@@ -1,0 +1,318 @@
+#!/usr/bin/python
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: host_info
+short_description: Look once at the files, packages and units of a host that roles keep
+version_added: 1.0.0
+author:
+  - gpufarm contributors (@gpufarm)
+description:
+  - Answers with one task what otherwise each task of a role asks for itself, so that a run in which nothing is to be
+    done has few tasks. It tells of nothing but what it is asked for.
+  - What is not there is no error.
+attributes:
+  check_mode:
+    support: full
+    description: Changes nothing in any mode.
+  diff_mode:
+    support: N/A
+    description: Changes nothing.
+  idempotent:
+    support: full
+    description: Changes nothing.
+  platform:
+    platforms: posix
+    support: full
+    description: >-
+      Runs on Linux with dpkg or rpm, and systemd. Where one of them is missing, nothing is known of its packages or
+        units.
+options:
+  files:
+    description: Paths of files and folders, or patterns as a shell has them, such as V(/etc/nomad.d/*.hcl).
+    type: list
+    elements: str
+    default: []
+  json_files:
+    description: Paths of files that have to be JSON where they are there. Of what they say nothing is told.
+    type: list
+    elements: str
+    default: []
+  keyrings:
+    description: Paths of OpenPGP keyrings.
+    type: list
+    elements: str
+    default: []
+  packages:
+    description: Names of packages, or patterns such as V(nvidia-driver-pinning-*).
+    type: list
+    elements: str
+    default: []
+  programs:
+    description: Names of programs that are looked for in the folders of the system.
+    type: list
+    elements: str
+    default: []
+  units:
+    description: Names of units of systemd, with their ending.
+    type: list
+    elements: str
+    default: []
+seealso:
+  - plugin: gpufarm.core.has_path
+    plugin_type: filter
+  - module: ansible.builtin.find
+  - module: ansible.builtin.package_facts
+  - module: ansible.builtin.service_facts
+"""
+
+EXAMPLES = r"""
+- name: Look at what Docker has here
+  gpufarm.core.host_info:
+    json_files: [/etc/docker/daemon.json]
+    packages: [docker.io, docker-ce]
+    programs: [dockerd]
+    units: [docker.service]
+  register: host
+
+- name: Refuse settings that Docker cannot read
+  ansible.builtin.fail:
+    msg: "{{ host.json_errors['/etc/docker/daemon.json'] }}"
+  when: host.json_errors
+"""
+
+RETURN = r"""
+user_id:
+  description: The ID of the user who looked.
+  type: int
+  returned: success
+  sample: 0
+files:
+  description: What is there of O(files), sorted by path; a link stands for itself. C(lstat) and the content tell it.
+  type: list
+  elements: dict
+  returned: success
+  contains:
+    path:
+      description: Its path.
+      type: str
+      sample: /etc/nomad.d/nomad.hcl
+    mode:
+      description: Its permissions in four octal digits.
+      type: str
+      sample: "0640"
+    uid:
+      description: The ID of its owner.
+      type: int
+      sample: 0
+    gid:
+      description: The ID of its group.
+      type: int
+      sample: 0
+    isdir:
+      description: Whether it is a folder, or a link to one.
+      type: bool
+      sample: false
+    isreg:
+      description: Whether it is a regular file.
+      type: bool
+      sample: true
+    checksum:
+      description: SHA-1 of its content, null where it is no regular file, cannot be read or has more than 1 MiB.
+      type: str
+      sample: da39a3ee5e6b4b0d3255bfef95601890afd80709
+json_errors:
+  description: By path, why one of O(json_files) is no JSON.
+  type: dict
+  returned: success
+  sample: {/etc/docker/daemon.json: "Expecting value: line 1 column 1 (char 0)"}
+keyrings:
+  description: >-
+    By path, the fingerprints of the primary keys in each of O(keyrings), sorted. None for a file that is not there or
+    no keyring, or is not in the form that its name says, armored for C(.asc) and binary otherwise.
+  type: dict
+  returned: success
+  sample: {/etc/apt/keyrings/nvidia-cuda.asc: [EB693B3035CD5710E231E123A4B469963BF863CC]}
+packages:
+  description: >-
+    What dpkg or rpm knows of O(packages), as state, name and version; dpkg also knows the states V(config-files) and
+    V(half-configured).
+  type: list
+  elements: str
+  returned: success
+  sample: ["installed docker.io=20.10.24+dfsg1-1+deb12u1", "config-files nvidia-driver-pinning-570=570-1"]
+packages_auto:
+  description: >-
+    Those of them that apt has installed only for others and would take away with these, from
+    C(/var/lib/apt/extended_states).
+  type: list
+  elements: str
+  returned: success
+  sample: [iptables]
+programs:
+  description: >-
+    By name, the package that has brought each of O(programs); its path where no package has, and an empty text where it
+    is not there.
+  type: dict
+  returned: success
+  sample: {dockerd: docker.io}
+units:
+  description: By name, how systemd has each of O(units). The word is empty where it does not know the unit.
+  type: dict
+  returned: success
+  sample: {docker.service: {enabled: enabled, active: active}}
+asked:
+  description: What was asked for, one text each, to know what this answer tells of.
+  type: list
+  elements: str
+  returned: success
+  sample: ["units docker.service"]
+"""
+
+import glob
+import hashlib
+import json
+import os
+import shutil
+import stat
+from pathlib import Path
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpufarm.core.plugins.module_utils import openpgp
+
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+EXTENDED_STATES = "/var/lib/apt/extended_states"
+LARGE = 1 << 20
+
+
+def content_of(path: str) -> bytes | None:
+    try:
+        return Path(path).read_bytes()
+    except OSError:
+        return None
+
+
+def look_at_files(patterns: list[str]) -> list[dict[str, Any]]:
+    found = []
+    # What looks like a pattern may be a name.
+    for path in sorted({path for pattern in patterns for path in [pattern, *glob.glob(pattern)]}):  # noqa: PTH207
+        try:
+            state = os.lstat(path)
+        except OSError:
+            continue
+        regular = stat.S_ISREG(state.st_mode)
+        content = content_of(path) if regular and state.st_size <= LARGE else None
+        found.append(
+            {
+                "path": path,
+                "mode": f"{stat.S_IMODE(state.st_mode):04o}",
+                "uid": state.st_uid,
+                "gid": state.st_gid,
+                "isdir": Path(path).is_dir(),
+                "isreg": regular,
+                # As ansible.builtin.find tells it.
+                "checksum": None if content is None else hashlib.sha1(content).hexdigest(),  # noqa: S324
+            }
+        )
+    return found
+
+
+def json_errors(paths: list[str]) -> dict[str, str]:
+    errors = {}
+    for path in paths:
+        if os.path.lexists(path):
+            try:
+                json.loads(Path(path).read_text(encoding="utf-8"))
+            except (OSError, ValueError) as error:
+                errors[path] = str(error)
+    return errors
+
+
+def keys_of(path: str) -> list[str]:
+    data = content_of(path)
+    try:
+        if not data or openpgp.is_armored(data) != path.endswith(".asc"):
+            return []
+        return sorted({key.fingerprint for key in openpgp.read_keys(data)})
+    except openpgp.OpenPGPError:
+        return []
+
+
+def installed(module: AnsibleModule, patterns: list[str]) -> list[str]:
+    """Return what dpkg or rpm knows; both end with an error where they do not know one of the names."""
+    if not patterns:
+        return []
+    if shutil.which("dpkg-query", path=SYSTEM_PATH):
+        form = "${db:Status-Status} ${Package}=${Version}\n"
+        answer = module.run_command(["dpkg-query", "--show", "--showformat", form, *patterns])[1]
+        return [line for line in answer.splitlines() if not line.startswith("not-installed ")]
+    if shutil.which("rpm", path=SYSTEM_PATH):
+        form = "installed %{NAME}=%{VERSION}-%{RELEASE}\n"
+        return sorted(module.run_command(["rpm", "--query", "--all", "--queryformat", form, *patterns])[1].splitlines())
+    return []
+
+
+def automatic(lines: list[str]) -> list[str]:
+    """Return those of the packages that nobody has asked for by name."""
+    text = (content_of(EXTENDED_STATES) or b"").decode(errors="replace")
+    entries = [dict(line.split(": ", 1) for line in entry.splitlines() if ": " in line) for entry in text.split("\n\n")]
+    marked = {entry.get("Package") for entry in entries if entry.get("Auto-Installed") == "1"}
+    return sorted({name for name in (line.split(" ")[-1].split("=")[0] for line in lines) if name in marked})
+
+
+def owner(module: AnsibleModule, program: str) -> str:
+    path = shutil.which(program, path=SYSTEM_PATH)
+    if not path:
+        return ""
+    if shutil.which("dpkg-query", path=SYSTEM_PATH):
+        command, end = ["dpkg-query", "--search", path], ":"
+    elif shutil.which("rpm", path=SYSTEM_PATH):
+        command, end = ["rpm", "--query", "--queryformat", "%{NAME}\n", "--file", path], "\n"
+    else:
+        return path
+    code, answer, _err = module.run_command(command)
+    return str(answer.split(end)[0]) if code == 0 else path
+
+
+def units(module: AnsibleModule, names: list[str]) -> dict[str, dict[str, str]]:
+    """Return how systemd has the units; it answers in their order, with an empty line between two."""
+    found = {name: {"enabled": "", "active": ""} for name in names}
+    if names and shutil.which("systemctl", path=SYSTEM_PATH):
+        answer = module.run_command(["systemctl", "show", "--property=UnitFileState,ActiveState", "--", *names])[1]
+        for name, entry in zip(names, answer.split("\n\n")):
+            said = dict(line.split("=", 1) for line in entry.splitlines() if "=" in line)
+            enabled = said.get("UnitFileState", "")
+            found[name] = {"enabled": enabled, "active": said.get("ActiveState", "") if enabled else ""}
+    return found
+
+
+def main() -> None:
+    names = ("files", "json_files", "keyrings", "packages", "programs", "units")
+    module = AnsibleModule(
+        argument_spec={name: {"type": "list", "elements": "str", "default": []} for name in names},
+        supports_check_mode=True,
+    )
+    module.run_command_environ_update = {"LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "PATH": SYSTEM_PATH}
+    params = module.params
+    packages = installed(module, params["packages"])
+    module.exit_json(
+        changed=False,
+        user_id=os.getuid(),
+        files=look_at_files(params["files"]),
+        json_errors=json_errors(params["json_files"]),
+        keyrings={path: keys_of(path) for path in params["keyrings"]},
+        packages=packages,
+        packages_auto=automatic(packages),
+        programs={program: owner(module, program) for program in params["programs"]},
+        units=units(module, params["units"]),
+        asked=sorted(f"{name} {item}" for name in names for item in params[name]),
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.gpufarm.core.plugins.module_utils import openpgp
+from ansible_collections.gpufarm.core.plugins.modules import host_info
+from ansible_collections.gpufarm.core.tests.unit.plugins.modules import release_helper as helper
+
+EXTENDED_STATES = """\
+Package: iptables
+Architecture: amd64
+Auto-Installed: 1
+
+Package: docker.io
+Architecture: amd64
+Auto-Installed: 0
+"""
+
+
+def sha1(data: bytes) -> str:
+    return hashlib.sha1(data).hexdigest()  # noqa: S324 # as find tells it
+
+
+class Host:
+    """The module among programs that answer as a test wants."""
+
+    def __init__(self, folder: Path, capsys: Any) -> None:
+        self.bin = folder / "bin"
+        self.bin.mkdir()
+        self._capsys = capsys
+
+    def has(self, program: str, script: str = "exit 0") -> Path:
+        path = self.bin / program
+        path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+        path.chmod(0o755)
+        return path
+
+    def look(self, **asked: list[str]) -> dict[str, Any]:
+        found: dict[str, Any] = helper.run_module(host_info.main, self._capsys, asked)
+        assert found["changed"] is False
+        return found
+
+
+@pytest.fixture
+def host(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Host:
+    found = Host(tmp_path, capsys)
+    monkeypatch.setattr(host_info, "SYSTEM_PATH", str(found.bin))
+    monkeypatch.setattr(host_info, "EXTENDED_STATES", str(tmp_path / "extended_states"))
+    return found
+
+
+def test_the_options_are_as_documented(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert helper.assert_documented(host_info, monkeypatch) == {
+        "supports_check_mode": True, "shown": [],
+    }  # fmt: skip
+
+
+def test_nothing_is_told_that_nobody_asked_for(host: Host) -> None:
+    found = host.look()
+    assert found["user_id"] == os.getuid()
+    names = ("files", "json_errors", "keyrings", "packages", "packages_auto", "programs", "units", "asked")
+    assert not any(found[name] for name in names)
+
+
+def test_what_was_asked_is_told(host: Host) -> None:
+    found = host.look(units=["b.service", "a.service"], files=["/none/*"])
+    assert found["asked"] == ["files /none/*", "units a.service", "units b.service"]
+
+
+def test_files_and_folders(host: Host, tmp_path: Path) -> None:
+    (tmp_path / "conf").mkdir(mode=0o750)
+    (tmp_path / "conf/b.hcl").write_text("b", encoding="utf-8")
+    (tmp_path / "conf/a.hcl").write_text("a", encoding="utf-8")
+    (tmp_path / "conf/a.hcl").chmod(0o4640)
+    (tmp_path / "conf/not").touch()
+    (tmp_path / "way").symlink_to("conf")
+    (tmp_path / "broken.hcl").symlink_to("nowhere")
+    (tmp_path / "[odd]").touch()
+    names = ["conf", "conf/*.hcl", "conf/a.hcl", "way", "broken.hcl", "[odd]", "none"]
+    found = host.look(files=[f"{tmp_path}/{name}" for name in names])["files"]
+    assert [each["path"].removeprefix(f"{tmp_path}/") for each in found] == [
+        "[odd]", "broken.hcl", "conf", "conf/a.hcl", "conf/b.hcl", "way",
+    ]  # fmt: skip
+    by_name = {Path(each["path"]).name: each for each in found}
+    assert by_name["a.hcl"] == {
+        "path": f"{tmp_path}/conf/a.hcl", "mode": "4640", "uid": os.getuid(), "gid": os.getgid(), "isdir": False,
+        "isreg": True, "checksum": sha1(b"a"),
+    }  # fmt: skip
+    assert (by_name["conf"]["isdir"], by_name["conf"]["isreg"], by_name["conf"]["mode"]) == (True, False, "0750")
+    assert (by_name["way"]["isdir"], by_name["way"]["checksum"]) == (True, None)
+    assert (by_name["broken.hcl"]["isdir"], by_name["broken.hcl"]["isreg"]) == (False, False)
+
+
+def test_a_large_file_is_not_read(host: Host, tmp_path: Path) -> None:
+    for name, size in (("most", host_info.LARGE), ("more", host_info.LARGE + 1)):
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(size)
+    more, most = host.look(files=[f"{tmp_path}/mo*"])["files"]
+    assert more["checksum"] is None
+    assert most["checksum"] == sha1(b"\0" * host_info.LARGE)
+
+
+def test_what_is_no_json(host: Host, tmp_path: Path) -> None:
+    for name, text in (("good", "{}"), ("empty", ""), ("cut", '{"a": ')):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    (tmp_path / "latin").write_bytes(b'{"a": "\xe4"}')
+    (tmp_path / "broken").symlink_to("nowhere")
+    names = ["good", "empty", "cut", "latin", "broken", "none"]
+    found = host.look(json_files=[f"{tmp_path}/{name}" for name in names])["json_errors"]
+    assert set(found) == {f"{tmp_path}/{name}" for name in ("empty", "cut", "latin", "broken")}
+    assert found[f"{tmp_path}/empty"] == "Expecting value: line 1 column 1 (char 0)"
+
+
+@pytest.mark.skipif(not helper.HAS_GPG, reason="gpg makes the keys")
+def test_the_keys_of_a_keyring(host: Host, tmp_path: Path) -> None:
+    gpg = helper.Gpg()
+    try:
+        fingerprints = sorted([gpg.new_key("one"), gpg.new_key("two")])
+        binary = gpg.run("--export", *fingerprints)
+    finally:
+        gpg.close()
+    armored = openpgp.armor(binary)
+    for name, data in (("right.asc", armored), ("right.gpg", binary), ("wrong.asc", binary), ("wrong.gpg", armored),
+                       ("text.asc", b"no key"), ("empty.asc", b"")):  # fmt: skip
+        (tmp_path / name).write_bytes(data)
+    names = ["right.asc", "right.gpg", "wrong.asc", "wrong.gpg", "text.asc", "empty.asc", "none.asc"]
+    found = host.look(keyrings=[f"{tmp_path}/{name}" for name in names])["keyrings"]
+    assert found == {f"{tmp_path}/{name}": fingerprints if "right" in name else [] for name in names}
+
+
+def test_packages_of_dpkg(host: Host, tmp_path: Path) -> None:
+    (tmp_path / "extended_states").write_text(EXTENDED_STATES, encoding="utf-8")
+    host.has("rpm", "exit 9")
+    host.has(
+        "dpkg-query",
+        "echo 'dpkg-query: no packages found matching none' >&2\n"
+        '[ "$1 $2" = "--show --showformat" ] && [ "$4 $5 $6" = "docker.io ipt* none" ] || exit 2\n'
+        "printf 'installed docker.io=20-1\\ninstalled iptables=1.8\\nnot-installed iptoys=\\n'\n"
+        "echo 'config-files iptraf=1'\nexit 1",
+    )
+    found = host.look(packages=["docker.io", "ipt*", "none"])
+    assert found["packages"] == ["installed docker.io=20-1", "installed iptables=1.8", "config-files iptraf=1"]
+    assert found["packages_auto"] == ["iptables"]
+
+
+@pytest.mark.skipif(not shutil.which("dpkg-query"), reason="no dpkg here")
+def test_the_real_dpkg(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_info, "SYSTEM_PATH", "/usr/bin:/bin")
+    found = host.look(packages=["dpk?", "no-such-package"], programs=["dpkg", "no-such-program"])
+    assert [line.split("=")[0] for line in found["packages"]] == ["installed dpkg"]
+    assert found["programs"] == {"dpkg": "dpkg", "no-such-program": ""}
+
+
+def test_packages_of_rpm(host: Host) -> None:
+    host.has("rpm", '[ "$1 $2 $5 $6" = "--query --all a* b" ] && printf "installed b=1-1\\ninstalled a=1-1\\n"')
+    found = host.look(packages=["a*", "b"])
+    assert found["packages"] == ["installed a=1-1", "installed b=1-1"]
+    assert found["packages_auto"] == []
+
+
+def test_neither_dpkg_nor_rpm_nor_systemd(host: Host) -> None:
+    found = host.look(packages=["a"], units=["a.service"])
+    assert found["packages"] == []
+    assert found["units"] == {"a.service": {"enabled": "", "active": ""}}
+
+
+def test_who_has_brought_a_program(host: Host) -> None:
+    dockerd = host.has("dockerd")
+    host.has("dpkg-query", f'[ "$1 $2" = "--search {dockerd}" ] && echo "docker.io: $2"')
+    assert host.look(programs=["dockerd", "none"])["programs"] == {"dockerd": "docker.io", "none": ""}
+    host.has("dpkg-query", "echo 'no path found' >&2; exit 1")
+    assert host.look(programs=["dockerd"])["programs"] == {"dockerd": str(dockerd)}
+    (host.bin / "dpkg-query").unlink()
+    host.has("rpm", f'[ "$1 $4 $5" = "--query --file {dockerd}" ] && echo docker-ce')
+    assert host.look(programs=["dockerd"])["programs"] == {"dockerd": "docker-ce"}
+    host.has("rpm", "echo 'file is not owned by any package'; exit 1")
+    assert host.look(programs=["dockerd"])["programs"] == {"dockerd": str(dockerd)}
+    (host.bin / "rpm").unlink()
+    assert host.look(programs=["dockerd"])["programs"] == {"dockerd": str(dockerd)}
+
+
+def test_units(host: Host) -> None:
+    host.has(
+        "systemctl",
+        '[ "$1 $3 $4" = "show -- docker.service" ] || exit 1\n'
+        "printf 'ActiveState=active\\nUnitFileState=enabled\\n\\n'\n"
+        "printf 'ActiveState=inactive\\nUnitFileState=\\n\\nActiveState=failed\\nUnitFileState=disabled\\n'",
+    )
+    assert host.look(units=["docker.service", "none.service", "other.path"])["units"] == {
+        "docker.service": {"enabled": "enabled", "active": "active"},
+        "none.service": {"enabled": "", "active": ""},
+        "other.path": {"enabled": "disabled", "active": "failed"},
+    }
