@@ -165,12 +165,6 @@ units:
   type: dict
   returned: success
   sample: {docker.service: {enabled: enabled, active: active}}
-asked:
-  description: What was asked for, one text each, to know what this answer tells of.
-  type: list
-  elements: str
-  returned: success
-  sample: ["units docker.service"]
 """
 
 import glob
@@ -310,7 +304,6 @@ def main() -> None:
         packages_auto=automatic(packages),
         programs={program: owner(module, program) for program in params["programs"]},
         units=units(module, params["units"]),
-        asked=sorted(f"{name} {item}" for name in names for item in params[name]),
     )
 
 

@@ -67,13 +67,8 @@ def test_the_options_are_as_documented(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nothing_is_told_that_nobody_asked_for(host: Host) -> None:
     found = host.look()
     assert found["user_id"] == os.getuid()
-    names = ("files", "json_errors", "keyrings", "packages", "packages_auto", "programs", "units", "asked")
+    names = ("files", "json_errors", "keyrings", "packages", "packages_auto", "programs", "units")
     assert not any(found[name] for name in names)
-
-
-def test_what_was_asked_is_told(host: Host) -> None:
-    found = host.look(units=["b.service", "a.service"], files=["/none/*"])
-    assert found["asked"] == ["files /none/*", "units a.service", "units b.service"]
 
 
 def test_files_and_folders(host: Host, tmp_path: Path) -> None:
