@@ -287,10 +287,11 @@ def units(module: AnsibleModule, names: list[str]) -> dict[str, dict[str, str]]:
 
 def main() -> None:
     names = ("files", "json_files", "keyrings", "packages", "programs", "units")
-    module = AnsibleModule(
-        argument_spec={name: {"type": "list", "elements": "str", "default": []} for name in names},
-        supports_check_mode=True,
-    )
+    argument_spec: dict[str, dict[str, Any]] = {
+        name: {"type": "list", "elements": "str", "default": []} for name in names
+    }
+    argument_spec["keyrings"]["no_log"] = False
+    module = AnsibleModule(argument_spec=argument_spec, supports_check_mode=True)
     module.run_command_environ_update = {"LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "PATH": SYSTEM_PATH}
     params = module.params
     packages = installed(module, params["packages"])

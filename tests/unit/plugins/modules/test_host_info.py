@@ -60,7 +60,7 @@ def host(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest
 
 def test_the_options_are_as_documented(monkeypatch: pytest.MonkeyPatch) -> None:
     assert helper.assert_documented(host_info, monkeypatch) == {
-        "supports_check_mode": True, "shown": [],
+        "supports_check_mode": True, "shown": ["keyrings"],
     }  # fmt: skip
 
 
