@@ -57,6 +57,12 @@ options:
     type: str
     choices: [present, verified]
     default: present
+  downgrade:
+    description:
+      - Whether an older version may take the place of the newer one that is installed according to its receipt. What a
+        newer Nomad server has written an older one may not read.
+    type: bool
+    default: true
   base_url:
     description:
       - Address of the releases server or of its mirror. The files are at C(base_url/product/version/).
@@ -452,6 +458,15 @@ def apply(module: AnsibleModule) -> dict[str, Any]:
     reasons = release.reasons_to_install(wanted, receipt, before)
     intact = receipt is not None and receipt.binary_sha256 == before and receipt.path == wanted.path
     previous = receipt.version if receipt is not None and intact else None
+    # What a newer one has written is there also where the program itself is gone or damaged.
+    newest = receipt.version if receipt is not None and receipt.path == wanted.path else ""
+    if newest and not params["downgrade"] and numbers(newest) > numbers(wanted.version):
+        raise release.ReleaseError(
+            found=f"{wanted.path} was {wanted.product} {newest}",
+            expected=f"a version that is not newer than {wanted.version}, because an older server may not read what a "
+            "newer one has written",
+            next_step=f"set the version to {newest} or a newer one; to go back, restore a snapshot on new servers",
+        )
 
     after = before
     current = receipt
@@ -496,6 +511,11 @@ def apply(module: AnsibleModule) -> dict[str, Any]:
     return result
 
 
+def numbers(version: str) -> list[int]:
+    """The numbers of a version; a beta counts as its release, because it is near enough to go either way."""
+    return [int(part) for part in re.findall(r"[0-9]+", re.split("[-+~]", version)[0])]
+
+
 def describe(product: str, version: str | None, checksum: str | None) -> str:
     lines = f"{product} {version}\n" if version else ""
     return lines + (f"sha256 {checksum}\n" if checksum else "")
@@ -507,6 +527,7 @@ def main() -> None:
             "product": {"type": "str", "required": True},
             "version": {"type": "str", "required": True},
             "state": {"type": "str", "choices": ["present", "verified"], "default": "present"},
+            "downgrade": {"type": "bool", "default": True},
             "base_url": {"type": "str", "default": "https://releases.hashicorp.com"},
             "verify_signature": {"type": "bool", "default": True},
             "key_url": {"type": "str", "default": "https://www.hashicorp.com/.well-known/pgp-key.txt", "no_log": False},

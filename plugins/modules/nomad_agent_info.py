@@ -91,6 +91,13 @@ message:
   type: str
   returned: success, and when what is waited for did not come
   sample: "client: no known servers"
+version:
+  description: >-
+    Version of the agent that runs, by C(/v1/agent/self), which is not that of the program once this was replaced; null
+    when it did not tell, as without the rule C(agent:read).
+  type: str
+  returned: success, and when what is waited for did not come
+  sample: 1.11.3
 leader:
   description: Address and port of the leader, by C(/v1/status/leader); null when there is none, or it is not known.
   type: str
@@ -188,6 +195,8 @@ class Answers:
     encrypted: bool | None = None
     peers: list[str] | None = None
     stats: dict[str, Any] | None = None
+    told_itself: bool = False
+    version: str | None = None
     servers: list[str] | None = None
     node_id: str | None = None
     node: Mapping[str, Any] | None = None
@@ -229,10 +238,18 @@ def ask_leader(client: nomad.Client, answers: Answers) -> None:
     answers.leader = found
 
 
+def ask_self(client: nomad.Client, answers: Answers) -> Any:
+    answers.told_itself = True
+    own = client.call("GET", "/v1/agent/self")
+    told = inner(inner(own, "config"), "Version").get("Version")
+    answers.version = str(clean_all(told)) if told else None
+    return own
+
+
 def ask_members(client: nomad.Client, answers: Answers) -> None:
     ask_leader(client, answers)
     try:
-        own = inner(client.call("GET", "/v1/agent/self"), "stats")
+        own = inner(ask_self(client, answers), "stats")
         told = client.call("GET", "/v1/agent/members")
     except nomad.NomadError as error:
         if error.status != 403:
@@ -273,7 +290,7 @@ def ask_stats(client: nomad.Client, answers: Answers) -> None:
 def ask_servers(client: nomad.Client, answers: Answers) -> None:
     answers.servers = None
     try:
-        own = client.call("GET", "/v1/agent/self")
+        own = ask_self(client, answers)
     except nomad.NomadError as error:
         if error.status != 403:
             raise
@@ -385,7 +402,8 @@ def ask_rest(
     client: nomad.Client, answers: Answers, deadline: float, asked: Callable[[nomad.Client, Answers], None] | None
 ) -> None:
     """Ask once for all else; an agent that does not tell its health tells nothing."""
-    for ask in (ask_health, ask_leader, ask_stats, *([ask_node] * bool(answers.node_id))):
+    others = [ask_self] * (not answers.told_itself) + [ask_node] * bool(answers.node_id)
+    for ask in (ask_health, ask_leader, ask_stats, *others):
         if ask is not asked:
             with contextlib.suppress(nomad.NomadError):
                 ask(hurried(client, deadline), answers)
@@ -410,6 +428,7 @@ def result_of(answers: Answers, plugin_age_max: float) -> dict[str, Any]:
         "changed": False,
         "state": state,
         "message": message,
+        "version": answers.version,
         "leader": answers.leader,
         "leads": answers.leads,
         "encrypted": answers.encrypted,

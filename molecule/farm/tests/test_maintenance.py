@@ -14,7 +14,7 @@ import pytest
 
 from tests.simulator import farm
 from tests.simulator.cache import ROOT
-from tests.simulator.docker import docker, docker_binary
+from tests.simulator.docker import docker
 from tests.simulator.farm import jobs
 from tests.simulator.gpu import faults
 from tests.testinfra import playbooks
@@ -92,11 +92,7 @@ def take_out(change: str) -> None:
 def trainer() -> Iterator[dict[str, Any]]:
     for each in ("t4", "h100", "wsl"):
         jobs.load_image(FARM, each)
-    job = TRAINER.replace("IMAGE", jobs.job_image())
-    subprocess.run(
-        [docker_binary(), "exec", "-i", f"{FARM}-server", "nomad", "job", "run", "-detach", "-"],
-        input=job.encode(), check=True, capture_output=True,
-    )  # fmt: skip
+    jobs.nomad(FARM, "job", "run", "-detach", "-", text=TRAINER.replace("IMAGE", jobs.job_image()))
     wait_for("the trainer runs", lambda: bool(running()))
     (allocation,) = running()
     assert allocation["NodeName"] == "t4"

@@ -79,10 +79,12 @@ def load_image(farm: str, node: str) -> None:
         raise JobError(f"{node}: docker load failed: {result.stderr.decode().strip()}")
 
 
-def nomad(farm: str, *args: str, workdir: str = "/") -> str:
-    """Run the nomad client on the farm's server and return what it printed."""
-    command = [docker_binary(), "exec", "--workdir", workdir, f"{farm}-server", "nomad", *args]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+def nomad(farm: str, *args: str, workdir: str = "/", text: str = "") -> str:
+    """Run the nomad client on the farm's server, which reads the text, and return what it printed."""
+    # Where it has something to read, `operator api` posts it.
+    command = [docker_binary(), "exec", *["--interactive"] * bool(text), "--workdir", workdir, f"{farm}-server", "nomad"]
+    command += args
+    result = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     if result.returncode:
         raise JobError(
             f"nomad {' '.join(args)} failed ({result.returncode}): {(result.stderr or result.stdout).strip()}"

@@ -32,7 +32,7 @@ FARM = inventory(gpu_nodes=["node"], nomad_servers=["control"])
 @pytest.mark.parametrize(
     ("name", "group"),
     [
-        *((name, "gpu_node") for name in ("site.yml", "verify.yml", "health.yml", "report.yml")),
+        *((name, "gpu_node") for name in ("site.yml", "upgrade.yml", "verify.yml", "health.yml", "report.yml")),
         ("verify.yml", "gpu_nodes"),
     ],
 )
@@ -82,6 +82,7 @@ def test_servers_can_be_elsewhere(tmp_path: Path, where: str) -> None:
     ("name", "limit", "expected"),
     [
         ("site.yml", "other", "nomad_servers or gpu_nodes"),
+        ("upgrade.yml", "other", "nomad_servers or gpu_nodes"),
         ("verify.yml", "other", "gpu_nodes"),
         ("verify.yml", "control", "gpu_nodes"),
         ("health.yml", "control", "gpu_nodes"),

@@ -185,6 +185,28 @@ def test_upgrade_and_downgrade(node: Node, releases: helper.Releases) -> None:
     assert node.binary.read_bytes() == b"old amd64"
 
 
+@pytest.mark.parametrize("damage", ["none", "delete", "modify"])
+@pytest.mark.parametrize("check", [False, True])
+def test_a_server_does_not_go_back(node: Node, releases: helper.Releases, damage: str, check: bool) -> None:
+    for version in ("1.9.0", "1.10.0", "1.10.1", "1.10.1-beta.1"):
+        releases.publish("nomad", version, version.encode())
+    node.run(version="1.9.0")
+    assert not node.run(version="1.10.0", downgrade=False).get("failed")
+    if damage == "delete":
+        node.binary.unlink()
+    elif damage == "modify":
+        node.binary.write_bytes(b"another")
+    before = node.files()
+    result = node.run(version="1.9.0", downgrade=False, check=check)
+    assert_error(result, f"{node.binary} was nomad 1.10.0", "not newer than 1.9.0", "set the version to 1.10.0 or")
+    assert node.files() == before
+    assert not node.run(version="1.10.0", downgrade=False).get("failed")
+    # A beta is near enough to go either way.
+    for version in ("1.10.1", "1.10.1-beta.1", "1.10.1"):
+        assert not node.run(version=version, downgrade=False).get("failed")
+    assert not node.run(version="1.9.0").get("failed")
+
+
 @pytest.mark.parametrize("damage", ["delete", "modify"])
 def test_a_program_that_is_not_the_installed_one_is_replaced(
     node: Node, releases: helper.Releases, damage: str

@@ -46,7 +46,7 @@ def own(
     known_servers: str = "192.0.2.1:4647, 192.0.2.2:4647", heartbeat_ttl: str = "14.3s", last_heartbeat: str = "3.1s"
 ) -> dict[str, Any]:
     told = {"known_servers": known_servers, "heartbeat_ttl": heartbeat_ttl, "last_heartbeat": last_heartbeat}
-    return {"stats": {"client": told}}
+    return {"config": {"Version": {"Version": "1.11.3"}}, "stats": {"client": told}}
 
 
 class Server(farm.Agent):
@@ -159,7 +159,7 @@ def test_agent_that_is_well(server: Server, capsys: pytest.CaptureFixture[str], 
     result = run(server, capsys, check_mode=check_mode)
     assert values(result) == ("ok", None, "192.0.2.1:4647", 86400, None)
     assert "failed" not in result
-    assert server.asked == [HEALTH, LEADER, STATS]
+    assert server.asked == [HEALTH, LEADER, STATS, SELF]
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_agent_that_is_not_well_says_why(
     result = run(server, capsys)
     assert values(result) == ("unhealthy", message.format(url=server.url + HEALTH), None, 86400, None)
     # An answer that is no state is not asked for again.
-    assert server.asked == [HEALTH, LEADER, STATS]
+    assert server.asked == [HEALTH, LEADER, STATS, SELF]
 
 
 def test_other_answers_are_those_of_an_agent_that_is_not_well(
@@ -417,7 +417,7 @@ def test_what_is_waited_for_comes(
     servers = ["192.0.2.1:4647", "192.0.2.2:4647"] if goal == "client" else None
     assert values(result) == ("ok", None, "192.0.2.1:4647", 86400, servers)
     assert "failed" not in result
-    assert server.asked == [path] * 3 + [other for other in (HEALTH, LEADER, STATS) if other != path]
+    assert server.asked == [path] * 3 + [other for other in (HEALTH, LEADER, STATS, SELF) if other != path]
     assert clock.now == 1002
 
 
@@ -426,7 +426,7 @@ def test_an_agent_that_is_not_well_answers(server: Server, capsys: pytest.Captur
     result = run(server, capsys, wait_for="answer")
     assert values(result)[:2] == ("unhealthy", "client: no known servers")
     assert "failed" not in result
-    assert server.asked == [HEALTH, LEADER, STATS]
+    assert server.asked == [HEALTH, LEADER, STATS, SELF]
 
 
 def test_an_agent_that_starts_is_waited_for(
@@ -464,7 +464,7 @@ def test_requests_after_the_wait_have_what_is_left(
 ) -> None:
     server.answers[LEADER] = [NO_LEADER, (200, "192.0.2.1:4647")]
     run(server, capsys, wait_for="leader", timeout=10)
-    assert limits == [10, 9, 9, 9]
+    assert limits == [10, 9, 9, 9, 9]
 
 
 @pytest.mark.parametrize(("goal", "path"), [("answer", HEALTH), ("leader", LEADER), ("client", SELF)])
@@ -654,8 +654,27 @@ def test_documented_options_are_the_real_ones(monkeypatch: pytest.MonkeyPatch) -
 def test_returned_values_are_the_documented_ones(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     documented = yaml.safe_load(nomad_agent_info.RETURN)
     result = run(server, capsys, wait_for="client")
-    assert set(result) - {"changed", "invocation"} == set(documented) == {*VALUES, *OF_THE_NODE, *OF_A_SERVER}
+    assert set(result) - {"changed", "invocation"} == set(documented) == {
+        "version", *VALUES, *OF_THE_NODE, *OF_A_SERVER,
+    }  # fmt: skip
     assert yaml.safe_load(nomad_agent_info.EXAMPLES)
+
+
+@pytest.mark.parametrize("goal", ["nothing", "leader", "client"])
+def test_the_version_that_runs(server: Server, capsys: pytest.CaptureFixture[str], goal: str) -> None:
+    assert run(server, capsys, wait_for=goal)["version"] == "1.11.3"
+    assert server.asked.count(SELF) == 1
+
+
+@pytest.mark.parametrize(
+    "answer", [(403, "Permission denied"), (200, {}), (200, {"config": {"Version": {"Version": ""}}}), (200, [1])]
+)
+def test_a_version_that_is_not_told(
+    server: Server, capsys: pytest.CaptureFixture[str], answer: tuple[int, Any]
+) -> None:
+    server.answers[SELF] = [answer]
+    result = run(server, capsys)
+    assert (result["version"], result["state"]) == (None, "ok")
 
 
 def test_module_is_of_the_action_group() -> None:

@@ -1,0 +1,58 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ansible.errors import AnsibleFilterError
+from ansible_collections.gpufarm.core.plugins.filter import upgrade_waves as plugin
+
+upgrade_waves = plugin.FilterModule().filters()["upgrade_waves"]
+
+
+def nodes(count: int, *models: str) -> list[dict[str, Any]]:
+    return [{"host": f"n{number}", "models": list(models)} for number in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("count", "sizes", "lengths"),
+    [
+        (10, ["1", "30%", "100%"], [1, 3, 6]),
+        (10, [2], [2, 2, 2, 2, 2]),
+        (3, ["1", "1%"], [1, 1, 1]),
+        (19, ["10%"], [1] * 19),
+        (2, ["5"], [2]),
+        (0, ["1"], []),
+    ],
+)
+def test_sizes(count: int, sizes: list[object], lengths: list[int]) -> None:
+    waves = upgrade_waves(nodes(count, "T4"), sizes)
+    assert [len(wave) for wave in waves] == lengths
+    assert [host for wave in waves for host in wave] == [f"n{number}" for number in range(count)]
+
+
+def test_a_model_that_has_no_room_waits_and_others_go_before_it() -> None:
+    farm = [
+        {"host": "a1", "models": ["A"]}, {"host": "a2", "models": ["A"]}, {"host": "b1", "models": ["B"]},
+        {"host": "ab", "models": ["A", "B", "B"]}, {"host": "none", "models": []}, {"host": "a3", "models": ["A"]},
+    ]  # fmt: skip
+    assert upgrade_waves(farm, ["100%"], 1) == [["a1", "b1", "none"], ["a2"], ["ab"], ["a3"]]
+    # Half of four A are two, half of two B are one.
+    assert upgrade_waves(farm, ["100%"], "50%") == [["a1", "a2", "b1", "none"], ["ab", "a3"]]
+    assert upgrade_waves(farm, ["1", "100%"], "50%") == [["a1"], ["a2", "b1", "none", "a3"], ["ab"]]
+
+
+@pytest.mark.parametrize("size", ["0", "0%", "101%", "-1", "many", "", "1.5", None])
+def test_a_limit_that_is_none(size: object) -> None:
+    with pytest.raises(AnsibleFilterError, match=r"found waves: .*Expected: a number of nodes .*upgrade_waves"):
+        upgrade_waves(nodes(1), [size])
+    with pytest.raises(AnsibleFilterError, match=r"found per_model: .*Next step: correct upgrade_per_model"):
+        upgrade_waves(nodes(1), ["1"], size)
+
+
+def test_no_sizes() -> None:
+    with pytest.raises(AnsibleFilterError, match="found no size"):
+        upgrade_waves(nodes(1), [])
