@@ -82,8 +82,8 @@ def load_image(farm: str, node: str) -> None:
 def nomad(farm: str, *args: str, workdir: str = "/", text: str = "") -> str:
     """Run the nomad client on the farm's server, which reads the text, and return what it printed."""
     # Where it has something to read, `operator api` posts it.
-    command = [docker_binary(), "exec", *["--interactive"] * bool(text), "--workdir", workdir, f"{farm}-server", "nomad"]
-    command += args
+    reads = ["--interactive"] * bool(text)
+    command = [docker_binary(), "exec", *reads, "--workdir", workdir, f"{farm}-server", "nomad", *args]
     result = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     if result.returncode:
         raise JobError(
