@@ -52,7 +52,7 @@ readmes: setup
 	@$(BIN)/python -m tests.readmes
 
 mutants: setup
-	@$(BIN)/python tests/mutants.py --seed $(or $(SEED),1) --sample $(or $(SAMPLE),100)
+	@$(BIN)/python -m tests.mutants --seed $(or $(SEED),1) --sample $(or $(SAMPLE),100)
 
 bench: setup
 	@$(BIN)/python tests/bench/nvidia_smi.py

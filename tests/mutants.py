@@ -1,7 +1,8 @@
 """``make mutants``: changes single places of plugins/ and tells which changes no unit test notices.
 
-A sample of all changes, drawn with a seed, is tried one by one, each in a copy of the checkout: first the tests that
-are named after the changed file, then all others. A change by which a test fails, or never ends, is noticed.
+All unit tests run once, and what each of them meets is recorded. Then a sample of all changes, drawn with a seed, is
+tried one by one, each in a copy of the checkout, with the tests that meet it. A change by which a test fails, or never
+ends, is noticed.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import Queue
 
+from tests import meets
+
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTATION = {"DOCUMENTATION", "EXAMPLES", "RETURN"}
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
@@ -32,8 +35,8 @@ OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult,
     ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
 }  # fmt: skip
-# No unit test takes this long where nothing hangs.
-TOO_LONG_S = 900
+# No unit tests of one change take this long where nothing hangs.
+TOO_LONG_S = 1800
 
 
 @dataclass(frozen=True)
@@ -210,39 +213,33 @@ def checkout(folder: Path) -> Path:
     return folder
 
 
-def notices(folder: Path, *tests: str) -> bool:
-    """Tell whether the tests fail in a copy."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]
-    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-    try:
-        code = subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, check=False, timeout=TOO_LONG_S
-        ).returncode
-    except subprocess.TimeoutExpired:
-        return True
-    # A change can end pytest itself, by a signal or an error that is no Exception.
-    if code in (4, 5):
-        raise RuntimeError(f"{' '.join(command)} ended with {code}: it had no tests. Next step: run it by hand")
-    return code != 0
-
-
-def survives(mutant: Mutant, folder: Path) -> bool:
-    """Tell whether no unit test notices a change."""
+def survives(mutant: Mutant, folder: Path, tests: list[str]) -> bool:
+    """Tell whether none of the tests notices a change."""
     path = folder / mutant.path
     original = path.read_text(encoding="utf-8")
-    names = {path.stem, path.parent.name}
-    # Those that run playbooks take minutes.
-    tests = sorted((folder / "tests/unit/plugins").rglob("test_*.py"))
-    first = [str(test.relative_to(folder)) for test in tests if any(test.name.startswith(f"test_{n}") for n in names)]
+    chosen = folder / ".chosen"
+    chosen.write_text("\n".join(tests), encoding="utf-8")
+    files = dict.fromkeys(test.partition("::")[0] for test in tests)
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "GPUFARM_CHOSEN": str(chosen)}
     path.write_text(applied(mutant, original), encoding="utf-8")
     try:
-        if first and notices(folder, *first):
-            return False
-        return not notices(
-            folder, "tests/unit/plugins", "tests/unit/playbooks", *(f"--ignore={test}" for test in first)
-        )
+        code = subprocess.run(
+            [*command, "-p", "tests.meets", *files],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            check=False,
+            timeout=TOO_LONG_S,
+        ).returncode
+    except subprocess.TimeoutExpired:
+        return False
     finally:
         path.write_text(original, encoding="utf-8")
+    # A change can end pytest itself, by a signal or an error that is no Exception.
+    if code in (4, 5):
+        raise RuntimeError(f"{mutant}: pytest ended with {code}, it had no tests. Next step: run {' '.join(command)}")
+    return code == 0
 
 
 def main() -> int:
@@ -250,6 +247,7 @@ def main() -> int:
     parser.add_argument("--sample", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="", help="a part of the paths to change")
+    parser.add_argument("--records", type=Path, help="a folder that keeps what each test meets for the next run")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     arguments = parser.parse_args()
     every = [mutant for mutant in mutants() if arguments.only in mutant.path]
@@ -258,6 +256,11 @@ def main() -> int:
     sys.stdout.write(f"{len(every)} changes are possible, {len(chosen)} are tried (seed {arguments.seed})\n")
     begun = time.monotonic()
     alive: list[Mutant] = []
+    if arguments.records and arguments.records.is_dir():
+        meetings = meets.Meetings.read(arguments.records)
+    else:
+        meetings = meets.Meetings.recorded(arguments.records or Path(tempfile.mkdtemp(prefix="meets-")))
+        sys.stdout.write(f"the unit tests ran once, {time.monotonic() - begun:.0f} s\n")
     with tempfile.TemporaryDirectory(prefix="mutants-") as name, ThreadPoolExecutor(arguments.processes) as pool:
         folders: Queue[Path] = Queue()
         for index in range(arguments.processes):
@@ -266,7 +269,8 @@ def main() -> int:
         def attempt(mutant: Mutant) -> tuple[Mutant, bool]:
             folder = folders.get()
             try:
-                return mutant, survives(mutant, folder)
+                tests = meetings.of(mutant.path, mutant.line)
+                return mutant, not tests or survives(mutant, folder, tests)
             finally:
                 folders.put(folder)
 
