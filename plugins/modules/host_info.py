@@ -37,6 +37,11 @@ options:
     type: list
     elements: str
     default: []
+  certificates:
+    description: Paths of files with a certificate in PEM.
+    type: list
+    elements: str
+    default: []
   json_files:
     description: Paths of files that have to be JSON where they are there. Of what they say nothing is told.
     type: list
@@ -125,6 +130,11 @@ files:
       description: SHA-1 of its content, null where it is no regular file, cannot be read or has more than 1 MiB.
       type: str
       sample: da39a3ee5e6b4b0d3255bfef95601890afd80709
+certificates:
+  description: By path, the first certificate in each of O(certificates) that has one, in PEM; of a key nothing is told.
+  type: dict
+  returned: success
+  sample: {/etc/nomad.d/tls/agent.pem: "-----BEGIN CERTIFICATE-----\nMIIB...\n-----END CERTIFICATE-----"}
 json_errors:
   description: By path, why one of O(json_files) is no JSON.
   type: dict
@@ -171,6 +181,7 @@ import glob
 import hashlib
 import json
 import os
+import re
 import shutil
 import stat
 from pathlib import Path
@@ -182,6 +193,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils import openpgp
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 EXTENDED_STATES = "/var/lib/apt/extended_states"
 LARGE = 1 << 20
+CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----[A-Za-z0-9+/=\s]+-----END CERTIFICATE-----")
 
 
 def content_of(path: str) -> bytes | None:
@@ -213,6 +225,15 @@ def look_at_files(patterns: list[str]) -> list[dict[str, Any]]:
                 "checksum": None if content is None else hashlib.sha1(content).hexdigest(),  # noqa: S324
             }
         )
+    return found
+
+
+def certificates(paths: list[str]) -> dict[str, str]:
+    found = {}
+    for path in paths:
+        match = CERTIFICATE.search(content_of(path) or b"")
+        if match:
+            found[path] = match[0].decode("ascii")
     return found
 
 
@@ -286,7 +307,7 @@ def units(module: AnsibleModule, names: list[str]) -> dict[str, dict[str, str]]:
 
 
 def main() -> None:
-    names = ("files", "json_files", "keyrings", "packages", "programs", "units")
+    names = ("files", "certificates", "json_files", "keyrings", "packages", "programs", "units")
     argument_spec: dict[str, dict[str, Any]] = {
         name: {"type": "list", "elements": "str", "default": []} for name in names
     }
@@ -299,6 +320,7 @@ def main() -> None:
         changed=False,
         user_id=os.getuid(),
         files=look_at_files(params["files"]),
+        certificates=certificates(params["certificates"]),
         json_errors=json_errors(params["json_files"]),
         keyrings={path: keys_of(path) for path in params["keyrings"]},
         packages=packages,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import ipaddress
 import json
 import os
 import re
@@ -12,16 +14,21 @@ from typing import Any
 
 import pytest
 import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from testinfra.host import Host
 
 from tests.simulator.docker import docker, docker_binary
 from tests.testinfra.playbooks import run_in_scenario, words
 
-SERVER, NODE = "secure-server", "secure-t4"
-NODES = [SERVER, NODE]
-TLS = "/etc/nomad-tls"
+SERVER, NODE = "secure-server1", "secure-t4"
+SERVERS = [SERVER, "secure-server2", "secure-server3"]
+NODES = [*SERVERS, NODE, "secure-h200"]
+TLS = "/etc/nomad.d/tls"
 SCENARIO = Path(os.environ["MOLECULE_SCENARIO_DIRECTORY"])
 EPHEMERAL = Path(os.environ["MOLECULE_EPHEMERAL_DIRECTORY"])
+SECRETS = EPHEMERAL / "nomad-secrets"
 # Taken away before Testinfra lists the inventory, with all that it holds.
 LOG = Path(os.environ.pop("ANSIBLE_LOG_PATH"))
 
@@ -30,15 +37,17 @@ LOG = Path(os.environ.pop("ANSIBLE_LOG_PATH"))
 def secrets() -> dict[str, str]:
     """Return what nobody may see, by its name."""
     given = yaml.safe_load((SCENARIO / "hosts.yml").read_text(encoding="utf-8"))["farm"]["hosts"][SERVER]
+    tokens = {path.stem: path.read_text(encoding="ascii") for path in SECRETS.glob("*.token")}
+    assert sorted(tokens) == ["nomad-farm", "nomad-gate", "nomad-jobs", "nomad-management", "nomad-verify"]
     found = {
-        "token": given["nomad_token"],
+        **tokens,
         "gossip key": given["nomad_server_gossip_key"],
         "password": re.sub(r".*:([^@]*)@.*", r"\1", given["nomad_release_url"]),
     }
-    for kind in ("server", "client"):
-        pem = (EPHEMERAL / f"tls/global-{kind}-nomad-key.pem").read_text(encoding="ascii").splitlines()
+    keys = {f"key of {node}": on(node, "cat", f"{TLS}/agent-key.pem") for node in NODES}
+    for name, pem in {**keys, "key of the CA": (SECRETS / "nomad-ca-key.pem").read_text(encoding="ascii")}.items():
         # One line of it: indented, escaped or quoted it would be found all the same.
-        found[f"{kind} key"] = next(line for line in pem if not line.startswith("-----"))[-40:]
+        found[name] = next(line for line in pem.splitlines() if not line.startswith("-----"))[-40:]
     assert all(len(secret) > 15 for secret in found.values())
     return found
 
@@ -84,7 +93,8 @@ def test_farm_is_closed_to_who_has_no_certificate_or_no_token(host: Host) -> Non
     assert "certificate required" in refused.stderr or "bad certificate" in refused.stderr, refused.stderr
     name = str(host.check_output("hostname"))
     assert api(name, "/v1/nodes") == 403
-    assert api(name, "/v1/nodes", secrets()["token"])[0]["Name"] == NODE
+    found = api(name, "/v1/nodes", secrets()["nomad-verify"])
+    assert {node["Name"] for node in found} == {NODE, "secure-h200"}
 
 
 def test_mirror_is_closed_to_who_has_no_password() -> None:
@@ -96,7 +106,7 @@ def test_mirror_is_closed_to_who_has_no_password() -> None:
 
 def test_first_run_said_no_secret() -> None:
     # Molecule keeps its folder: what is before this is of an earlier run.
-    _, begin, log = LOG.read_text(encoding="utf-8").rpartition("PLAY [A CA]")
+    _, begin, log = LOG.read_text(encoding="utf-8").rpartition("PLAY [Mirror that wants a password]")
     assert begin
     assert "Have the gossip key" in log
     assert "Using module file" in log, "not as verbose as it gets"
@@ -155,7 +165,7 @@ def test_processes_units_and_journal_hold_no_secret(node: str) -> None:
 
 def narrow(name: str, rules: str) -> str:
     """Return a token that has only these rights."""
-    token = secrets()["token"]
+    token = secrets()["nomad-management"]
     api(SERVER, f"/v1/acl/policy/{name}", token, "POST", {"Name": name, "Rules": rules})
     made = api(SERVER, "/v1/acl/token", token, "POST", {"Name": name, "Type": "client", "Policies": [name]})
     return str(made["SecretID"])
@@ -163,7 +173,8 @@ def narrow(name: str, rules: str) -> str:
 
 def node() -> dict[str, Any]:
     """Return the GPU node as Nomad lists it."""
-    return dict(api(SERVER, "/v1/nodes", secrets()["token"])[0])
+    listed = api(SERVER, "/v1/nodes", secrets()["nomad-verify"])
+    return dict(next(found for found in listed if found["Name"] == NODE))
 
 
 @pytest.mark.parametrize(
@@ -186,7 +197,8 @@ def test_a_token_with_the_rights_that_are_documented_closes_and_opens() -> None:
     token = narrow("gate", 'agent { policy = "read" } node { policy = "write" }')
     for expected in (5, 4):
         file = given({"nomad_token": token, "gpu_node_gpus": expected})
-        run = run_in_scenario("playbooks/health.yml", "-vvv", "--diff", "--extra-vars", f"@{file}")
+        options = ("--limit", NODE, "-vvv", "--diff", "--extra-vars", f"@{file}")
+        run = run_in_scenario("playbooks/health.yml", *options)
         assert (run.code == 0) is (expected == 4), run.output
         assert token not in run.output
         assert node()["SchedulingEligibility"] == ("eligible" if expected == 4 else "ineligible"), run.output
@@ -196,11 +208,125 @@ def test_gossip_key_rotates_with_tls_and_a_token() -> None:
     key = "YW5vdGhlci1zZWNyZXQtZm9yLXRoaXMtc2NlbmFyaW8="
     token = narrow("gossip", 'agent { policy = "write" } node { policy = "read" }')
     run = run_in_scenario(
-        SCENARIO / "converge.yml", "--tags", "servers", "-vvv", "--diff",
+        SCENARIO / "converge.yml", "--limit", "nomad_servers", "-vvv", "--diff",
         "--extra-vars", f"@{given({'nomad_server_gossip_key': key, 'nomad_token': token})}",
     )  # fmt: skip
     assert run.code == 0, run.output
     assert key not in run.output
     assert token not in run.output
     assert seen(run.output) == []
-    assert json.loads(docker("exec", SERVER, "cat", "/opt/nomad/data/server/serf.keyring")) == [key]
+    for server in SERVERS:
+        assert json.loads(docker("exec", server, "cat", "/opt/nomad/data/server/serf.keyring")) == [key]
+
+
+def authority() -> tuple[x509.Certificate, Any]:
+    """Return the farm's CA and its key."""
+    ca = x509.load_pem_x509_certificate((SECRETS / "nomad-ca.pem").read_bytes())
+    return ca, serialization.load_pem_private_key((SECRETS / "nomad-ca-key.pem").read_bytes(), None)
+
+
+def bring(node: str, folder: str, region: str = "global", days: float = 1, signed_by: Any = None) -> None:
+    """Put a certificate of a client on a node that the farm's CA has signed, or another one."""
+    ca, ca_key = authority()
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, f"client.{region}.nomad")])
+    now, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)
+    subjects = [x509.DNSName(f"client.{region}.nomad"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    made = x509.CertificateBuilder(
+        ca.subject, name, key.public_key(), x509.random_serial_number(), now - 9 * day, now + days * day,
+        [x509.Extension(x509.SubjectAlternativeName.oid, False, x509.SubjectAlternativeName(subjects))],
+    ).sign(signed_by or ca_key, hashes.SHA256())  # fmt: skip
+    pem = serialization.Encoding.PEM
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    docker("exec", node, "mkdir", "-p", folder)
+    for file, content in {"ca": ca.public_bytes(pem), "agent": made.public_bytes(pem), "agent-key": private}.items():
+        on(node, "sh", "-c", f"umask 077; cat >{folder}/{file}.pem", given=content.decode())
+
+
+# What a colleague has in the wrong place, by what is told.
+TROUBLES = {
+    "expired": ({"days": -1}, "expired"),
+    "of another CA": ({"signed_by": ec.generate_private_key(ec.SECP256R1())}, "TLS with https://127.0.0.1:4646/"),
+}
+
+
+@pytest.mark.parametrize("trouble", TROUBLES)
+def test_verification_with_a_certificate_that_does_not_hold_is_told(trouble: str) -> None:
+    wrong, told = TROUBLES[trouble]
+    for node in NODES:
+        bring(node, "/run/brought", **wrong)
+    files = {"ca": "ca", "cert": "agent", "key": "agent-key"}
+    given_files = {f"nomad_tls_{option}_file": f"/run/brought/{file}.pem" for option, file in files.items()}
+    run = run_in_scenario("playbooks/verify.yml", "--extra-vars", f"@{given({'nomad_tls': 'files', **given_files})}")
+    assert run.code != 0
+    assert told in words(run.output), run.output
+    assert "Next step: " in words(run.output)
+
+
+def test_an_agent_without_a_certificate_of_the_farm_cannot_join() -> None:
+    """Neither as it is, nor with a certificate of a CA that has the same name."""
+    bring(NODE, "/run/foreign", signed_by=ec.generate_private_key(ec.SECP256R1()))
+    tls = "\n".join(f'{kind}_file = "/run/foreign/{file}.pem"' for kind, file in
+                    {"ca": "ca", "cert": "agent", "key": "agent-key"}.items())  # fmt: skip
+    for name, block in {"plain": "", "foreign": f"tls {{\nrpc = true\n{tls}\n}}"}.items():
+        config = f"""
+name = "{name}"
+data_dir = "/run/{name}"
+ports {{
+  http = 14646
+  rpc = 14647
+}}
+client {{
+  enabled = true
+  servers = ["{SERVER}:4647"]
+}}
+{block}
+"""
+        on(NODE, "sh", "-c", f"cat >/run/{name}.hcl", given=config)
+        # It tries for ever; what its log says of the first time is enough.
+        log = on(NODE, "sh", "-c", f"""
+            env -u AWS_CA_BUNDLE nomad agent -config /run/{name}.hcl >/run/{name}.log 2>&1 & agent=$!
+            until grep -q -e 'error registering' -e 'error performing RPC' /run/{name}.log; do
+                kill -0 $agent || break
+                sleep 0.2
+            done
+            kill -KILL $agent
+            cat /run/{name}.log""")  # fmt: skip
+        assert "error registering" in log or "error performing RPC" in log, log
+        assert {found["Name"] for found in api(SERVER, "/v1/nodes", secrets()["nomad-verify"])} == {NODE, "secure-h200"}
+
+
+def test_two_of_three_servers_are_enough() -> None:
+    docker("exec", "secure-server3", "systemctl", "kill", "--signal", "KILL", "nomad")
+    docker("exec", "secure-server3", "systemctl", "stop", "nomad")
+    try:
+        run = run_in_scenario("playbooks/verify.yml", "--limit", "all:!secure-server3")
+    finally:
+        docker("exec", "secure-server3", "systemctl", "start", "nomad")
+    assert run.code == 0, run.output
+    assert run_in_scenario("playbooks/verify.yml").code == 0
+
+
+def test_who_has_the_token_that_only_reads_verifies(tmp_path: Path) -> None:
+    """And can do no more."""
+    colleague = tmp_path / "secrets"
+    colleague.mkdir(mode=0o700)
+    (colleague / "nomad-verify.token").write_bytes((SECRETS / "nomad-verify.token").read_bytes())
+    run = run_in_scenario("playbooks/verify.yml", "--extra-vars", f"@{given({'nomad_secrets_dir': str(colleague)})}")
+    assert run.code == 0, run.output
+    token = secrets()["nomad-verify"]
+    own = node()["ID"]
+    assert api(SERVER, f"/v1/node/{own}/eligibility", token, "POST", {"Eligibility": "ineligible"}) == 403
+    assert api(SERVER, "/v1/acl/tokens", token) == 403
+
+
+def test_certificates_are_renewed_while_the_farm_works() -> None:
+    """All that end in less than 400 days, which are those that there are; one server at a time."""
+    before = {node: on(node, "cat", f"{TLS}/agent.pem") for node in NODES}
+    run = run_in_scenario(SCENARIO / "converge.yml", "--extra-vars", f"@{given({'nomad_tls_renew_days': 400})}")
+    assert run.code == 0, run.output
+    after = {node: on(node, "cat", f"{TLS}/agent.pem") for node in NODES}
+    assert not [node for node in NODES if before[node] == after[node]]
+    assert len({on(node, "sha256sum", f"{TLS}/ca.pem") for node in NODES}) == 1
+    run = run_in_scenario(SCENARIO / "converge.yml")
+    assert set(run.changed.values()) == {0}, run.output

@@ -62,7 +62,14 @@ def values(name: str, roles: Sequence[str], cases: Sequence[dict[str, Any]]) -> 
 def host(*paths: str, packages: tuple[str, ...] = (), **more: Any) -> dict[str, Any]:
     """Return what the module host_info tells of a host that has these paths."""
     files = [{"path": path, "mode": "0644", "uid": 0, "gid": 0, "isdir": False, "isreg": True} for path in paths]
-    empty = {"json_errors": {}, "keyrings": {}, "packages_auto": [], "programs": {"dockerd": ""}, "units": {}}
+    empty = {
+        "certificates": {},
+        "json_errors": {},
+        "keyrings": {},
+        "packages_auto": [],
+        "programs": {"dockerd": ""},
+        "units": {},
+    }
     return {"user_id": 0, "files": files, "packages": list(packages), **empty, **more}
 
 

@@ -67,7 +67,7 @@ def test_the_options_are_as_documented(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nothing_is_told_that_nobody_asked_for(host: Host) -> None:
     found = host.look()
     assert found["user_id"] == os.getuid()
-    names = ("files", "json_errors", "keyrings", "packages", "packages_auto", "programs", "units")
+    names = ("files", "certificates", "json_errors", "keyrings", "packages", "packages_auto", "programs", "units")
     assert not any(found[name] for name in names)
 
 
@@ -102,6 +102,18 @@ def test_a_large_file_is_not_read(host: Host, tmp_path: Path) -> None:
     more, most = host.look(files=[f"{tmp_path}/mo*"])["files"]
     assert more["checksum"] is None
     assert most["checksum"] == sha1(b"\0" * host_info.LARGE)
+
+
+def test_certificates_without_their_keys(host: Host, tmp_path: Path) -> None:
+    first, second = (f"-----BEGIN CERTIFICATE-----\n{text}\n-----END CERTIFICATE-----" for text in ("MIIB+/a=", "MIIC"))
+    key = "-----BEGIN PRIVATE KEY-----\nMIGH\n-----END PRIVATE KEY-----"
+    (tmp_path / "both.pem").write_text(f"{key}\n{first}\n{second}\n", encoding="utf-8")
+    (tmp_path / "key.pem").write_text(key, encoding="utf-8")
+    (tmp_path / "torn.pem").write_text(first[:-10], encoding="utf-8")
+    names = ("both", "key", "torn", "none")
+    found = host.look(certificates=[f"{tmp_path}/{name}.pem" for name in names])
+    assert found["certificates"] == {f"{tmp_path}/both.pem": first}
+    assert "MIGH" not in str(found)
 
 
 def test_what_is_no_json(host: Host, tmp_path: Path) -> None:

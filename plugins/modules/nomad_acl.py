@@ -1,0 +1,176 @@
+#!/usr/bin/python
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""Keep the ACLs of a Nomad region: the first token, policies, and tokens that have them."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: nomad_acl
+short_description: Bootstrap Nomad's ACLs and keep policies and tokens
+version_added: 1.0.0
+author:
+  - gpufarm contributors (@gpufarm)
+description:
+  - Makes the token that it is given the first management token of a region that has none, then keeps policies and
+    tokens that have them. As the secret is known before Nomad is, a run that breaks off anywhere loses nothing.
+  - Policies and tokens of other names are left alone.
+extends_documentation_fragment:
+  - gpufarm.core.nomad
+  - gpufarm.core.nomad.actiongroup_nomad
+attributes:
+  check_mode:
+    support: full
+    description: Can run in C(check_mode) and says whether something would change.
+  diff_mode:
+    support: none
+    description: Tokens are shown nowhere.
+  idempotent:
+    support: full
+    description: Where all is as wanted nothing is written.
+  platform:
+    platforms: posix
+    support: full
+    description: Runs where the API of a server answers.
+options:
+  token:
+    description:
+      - The Secret ID of the management token. Where the region has no token yet it becomes the first one; it has to be
+        a UUID then.
+  policies:
+    description:
+      - Rules by the name of their policy, in the language of Nomad's ACL policies.
+    type: dict
+    default: {}
+  tokens:
+    description:
+      - The names of policies that a token has, by the name of the token. Of several tokens of a name the oldest is kept
+        so; no token is deleted.
+    type: dict
+    default: {}
+notes:
+  - Its answer holds secrets. Use C(no_log) and C(register).
+"""
+
+EXAMPLES = r"""
+- name: Have a token that may only look
+  gpufarm.core.nomad_acl:
+    token: "{{ vault_nomad_management_token }}"
+    policies:
+      verify: |
+        agent { policy = "read" }
+        node { policy = "read" }
+    tokens:
+      verify: [verify]
+  register: acl
+  no_log: true
+"""
+
+RETURN = r"""
+secrets:
+  description: The Secret IDs of O(tokens), by name. In check mode one that is only to come is missing.
+  type: dict
+  returned: success
+  sample: {verify: 9184ec35-65d4-9258-61e3-0c066d0a45c5}
+"""
+
+import platform
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpufarm.core.plugins.module_utils import nomad, nomad_options
+from ansible_collections.gpufarm.core.plugins.module_utils.text import clean
+
+
+class Acl:
+    """The ACLs of a region, and whether something of them was to be written."""
+
+    def __init__(self, connection: nomad.Connection, check_mode: bool) -> None:
+        self._client = nomad.Client(connection)
+        self._check_mode = check_mode
+        self.changed = False
+
+    def _write(self, path: str, body: Any) -> Any:
+        self.changed = True
+        return None if self._check_mode else self._client.call("POST", path, body)
+
+    def bootstrap(self) -> bool:
+        """Have a management token; false where that is only to come."""
+        try:
+            found = self._client.call("GET", "/v1/acl/token/self")
+        except nomad.NomadError as error:
+            if error.status != 403:
+                raise
+            try:
+                self._write("/v1/acl/bootstrap", {"BootstrapSecret": self._client.connection.token})
+            except nomad.NomadError as refusal:
+                raise nomad.NomadError(
+                    found=f"Nomad does not know the token, and takes it as its first one neither ({refusal.said})",
+                    expected="the management token that this region was bootstrapped with, or a region without any",
+                    next_step="bring that token, or see 'nomad acl bootstrap' on how a lost one is replaced",
+                    status=refusal.status,
+                ) from None
+            return not self._check_mode
+        if found["Type"] != "management":
+            raise nomad.NomadError(
+                found=f"the token '{found['Name']}' is of type {found['Type']}",
+                expected="a management token, which alone may change policies and tokens",
+                next_step="set 'token' to the one that the region was bootstrapped with",
+            )
+        return True
+
+    def policy(self, name: str, rules: str) -> None:
+        try:
+            found = self._client.call("GET", f"/v1/acl/policy/{name}")["Rules"]
+        except nomad.NomadError as error:
+            if error.status != 404:
+                raise
+            found = None
+        # What Nomad answers is without control characters here.
+        if found != clean(rules):
+            self._write(f"/v1/acl/policy/{name}", {"Name": name, "Rules": rules})
+
+    def secret(self, name: str, policies: list[str]) -> str | None:
+        """The Secret ID of the token of a name, which has these policies then; None where it is only to come."""
+        listed = [token for token in self._client.call("GET", "/v1/acl/tokens") if token["Name"] == name]
+        wanted = {"Name": name, "Type": "client", "Policies": policies}
+        if not listed:
+            made = self._write("/v1/acl/token", wanted)
+            return made and str(made["SecretID"])
+        token = min(listed, key=lambda each: each["CreateIndex"])
+        path = f"/v1/acl/token/{token['AccessorID']}"
+        if sorted(token["Policies"] or []) != sorted(policies):
+            self._write(path, {**wanted, "AccessorID": token["AccessorID"]})
+        return str(self._client.call("GET", path)["SecretID"])
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            **nomad_options.argument_spec(),
+            "policies": {"type": "dict", "default": {}},
+            "tokens": {"type": "dict", "default": {}, "no_log": False},
+        },
+        required_together=nomad_options.REQUIRED_TOGETHER,
+        supports_check_mode=True,
+    )
+    params = module.params
+    acl = Acl(nomad_options.connection_of(params), module.check_mode)
+    secrets: dict[str, str] = {}
+    try:
+        if acl.bootstrap():
+            for name, rules in params["policies"].items():
+                acl.policy(name, rules)
+            for name, policies in params["tokens"].items():
+                secret = acl.secret(name, policies)
+                if secret:
+                    secrets[name] = secret
+    except nomad.NomadError as error:
+        module.fail_json(msg=f"{platform.node()}: {error}")
+    module.exit_json(changed=acl.changed, secrets=secrets)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from ansible_collections.gpufarm.core.plugins.modules import nomad_acl
+from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import nomad_helper as farm
+from ansible_collections.gpufarm.core.tests.unit.plugins.modules import release_helper as helper
+
+FIRST, OTHER = "11111111-2222-4333-8444-555555555555", "66666666-2222-4333-8444-555555555555"
+READ, WRITE = (f'agent {{}}\nnode {{ policy = "{policy}" }}\n' for policy in ("read", "write"))
+
+
+class Region(farm.Agent):
+    """A region's ACLs, with the answers that Nomad 1.11.3 gave to these requests."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens: list[dict[str, Any]] = []
+        self.policies: dict[str, str] = {}
+        self.answer = self.as_nomad
+
+    def has(self, name: str, secret: str, policies: list[str], kind: str = "client") -> None:
+        number = len(self.tokens)
+        self.tokens.append(
+            {"Name": name, "Type": kind, "Policies": policies or None, "SecretID": secret,
+             "AccessorID": f"accessor-{number}", "CreateIndex": 100 - number}
+        )  # fmt: skip
+
+    @property
+    def written(self) -> list[str]:
+        return [path for path, _body in self.writes]
+
+    def as_nomad(self, request: Any) -> bool:
+        status, answer = self.read(request) if request.command == "GET" else self.write()
+        content = answer if isinstance(answer, str) else json.dumps(answer)
+        request.reply(status, content.encode(), {})
+        return True
+
+    def read(self, request: Any) -> tuple[int, Any]:
+        asked = request.path.removeprefix("/v1/acl/")
+        own = [token for token in self.tokens if token["SecretID"] == request.headers["X-Nomad-Token"]]
+        if not own:
+            return 403, "Permission denied"
+        if asked == "token/self":
+            return 200, own[0]
+        if asked == "tokens":
+            return 200, [{name: value for name, value in each.items() if name != "SecretID"} for each in self.tokens]
+        kind, _slash, name = asked.partition("/")
+        if kind == "token":
+            return 200, next(token for token in self.tokens if token["AccessorID"] == name)
+        rules = self.policies.get(name)
+        return (404, "ACL policy not found") if rules is None else (200, {"Name": name, "Rules": rules})
+
+    def write(self) -> tuple[int, Any]:
+        path, body = self.writes[-1]
+        asked = path.removeprefix("/v1/acl/")
+        if asked == "bootstrap":
+            if self.tokens:
+                return 400, "ACL bootstrap already done (reset index: 8)"
+            if len(body["BootstrapSecret"]) != 36:
+                return 400, "invalid acl token"
+            self.has("Bootstrap Token", body["BootstrapSecret"], [], "management")
+            return 200, self.tokens[-1]
+        if asked.startswith("policy/"):
+            self.policies[body["Name"]] = body["Rules"]
+            return 200, ""
+        if asked == "token":
+            self.has(body["Name"], f"secret-of-{body['Name']}", body["Policies"])
+            return 200, self.tokens[-1]
+        token = next(each for each in self.tokens if asked == f"token/{each['AccessorID']}")
+        token.update(body)
+        return 200, token
+
+
+@pytest.fixture
+def region(monkeypatch: pytest.MonkeyPatch) -> Iterator[Region]:
+    for name in ("ADDR", "TOKEN"):
+        monkeypatch.delenv(f"NOMAD_{name}", raising=False)
+    running = Region()
+    yield running
+    running.close()
+
+
+def run(region: Region, capsys: pytest.CaptureFixture[str], **arguments: Any) -> helper.Outcome:
+    settings = {name: arguments.pop(name) for name in ("check_mode",) if name in arguments}
+    given = {"address": region.url, "token": FIRST, **arguments}
+    return helper.run_module(nomad_acl.main, capsys, given, **settings)
+
+
+def test_a_new_region_is_bootstrapped_once(region: Region, capsys: pytest.CaptureFixture[str]) -> None:
+    wanted: dict[str, Any] = {"policies": {"see": READ, "do": WRITE}, "tokens": {"both": ["do", "see"], "one": ["see"]}}
+    found = run(region, capsys, **wanted)
+    assert (found["changed"], found["secrets"]) == (True, {"both": "secret-of-both", "one": "secret-of-one"})
+    assert region.policies == {"see": READ, "do": WRITE}
+    assert [(token["Name"], token["Type"], token["Policies"]) for token in region.tokens] == [
+        ("Bootstrap Token", "management", None), ("both", "client", ["do", "see"]), ("one", "client", ["see"]),
+    ]  # fmt: skip
+    assert region.tokens[0]["SecretID"] == FIRST
+    region.writes.clear()
+    again = run(region, capsys, **wanted)
+    assert (again["changed"], again["secrets"], region.writes) == (False, found["secrets"], [])
+
+
+def test_what_others_have_changed_is_put_right(region: Region, capsys: pytest.CaptureFixture[str]) -> None:
+    region.has("Bootstrap Token", FIRST, [], "management")
+    region.has("one", "newer", [])
+    region.has("one", "older", ["see", "do"])
+    region.has("another", "another", ["do"])
+    region.policies = {"see": WRITE, "do": WRITE}
+    found = run(region, capsys, policies={"see": READ, "do": WRITE}, tokens={"one": ["see"]})
+    # The oldest of a name, whose rights are changed and whose secret stays.
+    assert (found["changed"], found["secrets"]) == (True, {"one": "older"})
+    assert region.written == ["/v1/acl/policy/see", "/v1/acl/token/accessor-2"]
+    assert [token["Policies"] for token in region.tokens] == [None, None, ["see"], ["do"]]
+    # Their order is Nomad's.
+    region.tokens[2]["Policies"] = ["do", "see"]
+    assert run(region, capsys, tokens={"one": ["see", "do"]})["changed"] is False
+
+
+def test_check_mode_writes_nothing(region: Region, capsys: pytest.CaptureFixture[str]) -> None:
+    wanted: dict[str, Any] = {"policies": {"see": READ}, "tokens": {"one": ["see"], "new": ["see"]}, "check_mode": True}
+    found = run(region, capsys, **wanted)
+    assert (found["changed"], found["secrets"]) == (True, {})
+    region.has("Bootstrap Token", FIRST, [], "management")
+    region.has("one", "secret", ["see"])
+    region.policies = {"see": READ}
+    found = run(region, capsys, **wanted)
+    assert (found["changed"], found["secrets"]) == (True, {"one": "secret"})
+    assert region.writes == []
+    del wanted["tokens"]["new"]
+    assert run(region, capsys, **wanted)["changed"] is False
+
+
+def test_a_region_of_others_is_told(region: Region, capsys: pytest.CaptureFixture[str]) -> None:
+    region.has("Bootstrap Token", OTHER, [], "management")
+    found = run(region, capsys, policies={"see": READ})
+    assert found["failed"] is True
+    assert found["msg"] == (
+        f"{platform.node()}: Nomad does not know the token, and takes it as its first one neither (ACL bootstrap "
+        "already done (reset index: 8)). Expected: the management token that this region was bootstrapped with, or a "
+        "region without any. Next step: bring that token, or see 'nomad acl bootstrap' on how a lost one is replaced."
+    )
+    assert region.policies == {}
+
+
+def test_a_token_that_is_no_uuid_is_told(region: Region, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "(invalid acl token)" in run(region, capsys, token="short")["msg"]
+
+
+def test_a_token_that_may_not_is_told(region: Region, capsys: pytest.CaptureFixture[str]) -> None:
+    region.has("reader", FIRST, ["see"])
+    found = run(region, capsys, policies={"see": READ})
+    assert found["msg"].startswith(
+        f"{platform.node()}: the token 'reader' is of type client. Expected: a management token"
+    )
+    assert region.writes == []
+
+
+def test_a_server_without_a_leader_is_told(region: Region, capsys: pytest.CaptureFixture[str]) -> None:
+    def no_leader(request: Any) -> bool:
+        request.reply(500, b"No cluster leader", {"Retry-After": "0"})
+        return True
+
+    region.answer = no_leader
+    assert "answered HTTP 500: No cluster leader" in run(region, capsys)["msg"]
+    assert region.writes == []
