@@ -25,6 +25,8 @@ BRANCH = {"nvidia_driver_branch": "580"}
 CHANGE = {"nomad_log_level": "DEBUG", "upgrade_waves": ["1", "100%"], "verify_timeout": 30, **BRANCH}
 DROP_IN = "/etc/systemd/system/nomad.service.d"
 BEFORE = "/var/lib/gpufarm/upgrade.json"
+# Read after the role's own files.
+FAULT = "/etc/nomad.d/zz-fault.hcl"
 BATCH = """
 job "long" {
   type = "batch"
@@ -129,3 +131,22 @@ def test_first_bad_wave_is_the_last_and_the_next_run_goes_on(job: tuple[str, str
     assert code == 0, output
     assert debugged() == []
     assert allocations() == [job]
+
+
+def test_gpu_that_nomad_alone_lacks_ends_the_second_wave() -> None:
+    """nvidia-smi lists it; an agent that starts again reads that its plugin is to leave it out."""
+    uuid = faults.load(docker("exec", H100, "cat", faults.PROFILE_PATH))["gpus"][7]["uuid"]
+    text = f'plugin "nomad-device-nvidia" {{ config {{ ignored_gpu_ids = ["{uuid}"] }} }}'
+    docker("exec", H100, "sh", "-c", f"printf '%s\\n' '{text}' >{FAULT}")
+    code, output = playbooks.run_playbook(FARM, "upgrade.yml", **{**CHANGE, "upgrade_waves": ["1"]})
+    assert code != 0
+    told = words(output)
+    assert "in waves, each verified before the next:' - t4 - h100 - wsl" in told, output
+    assert f"Node h100: found 7 GPUs without it. Expected: GPU {uuid}." in told, output
+    assert debugged() == ["server", "t4", "h100"]
+
+    docker("exec", H100, "rm", FAULT)
+    playbooks.restart_nomad(FARM, "h100")
+    code, output = playbooks.run_playbook(FARM, "upgrade.yml", **BRANCH)
+    assert code == 0, output
+    assert debugged() == []
