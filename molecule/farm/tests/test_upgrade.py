@@ -5,8 +5,10 @@ What changes is a setting of Nomad's, for which each agent restarts as it does f
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ from tests.testinfra.helpers import wait_for
 from tests.testinfra.playbooks import words
 
 FARM = os.environ["GPUFARM_FARM"]
-T4, H100 = f"{FARM}-t4", f"{FARM}-h100"
+SERVER, T4, H100 = (f"{FARM}-{name}" for name in ("server", "t4", "h100"))
 # The driver of all nodes after the tests of maintenance.
 BRANCH = {"nvidia_driver_branch": "580"}
 CHANGE = {"nomad_log_level": "DEBUG", "upgrade_waves": ["1", "100%"], "verify_timeout": 30, **BRANCH}
@@ -150,3 +152,18 @@ def test_gpu_that_nomad_alone_lacks_ends_the_second_wave() -> None:
     code, output = playbooks.run_playbook(FARM, "upgrade.yml", **BRANCH)
     assert code == 0, output
     assert debugged() == []
+
+
+def test_server_that_fails_stops_every_node(tmp_path: Path) -> None:
+    """Beside one that nobody reaches, so that not all hosts of the servers' play fail in it."""
+    gone = tmp_path / "gone.yml"
+    host = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
+    gone.write_text(json.dumps({"nomad_servers": {"hosts": {"gone": host}}}), encoding="utf-8")
+    # No configuration beside it is a valid one, so the change is not written.
+    docker("exec", SERVER, "sh", "-c", f"echo '}}' >{FAULT}")
+    code, output = playbooks.run_playbook(FARM, "upgrade.yml", "-i", str(gone), **CHANGE)
+    docker("exec", SERVER, "rm", FAULT)
+    assert code != 0
+    assert "t4: nothing is changed here, because gone, server failed above." in words(output), output
+    assert debugged() == []
+    assert "upgrade.json" not in docker("exec", T4, "ls", "/var/lib/gpufarm")
