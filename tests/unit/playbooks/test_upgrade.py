@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 import yaml
 from ansible_collections.gpufarm.core.tests.unit.playbooks import playbook_helper
 from ansible_collections.gpufarm.core.tests.unit.playbooks.playbook_helper import LOCAL
+from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import nomad_helper
 
 Hosts = Mapping[str, Mapping[str, Any]]
 OK = {"state": "ok"}
@@ -38,9 +39,14 @@ def run(folder: Path, hosts: Hosts, *plays: dict[str, Any]) -> tuple[int, str]:
         "nomad_servers": {"hosts": {name: dict(given) for name, given in hosts.items() if name.startswith("server")}},
     }
     inventory = {"all": {"vars": LOCAL, "children": groups}}
-    # A variable of a role, which no inventory has a say in.
-    extra = json.dumps({"__farm_upgrade_path": f"{folder}/{{{{ inventory_hostname }}}}/upgrade.json"})
-    result = playbook_helper.run_playbook(folder, inventory, str(folder / "parts.yml"), "--extra-vars", extra)
+    # Variables of roles, which no inventory has a say in; hosts that have an agent of their own say where.
+    extra = {
+        "__farm_upgrade_path": f"{folder}/{{{{ inventory_hostname }}}}/upgrade.json",
+        "__nomad_local_url": "{{ agent_url | default('http://127.0.0.1:9') }}",
+        "_common_is_wsl": False,
+    }
+    options = ["--extra-vars", json.dumps(extra)]
+    result = playbook_helper.run_playbook(folder, inventory, str(folder / "parts.yml"), *options)
     return result.returncode, " ".join((result.stdout + result.stderr).split())
 
 
@@ -57,11 +63,11 @@ def test_each_wave_has_its_own_speaker(tmp_path: Path) -> None:
 
 
 def test_a_wave_without_a_speaker_names_its_own_hosts(tmp_path: Path) -> None:
-    stopped = {"__nomad_agent": {"state": "stopped", "message": "gone"}, "__nomad_local_url": "http://127.0.0.1:4646"}
+    stopped = {"__nomad_agent": {"state": "stopped", "message": "gone"}}
     hosts = {"a": {"__nomad_agent": OK}, "b": stopped}
     code, output = run(tmp_path, hosts, {"hosts": "gpu_nodes", "serial": [1, 1], "tasks": [part("speaker.yml")]})
     assert code != 0
-    assert 'b: no Nomad agent of b answers as healthy; here http://127.0.0.1:4646 said "gone".' in output
+    assert 'b: no Nomad agent of b answers as healthy; here http://127.0.0.1:9 said "gone".' in output
 
 
 # --- hosts that are lost on the way ----------------------------------------------------------
@@ -143,3 +149,78 @@ def test_a_node_that_was_lost_before_its_wave_stops_the_others(tmp_path: Path) -
     assert code != 0 and changed(output) == []
     assert "b: nothing is changed here, because a failed above. Expected: every node of the waves" in output
     assert "c: nothing is changed here, because a, b failed above." in output
+
+
+# --- what is there before --------------------------------------------------------------------
+
+DRIVER = {"ansible.builtin.import_role": {"name": "gpufarm.core.nvidia_driver", "tasks_from": "variables.yml"}}
+BEFORE = {
+    "hosts": "nomad_servers:gpu_nodes", "gather_facts": True, "gather_subset": ["!all", "min"],
+    "tasks": [DRIVER, part("upgrade_before.yml")],
+}  # fmt: skip
+
+
+@pytest.fixture
+def agents() -> Iterator[Callable[..., str]]:
+    """Starts agents that run a version and know servers of versions, and returns their addresses."""
+    running = []
+
+    def start(version: str, *servers: str) -> str:
+        agent = nomad_helper.Agent()
+        tags = [{"region": "global", "build": build} for build in servers]
+        answers: dict[str, Any] = {
+            "/v1/agent/health": {}, "/v1/status/leader": "127.0.0.1:4647", "/v1/client/stats": {},
+            "/v1/agent/self": {"config": {"Version": {"Version": version}}},
+            "/v1/agent/members": {
+                "ServerRegion": "global", "Members": [{"Name": "s", "Status": "alive", "Tags": each} for each in tags],
+            },
+        }  # fmt: skip
+
+        def answer(request: Any) -> bool:
+            request.reply(200, json.dumps(answers[request.path]).encode(), {})
+            return True
+
+        agent.answer = answer
+        running.append(agent)
+        return agent.url
+
+    yield start
+    for agent in running:
+        agent.close()
+
+
+def test_no_agent_goes_back_to_an_older_nomad(tmp_path: Path, agents: Callable[..., str]) -> None:
+    """What the receipts say is no matter: the program may be replaced already, or be somebody else's."""
+    hosts = {
+        name: {"agent_url": agents(version), "nomad_version": "1.10.5"}
+        for name, version in {"server1": "1.11.0", "a": "1.10.10", "b": "1.10.5", "c": "1.9.9"}.items()
+    }
+    seen = {"hosts": "all", "tasks": [say("{{ inventory_hostname }} goes on.")]}
+    code, output = run(tmp_path, hosts, BEFORE, seen)
+    assert code != 0
+    assert re.findall(r"(\w+) goes on[.]", output) == ["b", "c"], output
+    for host, version in (("server1", "1.11.0"), ("a", "1.10.10")):
+        assert f"{host}: Nomad {version} runs, and nomad_version is 1.10.5. Expected: a version that is not" in output
+        assert f"Next step: set nomad_version to {version} or newer." in output
+
+
+def test_no_node_becomes_newer_than_its_servers(tmp_path: Path, agents: Callable[..., str]) -> None:
+    """The servers are not in this run."""
+    hosts = {
+        name: node(name, agent_url=agents("1.10.0", *servers), nomad_version="1.11.3")
+        for name, servers in {"a": ["1.11.3+ent", "1.12.0"], "b": ["1.11.3", "1.10.9"], "c": ["1.11.3"]}.items()
+    }
+    begin = {**WAVES, "serial": [1, 2], "tasks": WAVES["tasks"][:2]}
+    code, output = run(tmp_path, hosts, PLAN, begin)
+    assert code != 0
+    assert changed(output) == ["a", "c"]
+    assert (
+        "b: nothing is changed here, because a server of it runs Nomad 1.10.9, and nomad_version is 1.11.3." in output
+    )
+    assert not (tmp_path / "b/upgrade.json").exists()
+
+
+def test_servers_are_upgraded_with_their_tag() -> None:
+    plays = yaml.safe_load((playbook_helper.ROOT / "playbooks/upgrade.yml").read_text(encoding="utf-8"))
+    (servers,) = [play for play in plays if play.get("hosts") == "nomad_servers"]
+    assert [task.get("tags") for task in servers["tasks"]] == [["nomad"], ["always"]]
