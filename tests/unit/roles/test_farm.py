@@ -21,7 +21,7 @@ def gpus(*uuids: str | None) -> dict[str, Any]:
 
 
 def value(name: str, **given: Any) -> Any:
-    known = {**role_helper.variables("farm"), "__farm_upgrade_left": NO_RUN_BEFORE}
+    known = {**role_helper.variables("farm"), "inventory_hostname": "gpu1", "__farm_upgrade_left": NO_RUN_BEFORE}
     return role_helper.value(name, {**known, **given})
 
 
@@ -54,3 +54,9 @@ def test_a_lost_gpu_without_a_uuid_is_not_missed_for_ever() -> None:
 )
 def test_what_is_noted_of_a_node(left: dict[str, Any], noted: list[str]) -> None:
     assert before("gpus", ansible_facts=gpus("GPU-3", "GPU-2"), __farm_upgrade_left=left) == noted
+
+
+def test_a_node_that_is_a_server_too() -> None:
+    assert before("server", groups={"nomad_servers": ["s1", "gpu1"]}) is True
+    assert before("server", groups={"nomad_servers": ["s1"]}) is False
+    assert before("server", groups={}) is False
