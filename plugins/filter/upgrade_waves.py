@@ -14,17 +14,20 @@ description:
   - The first waves are small, because what is wrong with a new version shows on one node as well as on all. Nodes keep
     their order, except that one for whose GPU model a wave has no room any more waits for the next.
   - A node with several models counts for each of them.
+  - Of nodes that are servers of Nomad as well a wave has one at most, because a majority of the servers must stay.
 positional: sizes, per_model
 options:
   _input:
-    description: The nodes, as dictionaries with C(host) and C(models), a list of the names of its GPUs.
+    description:
+      - The nodes, as dictionaries with C(host), with C(models), a list of the names of its GPUs, and, where it is a
+        server of Nomad as well, with C(server), which is V(true) then.
     type: list
     elements: dict
     required: true
   sizes:
     description:
       - How many nodes each wave has at most, as numbers or as percentages of all of them, one at least. The last one
-        counts for all further waves.
+        counts for all further waves. A string, as the command line gives it, has commas between them.
     type: list
     elements: str
     required: true
@@ -74,8 +77,10 @@ def number(limit: object, total: int, name: str) -> int:
 
 
 def upgrade_waves(
-    nodes: Sequence[Mapping[str, Any]], sizes: Sequence[object], per_model: object = "100%"
+    nodes: Sequence[Mapping[str, Any]], sizes: str | Sequence[object], per_model: object = "100%"
 ) -> list[list[str]]:
+    if isinstance(sizes, str):
+        sizes = sizes.split(",")
     if not sizes:
         raise AnsibleFilterError(
             "upgrade_waves: found no size. Expected: one at least. Next step: correct upgrade_waves."
@@ -90,12 +95,16 @@ def upgrade_waves(
         limit = limits[min(len(waves), len(limits) - 1)]
         used: Counter[str] = Counter()
         wave: list[str] = []
+        has_server = False
         waiting = []
         for node in left:
             models = set(node["models"])
-            if len(wave) < limit and all(used[model] < room[model] for model in models):
+            is_server = node.get("server", False)
+            room_left = len(wave) < limit and all(used[model] < room[model] for model in models)
+            if room_left and not (is_server and has_server):
                 wave.append(node["host"])
                 used.update(models)
+                has_server = has_server or is_server
             else:
                 waiting.append(node)
         waves.append(wave)

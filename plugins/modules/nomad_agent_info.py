@@ -123,6 +123,13 @@ peers:
   elements: str
   returned: success, and when what is waited for did not come
   sample: [server01, server02, server03]
+servers_version:
+  description: >-
+    The oldest version of Nomad among the servers of the agent's region that are alive, by C(/v1/agent/members); null
+    when it did not tell, as without the rule C(node:read), or with O(wait_for) other than V(nothing).
+  type: str
+  returned: success, and when what is waited for did not come
+  sample: 1.11.3
 uptime:
   description: >-
     Seconds since the host was started, by C(Uptime) in C(/v1/client/stats); null when not known, as of an agent that is
@@ -194,6 +201,7 @@ class Answers:
     leads: bool | None = None
     encrypted: bool | None = None
     peers: list[str] | None = None
+    servers_version: str | None = None
     stats: dict[str, Any] | None = None
     told_itself: bool = False
     version: str | None = None
@@ -269,9 +277,24 @@ def ask_members(client: nomad.Client, answers: Answers) -> None:
 
 def member_states(told: Any) -> dict[Any, Any]:
     """Servers of the agent's region that have not left, and how they are."""
+    return {each.get("Name"): each.get("Status") for each in members_of_region(told) if each.get("Status") != "left"}
+
+
+def members_of_region(told: Any) -> list[Any]:
     members = (told.get("Members") if isinstance(told, Mapping) else None) or []
-    own = [each for each in members if inner(each, "Tags").get("region") == told.get("ServerRegion")]
-    return {each.get("Name"): each.get("Status") for each in own if each.get("Status") != "left"}
+    return [each for each in members if inner(each, "Tags").get("region") == told.get("ServerRegion")]
+
+
+def ask_servers_version(client: nomad.Client, answers: Answers) -> None:
+    told = client.call("GET", "/v1/agent/members")
+    alive = [each for each in members_of_region(told) if each.get("Status") == "alive"]
+    builds = [str(clean_all(build)) for each in alive if (build := inner(each, "Tags").get("build"))]
+    answers.servers_version = min(builds, key=release_numbers, default=None)
+
+
+def release_numbers(version: str) -> list[int]:
+    """The numbers that versions are compared by; what follows them, as +ent, is of the same release."""
+    return [int(number) for number in re.split("[-+]", version)[0].split(".") if number.isdigit()]
 
 
 def away_members(states: Mapping[Any, Any], peers: Any) -> list[str]:
@@ -402,7 +425,11 @@ def ask_rest(
     client: nomad.Client, answers: Answers, deadline: float, asked: Callable[[nomad.Client, Answers], None] | None
 ) -> None:
     """Ask once for all else; an agent that does not tell its health tells nothing."""
-    others = [ask_self] * (not answers.told_itself) + [ask_node] * bool(answers.node_id)
+    others = (
+        [ask_self] * (not answers.told_itself)
+        + [ask_servers_version] * (asked is None)
+        + [ask_node] * bool(answers.node_id)
+    )
     for ask in (ask_health, ask_leader, ask_stats, *others):
         if ask is not asked:
             with contextlib.suppress(nomad.NomadError):
@@ -433,6 +460,7 @@ def result_of(answers: Answers, plugin_age_max: float) -> dict[str, Any]:
         "leads": answers.leads,
         "encrypted": answers.encrypted,
         "peers": answers.peers,
+        "servers_version": answers.servers_version,
         "uptime": uptime if isinstance(uptime, int) else None,
         "servers": answers.servers,
         "driver_versions": driver_versions(answers.node) if answers.node else None,

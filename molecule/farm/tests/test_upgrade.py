@@ -5,8 +5,10 @@ What changes is a setting of Nomad's, for which each agent restarts as it does f
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,12 +21,14 @@ from tests.testinfra.helpers import wait_for
 from tests.testinfra.playbooks import words
 
 FARM = os.environ["GPUFARM_FARM"]
-T4, H100 = f"{FARM}-t4", f"{FARM}-h100"
+SERVER, T4, H100 = (f"{FARM}-{name}" for name in ("server", "t4", "h100"))
 # The driver of all nodes after the tests of maintenance.
 BRANCH = {"nvidia_driver_branch": "580"}
 CHANGE = {"nomad_log_level": "DEBUG", "upgrade_waves": ["1", "100%"], "verify_timeout": 30, **BRANCH}
 DROP_IN = "/etc/systemd/system/nomad.service.d"
 BEFORE = "/var/lib/gpufarm/upgrade.json"
+# Read after the role's own files.
+FAULT = "/etc/nomad.d/zz-fault.hcl"
 BATCH = """
 job "long" {
   type = "batch"
@@ -129,3 +133,37 @@ def test_first_bad_wave_is_the_last_and_the_next_run_goes_on(job: tuple[str, str
     assert code == 0, output
     assert debugged() == []
     assert allocations() == [job]
+
+
+def test_gpu_that_nomad_alone_lacks_ends_the_second_wave() -> None:
+    """nvidia-smi lists it; an agent that starts again reads that its plugin is to leave it out."""
+    uuid = faults.load(docker("exec", H100, "cat", faults.PROFILE_PATH))["gpus"][7]["uuid"]
+    text = f'plugin "nomad-device-nvidia" {{ config {{ ignored_gpu_ids = ["{uuid}"] }} }}'
+    docker("exec", H100, "sh", "-c", f"printf '%s\\n' '{text}' >{FAULT}")
+    code, output = playbooks.run_playbook(FARM, "upgrade.yml", **{**CHANGE, "upgrade_waves": ["1"]})
+    assert code != 0
+    told = words(output)
+    assert "in waves, each verified before the next:' - t4 - h100 - wsl" in told, output
+    assert f"Node h100: found 7 GPUs without it. Expected: GPU {uuid}." in told, output
+    assert debugged() == ["server", "t4", "h100"]
+
+    docker("exec", H100, "rm", FAULT)
+    playbooks.restart_nomad(FARM, "h100")
+    code, output = playbooks.run_playbook(FARM, "upgrade.yml", **BRANCH)
+    assert code == 0, output
+    assert debugged() == []
+
+
+def test_server_that_fails_stops_every_node(tmp_path: Path) -> None:
+    """Beside one that nobody reaches, so that not all hosts of the servers' play fail in it."""
+    gone = tmp_path / "gone.yml"
+    host = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
+    gone.write_text(json.dumps({"nomad_servers": {"hosts": {"gone": host}}}), encoding="utf-8")
+    # No configuration beside it is a valid one, so the change is not written.
+    docker("exec", SERVER, "sh", "-c", f"echo '}}' >{FAULT}")
+    code, output = playbooks.run_playbook(FARM, "upgrade.yml", "-i", str(gone), **CHANGE)
+    docker("exec", SERVER, "rm", FAULT)
+    assert code != 0
+    assert "t4: nothing is changed here, because gone, server failed above." in words(output), output
+    assert debugged() == []
+    assert "upgrade.json" not in docker("exec", T4, "ls", "/var/lib/gpufarm")

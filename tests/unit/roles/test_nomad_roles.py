@@ -229,6 +229,27 @@ def test_agent_that_knows_another_driver(known: list[str] | None, given: dict[st
     assert valued("__nomad_driver_is_new", **{**KNOWN, "__nomad_ready": ready, **given}) is new
 
 
+@pytest.mark.parametrize(
+    ("given", "back"),
+    [
+        # Tags have left the agent out, which may have a mark.
+        ({}, True),
+        ({"__nomad_ready": {"state": "ok", "maintenance": None}}, False),
+        ({"__nomad_ready": {"state": "ok", "maintenance": "a reboot"}}, True),
+        ({"__nomad_ready": {"state": "ok", "maintenance": None}, "__node_maintenance_out": {"maintenance": "a"}}, True),
+        ({"ansible_check_mode": True}, False),
+    ],
+)
+def test_node_that_is_out_is_put_back(given: dict[str, Any], back: bool) -> None:
+    (condition,) = [
+        task["when"]
+        for path in files("playbooks/tasks")
+        for task in tasks(path)
+        if "put_back.yml" in str(task.get("ansible.builtin.include_role"))
+    ]
+    assert valued(f"({condition})", **{"ansible_check_mode": False, **given}) is back
+
+
 def test_agent_without_the_plugins_role_needs_no_driver() -> None:
     given = {"ansible_play_name": "GPU nodes", "ansible_facts": FACTS, "__nomad_ready": {"driver_versions": []}}
     assert valued("__nomad_driver_is_new", **given) is False

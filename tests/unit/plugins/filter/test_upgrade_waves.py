@@ -56,3 +56,20 @@ def test_a_limit_that_is_none(size: object) -> None:
 def test_no_sizes() -> None:
     with pytest.raises(AnsibleFilterError, match="found no size"):
         upgrade_waves(nodes(1), [])
+
+
+def test_servers_that_are_nodes_too_go_one_by_one() -> None:
+    """Two of three that restart at once leave the farm without a leader."""
+    farm = [{"host": f"n{number}", "models": ["A"], "server": number < 3} for number in range(5)]
+    assert upgrade_waves(farm, ["100%"]) == [["n0", "n3", "n4"], ["n1"], ["n2"]]
+    assert upgrade_waves(farm, ["1", "2"]) == [["n0"], ["n1", "n3"], ["n2", "n4"]]
+
+
+@pytest.mark.parametrize(("sizes", "lengths"), [("1,30%, 100%", [1, 3, 6]), ("5", [5, 5]), ("50%", [5, 5])])
+def test_sizes_of_the_command_line(sizes: str, lengths: list[int]) -> None:
+    assert [len(wave) for wave in upgrade_waves(nodes(10, "T4"), sizes)] == lengths
+
+
+def test_a_string_without_sizes() -> None:
+    with pytest.raises(AnsibleFilterError, match="found waves: ''"):
+        upgrade_waves(nodes(1), "")

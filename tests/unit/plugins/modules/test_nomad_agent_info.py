@@ -25,6 +25,7 @@ from ansible_collections.gpufarm.core.plugins.modules import nomad_agent_info
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import nomad_helper as farm
 from ansible_collections.gpufarm.core.tests.unit.plugins.modules import release_helper as helper
 
+MEMBERS, PEERS = "/v1/agent/members", "/v1/status/peers"
 HEALTH, LEADER, STATS, SELF = "/v1/agent/health", "/v1/status/leader", "/v1/client/stats", "/v1/agent/self"
 TOKEN = "11111111-2222-3333-4444-555555555555"
 CUT_OFF = (0, "")
@@ -56,6 +57,7 @@ class Server(farm.Agent):
         super().__init__(tls)
         self.answers: dict[str, list[tuple[int, Any]]] = {
             HEALTH: [WELL], LEADER: [(200, "192.0.2.1:4647")], STATS: [(200, stats())], SELF: [(200, own())],
+            MEMBERS: [(403, "Permission denied")],
         }  # fmt: skip
         self.hangs: set[str] = set()
         self.ended = threading.Event()
@@ -159,7 +161,7 @@ def test_agent_that_is_well(server: Server, capsys: pytest.CaptureFixture[str], 
     result = run(server, capsys, check_mode=check_mode)
     assert values(result) == ("ok", None, "192.0.2.1:4647", 86400, None)
     assert "failed" not in result
-    assert server.asked == [HEALTH, LEADER, STATS, SELF]
+    assert server.asked == [HEALTH, LEADER, STATS, SELF, MEMBERS]
 
 
 @pytest.mark.parametrize(
@@ -182,7 +184,7 @@ def test_agent_that_is_not_well_says_why(
     result = run(server, capsys)
     assert values(result) == ("unhealthy", message.format(url=server.url + HEALTH), None, 86400, None)
     # An answer that is no state is not asked for again.
-    assert server.asked == [HEALTH, LEADER, STATS, SELF]
+    assert server.asked == [HEALTH, LEADER, STATS, SELF, MEMBERS]
 
 
 def test_other_answers_are_those_of_an_agent_that_is_not_well(
@@ -277,8 +279,6 @@ def test_token_is_sent_and_never_shown(
 
 # --- servers ---------------------------------------------------------------------------------
 
-MEMBERS, PEERS = "/v1/agent/members", "/v1/status/peers"
-
 
 def members(**states: str) -> dict[str, Any]:
     regions = {"elsewhere": "other"}
@@ -341,6 +341,30 @@ def test_without_leave_to_ask_the_leader_is_enough(
     servers.answers[path] = [(403, "Permission denied")]
     result = run(servers, capsys, wait_for="servers")
     assert "failed" not in result and [result[name] for name in OF_A_SERVER] == [None, None, None]
+
+
+def built(**builds: str | None) -> dict[str, Any]:
+    told = members(**dict.fromkeys(builds, "alive"))
+    for member, build in zip(told["Members"], builds.values(), strict=True):
+        member["Tags"]["build"] = build
+    return told
+
+
+def test_version_of_the_oldest_server(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(server, capsys)["servers_version"] is None
+    for builds, oldest in (
+        ({"s1": "1.11.3", "s2": "1.9.7+ent", "s3": "1.10.0-rc.1"}, "1.9.7+ent"),
+        # Of another region, and one that does not tell.
+        ({"s1": "1.11.3", "elsewhere": "1.8.0", "s3": None}, "1.11.3"),
+        ({}, None),
+    ):
+        server.answers[MEMBERS] = [(200, built(**builds))]
+        assert run(server, capsys)["servers_version"] == oldest
+    gone = built(s1="1.11.3", s2="1.9.7")
+    gone["Members"][1]["Status"] = "failed"
+    server.answers[MEMBERS] = [(200, gone)]
+    assert run(server, capsys)["servers_version"] == "1.11.3"
+    assert run(server, capsys, wait_for="leader")["servers_version"] is None
 
 
 # --- its node --------------------------------------------------------------------------------
@@ -655,7 +679,7 @@ def test_returned_values_are_the_documented_ones(server: Server, capsys: pytest.
     documented = yaml.safe_load(nomad_agent_info.RETURN)
     result = run(server, capsys, wait_for="client")
     assert set(result) - {"changed", "invocation"} == set(documented) == {
-        "version", *VALUES, *OF_THE_NODE, *OF_A_SERVER,
+        "version", "servers_version", *VALUES, *OF_THE_NODE, *OF_A_SERVER,
     }  # fmt: skip
     assert yaml.safe_load(nomad_agent_info.EXAMPLES)
 

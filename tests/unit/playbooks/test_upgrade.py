@@ -1,0 +1,226 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What upgrade.yml does with hosts that are lost on the way, by the parts of the role farm that it enters."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ansible_collections.gpufarm.core.tests.unit.playbooks import playbook_helper
+from ansible_collections.gpufarm.core.tests.unit.playbooks.playbook_helper import LOCAL
+from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import nomad_helper
+
+Hosts = Mapping[str, Mapping[str, Any]]
+OK = {"state": "ok"}
+
+
+def part(name: str) -> dict[str, Any]:
+    return {"ansible.builtin.import_role": {"name": "gpufarm.core.farm", "tasks_from": name}}
+
+
+def say(text: str) -> dict[str, Any]:
+    return {"ansible.builtin.debug": {"msg": text}}
+
+
+def run(folder: Path, hosts: Hosts, *plays: dict[str, Any]) -> tuple[int, str]:
+    """Run plays on GPU nodes, and on servers of names that begin so, that are all this machine."""
+    (folder / "parts.yml").write_text(
+        yaml.safe_dump([{"gather_facts": False, **play} for play in plays], sort_keys=False), encoding="utf-8"
+    )
+    groups: dict[str, Any] = {
+        "gpu_nodes": {"hosts": {name: dict(given) for name, given in hosts.items() if not name.startswith("server")}},
+        "nomad_servers": {"hosts": {name: dict(given) for name, given in hosts.items() if name.startswith("server")}},
+    }
+    inventory = {"all": {"vars": LOCAL, "children": groups}}
+    # Variables of roles, which no inventory has a say in; hosts that have an agent of their own say where.
+    extra = {
+        "__farm_upgrade_path": f"{folder}/{{{{ inventory_hostname }}}}/upgrade.json",
+        "__nomad_local_url": "{{ agent_url | default('http://127.0.0.1:9') }}",
+        "_common_is_wsl": False,
+    }
+    options = ["--extra-vars", json.dumps(extra)]
+    result = playbook_helper.run_playbook(folder, inventory, str(folder / "parts.yml"), *options)
+    return result.returncode, " ".join((result.stdout + result.stderr).split())
+
+
+def test_each_wave_has_its_own_speaker(tmp_path: Path) -> None:
+    """Who is in another wave does not get to the question, and nothing would be compared with Nomad."""
+    hosts = {"a": {"__nomad_agent": OK}, "b": {"__nomad_agent": OK}, "c": {"__nomad_agent": OK}}
+    chosen = say("{{ inventory_hostname }} hears {{ __farm_speaker }}.")
+    code, output = run(
+        tmp_path, hosts, {"hosts": "gpu_nodes", "serial": [1, 2], "tasks": [part("speaker.yml"), chosen]}
+    )
+    assert code == 0, output
+    for told in ("a hears a.", "b hears b.", "c hears b."):
+        assert told in output
+
+
+def test_a_wave_without_a_speaker_names_its_own_hosts(tmp_path: Path) -> None:
+    stopped = {"__nomad_agent": {"state": "stopped", "message": "gone"}}
+    hosts = {"a": {"__nomad_agent": OK}, "b": stopped}
+    code, output = run(tmp_path, hosts, {"hosts": "gpu_nodes", "serial": [1, 1], "tasks": [part("speaker.yml")]})
+    assert code != 0
+    assert 'b: no Nomad agent of b answers as healthy; here http://127.0.0.1:9 said "gone".' in output
+
+
+# --- hosts that are lost on the way ----------------------------------------------------------
+
+PLAN = {"hosts": "nomad_servers:gpu_nodes", "tasks": [part("upgrade_plan.yml")]}
+# As the play of servers ends in upgrade.yml, whose role nothing here stands in for.
+SERVERS = {
+    "hosts": "nomad_servers", "any_errors_fatal": True,
+    "tasks": [
+        {"ansible.builtin.fail": {"msg": "broken"}, "when": "broken | default(false)"},
+        {"ansible.builtin.set_fact": {"__farm_upgrade_server": True}},
+    ],
+}  # fmt: skip
+WAVES = {
+    "hosts": "upgrade_nodes",
+    "serial": "{{ hostvars[groups['upgrade_nodes'] | first].__farm_upgrade_waves | map('length') | list }}",
+    "tasks": [
+        part("upgrade_begin.yml"),
+        say("{{ inventory_hostname }} is changed."),
+        {"ansible.builtin.fail": {"msg": "broken"}, "when": "broken | default(false)"},
+        part("upgrade_done.yml"),
+    ],
+}  # fmt: skip
+AWAY = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
+
+
+def node(name: str, **given: Any) -> dict[str, Any]:
+    return {"__farm_upgrade_node": {"host": name, "models": [], "gpus": [f"GPU-{name}"], "turn": 2}, **given}
+
+
+def changed(output: str) -> list[str]:
+    return re.findall(r"(\w+) is changed[.]", output)
+
+
+def test_the_last_that_a_server_does_is_noted() -> None:
+    plays = yaml.safe_load((playbook_helper.ROOT / "playbooks/upgrade.yml").read_text(encoding="utf-8"))
+    (servers,) = [play for play in plays if play.get("hosts") == "nomad_servers"]
+    noted = servers["tasks"][-1]
+    assert (noted["ansible.builtin.set_fact"], noted["tags"]) == ({"__farm_upgrade_server": True}, ["always"])
+
+
+def test_servers_that_are_well_let_all_waves_begin(tmp_path: Path) -> None:
+    hosts = {"server1": {}, "a": node("a"), "b": node("b")}
+    code, output = run(tmp_path, hosts, PLAN, SERVERS, WAVES)
+    assert code == 0, output
+    assert changed(output) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "lost"), [({"broken": True}, AWAY, "server1, server2"), ({}, AWAY, "server2")]
+)
+def test_a_server_that_is_lost_stops_every_node(
+    tmp_path: Path, first: dict[str, Any], second: dict[str, Any], lost: str
+) -> None:
+    """Where one was lost before, any_errors_fatal does not end the run."""
+    hosts = {"server1": first, "server2": second, "a": node("a"), "b": node("b")}
+    reached = {"hosts": "all", "tasks": [{"ansible.builtin.command": "true"}]}
+    code, output = run(tmp_path, hosts, reached, PLAN, SERVERS, WAVES)
+    assert code != 0 and changed(output) == []
+    assert f"a: nothing is changed here, because {lost} failed above. Expected: every Nomad server" in output
+    assert not (tmp_path / "a/upgrade.json").exists()
+
+
+def test_a_wave_that_is_not_well_is_the_last(tmp_path: Path) -> None:
+    hosts = {"a": node("a"), "b": node("b", broken=True), "c": node("c"), "d": node("d")}
+    code, output = run(tmp_path, hosts, {**PLAN, "vars": {"upgrade_waves": ["1", "2"]}}, WAVES)
+    assert code != 0 and changed(output) == ["a", "b", "c"]
+    assert "c: the upgrade stops after this wave, because b failed above." in output
+    assert [(tmp_path / name).exists() and bool(list((tmp_path / name).iterdir())) for name in "abcd"] == [
+        False, True, True, False,
+    ]  # fmt: skip
+
+
+def test_a_node_that_was_lost_before_its_wave_stops_the_others(tmp_path: Path) -> None:
+    """Ansible counts it as one of its wave that has not failed there, and begins the next."""
+    lose = {"hosts": "gpu_nodes", "tasks": [SERVERS["tasks"][0]]}
+    hosts = {"a": node("a", broken=True), "b": node("b"), "c": node("c")}
+    code, output = run(tmp_path, hosts, {**PLAN, "vars": {"upgrade_waves": ["2", "1"]}}, lose, WAVES)
+    assert code != 0 and changed(output) == []
+    assert "b: nothing is changed here, because a failed above. Expected: every node of the waves" in output
+    assert "c: nothing is changed here, because a, b failed above." in output
+
+
+# --- what is there before --------------------------------------------------------------------
+
+DRIVER = {"ansible.builtin.import_role": {"name": "gpufarm.core.nvidia_driver", "tasks_from": "variables.yml"}}
+BEFORE = {
+    "hosts": "nomad_servers:gpu_nodes", "gather_facts": True, "gather_subset": ["!all", "min"],
+    "tasks": [DRIVER, part("upgrade_before.yml")],
+}  # fmt: skip
+
+
+@pytest.fixture
+def agents() -> Iterator[Callable[..., str]]:
+    """Starts agents that run a version and know servers of versions, and returns their addresses."""
+    running = []
+
+    def start(version: str, *servers: str) -> str:
+        agent = nomad_helper.Agent()
+        tags = [{"region": "global", "build": build} for build in servers]
+        answers: dict[str, Any] = {
+            "/v1/agent/health": {}, "/v1/status/leader": "127.0.0.1:4647", "/v1/client/stats": {},
+            "/v1/agent/self": {"config": {"Version": {"Version": version}}},
+            "/v1/agent/members": {
+                "ServerRegion": "global", "Members": [{"Name": "s", "Status": "alive", "Tags": each} for each in tags],
+            },
+        }  # fmt: skip
+
+        def answer(request: Any) -> bool:
+            request.reply(200, json.dumps(answers[request.path]).encode(), {})
+            return True
+
+        agent.answer = answer
+        running.append(agent)
+        return agent.url
+
+    yield start
+    for agent in running:
+        agent.close()
+
+
+def test_no_agent_goes_back_to_an_older_nomad(tmp_path: Path, agents: Callable[..., str]) -> None:
+    """What the receipts say is no matter: the program may be replaced already, or be somebody else's."""
+    hosts = {
+        name: {"agent_url": agents(version), "nomad_version": "1.10.5"}
+        for name, version in {"server1": "1.11.0", "a": "1.10.10", "b": "1.10.5", "c": "1.9.9"}.items()
+    }
+    seen = {"hosts": "all", "tasks": [say("{{ inventory_hostname }} goes on.")]}
+    code, output = run(tmp_path, hosts, BEFORE, seen)
+    assert code != 0
+    assert re.findall(r"(\w+) goes on[.]", output) == ["b", "c"], output
+    for host, version in (("server1", "1.11.0"), ("a", "1.10.10")):
+        assert f"{host}: Nomad {version} runs, and nomad_version is 1.10.5. Expected: a version that is not" in output
+        assert f"Next step: set nomad_version to {version} or newer." in output
+
+
+def test_no_node_becomes_newer_than_its_servers(tmp_path: Path, agents: Callable[..., str]) -> None:
+    """The servers are not in this run."""
+    hosts = {
+        name: node(name, agent_url=agents("1.10.0", *servers), nomad_version="1.11.3")
+        for name, servers in {"a": ["1.11.3+ent", "1.12.0"], "b": ["1.11.3", "1.10.9"], "c": ["1.11.3"]}.items()
+    }
+    begin = {**WAVES, "serial": [1, 2], "tasks": WAVES["tasks"][:2]}
+    code, output = run(tmp_path, hosts, PLAN, begin)
+    assert code != 0
+    assert changed(output) == ["a", "c"]
+    assert (
+        "b: nothing is changed here, because a server of it runs Nomad 1.10.9, and nomad_version is 1.11.3." in output
+    )
+    assert not (tmp_path / "b/upgrade.json").exists()
+
+
+def test_servers_are_upgraded_with_their_tag() -> None:
+    plays = yaml.safe_load((playbook_helper.ROOT / "playbooks/upgrade.yml").read_text(encoding="utf-8"))
+    (servers,) = [play for play in plays if play.get("hosts") == "nomad_servers"]
+    assert [task.get("tags") for task in servers["tasks"]] == [["nomad"], ["always"]]
