@@ -72,18 +72,25 @@ def pinned(folder: str, module: str) -> str:
     return str(found)
 
 
-NOMAD = Product(
-    name="nomad",
-    folder="nomad",
-    version=pinned("nomad", "github.com/hashicorp/nomad"),
-    packages=("github.com/hashicorp/nomad",),
-    ldflags="-s -w",
-    output="nomad",
-    # The tags of upstream's release: among them the web interface, whose files are in the module.
-    arguments=("-tags=ui,codegen_generated,release,hashicorpmetrics",),
-    module="github.com/hashicorp/nomad",
-    keep={"LICENSE.txt": "LICENSE"},
-)
+def nomad_of(folder: str) -> Product:
+    """Return Nomad in the version of one folder."""
+    module = "github.com/hashicorp/nomad"
+    return Product(
+        name="nomad",
+        folder=folder,
+        version=pinned(folder, module),
+        packages=(module,),
+        ldflags="-s -w",
+        output="nomad",
+        # The tags of upstream's release: among them the web interface, whose files are in the module.
+        arguments=("-tags=ui,codegen_generated,release,hashicorpmetrics",),
+        module=module,
+        keep={"LICENSE.txt": "LICENSE"},
+    )
+
+
+# The older one is what an upgrade begins with.
+NOMADS = (nomad_of("nomad-older"), nomad_of("nomad"))
 # The standalone repository's releases are not Go modules that can be had; this is the code that it
 # was split off from. It goes by the release's version, because that is what the roles install.
 NVIDIA_PLUGIN = Product(
@@ -117,7 +124,7 @@ def container_toolkit_of(folder: str) -> Product:
 
 
 CONTAINER_TOOLKITS = (container_toolkit_of("container-toolkit-older"), container_toolkit_of("container-toolkit"))
-PRODUCTS = (NOMAD, NVIDIA_PLUGIN, *CONTAINER_TOOLKITS)
+PRODUCTS = (*NOMADS, NVIDIA_PLUGIN, *CONTAINER_TOOLKITS)
 
 
 # --- progress ---------------------------------------------------------------------------------------------------------
@@ -337,9 +344,14 @@ def _compile(what: Product, go: Path, folder: Path) -> None:
     )
 
 
+def nomads() -> dict[str, Path]:
+    """Return, by version, the folder that holds `nomad`."""
+    return {what.version: product(what) for what in NOMADS}
+
+
 def nomad() -> Path:
-    """Return the folder that holds `nomad`."""
-    return product(NOMAD)
+    """Return the folder that holds the newest `nomad`."""
+    return product(NOMADS[-1])
 
 
 def nvidia_plugin() -> Path:
@@ -374,13 +386,13 @@ def mirror() -> Path:
     def in_turn() -> tuple[Path, Path, dict[str, Path], Path]:
         return gpu_double(), nvcc(), container_toolkits(), nvidia_plugin()
 
-    # Nomad takes as long as all the others together, so two at a time keep two cores busy.
+    # Nomad takes longer than all the others together, so two at a time keep two cores busy.
     with ThreadPoolExecutor(2) as pool:
-        first, others = pool.submit(nomad), pool.submit(in_turn)
+        first, others = pool.submit(nomads), pool.submit(in_turn)
         programs = first.result()
         double, compiler, toolkits, plugin = others.result()
     artefacts = layout.Artefacts(
-        nomad={NOMAD.version: programs},
+        nomad=programs,
         nvidia_plugin={NVIDIA_PLUGIN.version: plugin},
         container_toolkit=toolkits,
         gpu_double=double,

@@ -52,13 +52,14 @@ def test_products_are_pinned(product: build.Product) -> None:
 
 
 def test_versions_are_those_that_the_roles_install() -> None:
-    for product in (build.NOMAD, build.NVIDIA_PLUGIN, build.CONTAINER_TOOLKITS[-1]):
+    for product in (build.NOMADS[-1], build.NVIDIA_PLUGIN, build.CONTAINER_TOOLKITS[-1]):
         role = product.name.removeprefix("nvidia-").replace("-", "_")
         defaults = yaml.safe_load((cache.ROOT / "roles" / role / "defaults/main.yml").read_text("utf-8"))
         assert product.version == defaults[f"{role}_version"]
     for product in build.CONTAINER_TOOLKITS:
         assert f"internal/info.version={product.version}" in product.ldflags
-    assert len({product.version for product in build.CONTAINER_TOOLKITS}) == 2
+    for products in (build.NOMADS, build.CONTAINER_TOOLKITS):
+        assert len({product.version for product in products}) == 2
 
 
 @pytest.mark.parametrize("requirements", [build.TOOLCHAIN, build.CUDA], ids=lambda path: path.name)
