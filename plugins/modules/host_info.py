@@ -208,8 +208,10 @@ def look_at_files(patterns: list[str]) -> list[dict[str, Any]]:
     # What looks like a pattern may be a name.
     for path in sorted({path for pattern in patterns for path in [pattern, *glob.glob(pattern)]}):  # noqa: PTH207
         try:
+            # A name that is no text cannot be told, and is none of ours.
+            path.encode()
             state = os.lstat(path)
-        except OSError:
+        except (OSError, UnicodeEncodeError):
             continue
         regular = stat.S_ISREG(state.st_mode)
         content = content_of(path) if regular and state.st_size <= LARGE else None
@@ -219,7 +221,8 @@ def look_at_files(patterns: list[str]) -> list[dict[str, Any]]:
                 "mode": f"{stat.S_IMODE(state.st_mode):04o}",
                 "uid": state.st_uid,
                 "gid": state.st_gid,
-                "isdir": Path(path).is_dir(),
+                # A Path of Python 3.13 and before raises where a network drive does not answer.
+                "isdir": os.path.isdir(path),  # noqa: PTH112
                 "isreg": regular,
                 # As ansible.builtin.find tells it.
                 "checksum": None if content is None else hashlib.sha1(content).hexdigest(),  # noqa: S324

@@ -39,7 +39,8 @@ def test_settings_of_the_owner_stay(host: Host) -> None:
         assert (settings["log-driver"], settings["log-opts"]) == ("json-file", {"max-size": "10m"})
         assert settings["runtimes"]["mine"] == {"path": "/usr/sbin/runc"}
     elif host.backend.get_hostname() == "toolkit-wsl":
-        assert (file.mode, running.split()[0]) == (0o600, "runc")
+        assert (file.linked_to, running.split()[0]) == ("/srv/docker.json", "runc")
+        assert host.file("/srv/docker.json").mode == 0o600
         assert settings["proxies"] == {"no-proxy": "localhost", "http-proxy": "http://farm:correct-horse@127.0.0.1:9"}
     else:
         # It was the role that had made the NVIDIA runtime the default; Docker has taken it back without a restart.

@@ -80,6 +80,8 @@ def test_files_and_folders(host: Host, tmp_path: Path) -> None:
     (tmp_path / "way").symlink_to("conf")
     (tmp_path / "broken.hcl").symlink_to("nowhere")
     (tmp_path / "[odd]").touch()
+    # Not to be told in JSON.
+    (tmp_path / "conf" / os.fsdecode(b"\xff.hcl")).touch()
     names = ["conf", "conf/*.hcl", "conf/a.hcl", "way", "broken.hcl", "[odd]", "none"]
     found = host.look(files=[f"{tmp_path}/{name}" for name in names])["files"]
     assert [each["path"].removeprefix(f"{tmp_path}/") for each in found] == [
@@ -93,6 +95,17 @@ def test_files_and_folders(host: Host, tmp_path: Path) -> None:
     assert (by_name["conf"]["isdir"], by_name["conf"]["isreg"], by_name["conf"]["mode"]) == (True, False, "0750")
     assert (by_name["way"]["isdir"], by_name["way"]["checksum"]) == (True, None)
     assert (by_name["broken.hcl"]["isdir"], by_name["broken.hcl"]["isreg"]) == (False, False)
+
+
+def test_a_folder_that_does_not_answer_is_none(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a network drive's, of which the name alone can be read."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "stat", refuse)
+    (found,) = host.look(files=[str(tmp_path)])["files"]
+    assert found["isdir"] is False
 
 
 def test_a_large_file_is_not_read(host: Host, tmp_path: Path) -> None:
