@@ -188,6 +188,7 @@ SHORTEST_S = 1.0
 HEARTBEAT_GRACE_S = 10.0
 # HTTP 500 is an answer about a state here; an agent that takes no more connections at the moment has answered nothing.
 REPEAT = frozenset({429})
+STALE = {"stale": "true"}
 
 
 @dataclasses.dataclass
@@ -232,10 +233,10 @@ def ask_health(client: nomad.Client, answers: Answers) -> None:
         answers.status, answers.message = 200, None
 
 
-def ask_leader(client: nomad.Client, answers: Answers) -> None:
+def ask_leader(client: nomad.Client, answers: Answers, query: Mapping[str, str] | None = None) -> None:
     path = "/v1/status/leader"
     answers.leader = None
-    found = client.call("GET", path)
+    found = client.call("GET", path, query=query)
     if not isinstance(found, str) or not re.search(r".:[0-9]+$", found):
         raise nomad.NomadError(
             found=f"{client.url(path, {})} answered '{str(found or '')[:200]}'",
@@ -255,7 +256,8 @@ def ask_self(client: nomad.Client, answers: Answers) -> Any:
 
 
 def ask_members(client: nomad.Client, answers: Answers) -> None:
-    ask_leader(client, answers)
+    # Servers of which some have TLS already cannot ask a leader that has not.
+    ask_leader(client, answers, STALE)
     try:
         own = inner(ask_self(client, answers), "stats")
         told = client.call("GET", "/v1/agent/members")
@@ -268,7 +270,7 @@ def ask_members(client: nomad.Client, answers: Answers) -> None:
     answers.encrypted = inner(own, "serf").get("encrypted") == "true"
     states = member_states(told)
     answers.peers = sorted(str(name).removesuffix(f".{told.get('ServerRegion')}") for name in states)
-    away = away_members(states, client.call("GET", "/v1/status/peers"))
+    away = away_members(states, client.call("GET", "/v1/status/peers", query=STALE))
     if away:
         raise nomad.NomadError(
             found=", ".join(away), expected="every server alive", next_step="start them", transient=True
@@ -391,7 +393,8 @@ GOALS = {
         ask=ask_servers,
         missing="no heartbeats",
         expected="heartbeats to a server",
-        next_step="read `journalctl -u nomad` on this host and check that port 4647 of the servers is open to it",
+        next_step="read `journalctl -u nomad` on this host and check that port 4647 of the servers is open to it; with "
+        "TLS, also that its certificate has the name of this region",
     ),
 }
 

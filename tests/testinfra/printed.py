@@ -11,6 +11,7 @@ from tests.simulator.cache import ROOT
 FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 FARM = "molecule/farm/tests/test_as_printed.py"
+SECURE = "molecule/secure/tests/test_secure.py"
 SCENARIOS = "tests/scenarios/test_scenarios.py"
 # What runs a command: a command that matches none of these fails test_printed.py.
 SETUP = "tests/unit/playbooks/test_wsl_setup.py"
@@ -20,6 +21,11 @@ RUN_BY = {
     r"ansible-galaxy collection install gpufarm\.core": FARM,
     r"ansible-playbook -i my-lab\.yml gpufarm\.core\.(site|verify|health|report)": FARM,
     r"export NOMAD_ADDR=http://192\.0\.2\.10:4646": FARM,
+    r"cd nomad-secrets": SECURE,
+    r"export NOMAD_ADDR=https://192\.0\.2\.10:4646 NOMAD_CACERT=nomad-ca\.pem": SECURE,
+    r"export NOMAD_CLIENT_CERT=nomad-cli\.pem NOMAD_CLIENT_KEY=nomad-cli-key\.pem": SECURE,
+    r"export NOMAD_TOKEN=\"\$\(cat nomad-management\.token\)\"": SECURE,
+    r"nomad node status": SECURE,
     r"cd ~/\.ansible/collections/ansible_collections/gpufarm/core": FARM,
     r"ansible-inventory -i examples/inventories/lab\.wsl\.yml --graph": "tests/unit/plugins/inventory/test_wsl.py",
     r"ansible-playbook -i my-lab gpufarm\.core\.wsl_hosts": "tests/unit/playbooks/test_wsl_hosts.py",

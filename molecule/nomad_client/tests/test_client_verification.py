@@ -31,7 +31,7 @@ def test_verification_tells_what_is_wrong() -> None:
         (alone, r"client-node: no heartbeats in \d+ s, at last the client knows \S+, its heartbeat_ttl is 0s and its"),
         (
             alone,
-            r"Expected: heartbeats to a server\. Next step: .* check that port 4647 of the servers is open to it\.",
+            r"Expected: heartbeats to a server\. Next step: .* port 4647 of the servers is open to it; with TLS,",
         ),
     ):
         assert run.code != 0

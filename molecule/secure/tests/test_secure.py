@@ -19,7 +19,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from testinfra.host import Host
 
+from tests.simulator.cache import ROOT
 from tests.simulator.docker import docker, docker_binary
+from tests.testinfra import printed
 from tests.testinfra.playbooks import run_in_scenario, words
 
 SERVER, NODE = "secure-server1", "secure-t4"
@@ -45,7 +47,9 @@ def secrets() -> dict[str, str]:
         "password": re.sub(r".*:([^@]*)@.*", r"\1", given["nomad_release_url"]),
     }
     keys = {f"key of {node}": on(node, "cat", f"{TLS}/agent-key.pem") for node in NODES}
-    for name, pem in {**keys, "key of the CA": (SECRETS / "nomad-ca-key.pem").read_text(encoding="ascii")}.items():
+    keys |= {path.stem: path.read_text(encoding="ascii") for path in SECRETS.glob("*-key.pem")}
+    assert {"nomad-ca-key", "nomad-cli-key"} <= set(keys)
+    for name, pem in keys.items():
         # One line of it: indented, escaped or quoted it would be found all the same.
         found[name] = next(line for line in pem.splitlines() if not line.startswith("-----"))[-40:]
     assert all(len(secret) > 15 for secret in found.values())
@@ -83,6 +87,18 @@ except urllib.error.HTTPError as error:
 """
     given = json.dumps({"path": path, "token": token, "method": method, "body": body})
     return json.loads(on(node, "python3", "-c", program, given=given))
+
+
+def test_farm_is_asked_by_hand_as_it_is_printed() -> None:
+    """On a host with the folder that the control machine keeps, and nothing else."""
+    folder = "/run/by-hand/nomad-secrets"
+    for path in SECRETS.iterdir():
+        write = f"umask 077; mkdir -p {folder}; cat >{folder}/{path.name}"
+        on(NODE, "sh", "-c", write, given=path.read_text(encoding="ascii"))
+    script = printed.block(ROOT / "README.md", "cd nomad-secrets").replace("192.0.2.10", SERVER)
+    told = on(NODE, "sh", "-euc", f"cd /run/by-hand; {script}")
+    on(NODE, "rm", "-r", "/run/by-hand")
+    assert len(re.findall(r"secure-(?:t4|h200) .* ready$", told, re.MULTILINE)) == 2, told
 
 
 def test_farm_is_closed_to_who_has_no_certificate_or_no_token(host: Host) -> None:
@@ -234,7 +250,11 @@ def bring(node: str, folder: str, region: str = "global", days: float = 1, signe
     subjects = [x509.DNSName(f"client.{region}.nomad"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
     made = x509.CertificateBuilder(
         ca.subject, name, key.public_key(), x509.random_serial_number(), now - 9 * day, now + days * day,
-        [x509.Extension(x509.SubjectAlternativeName.oid, False, x509.SubjectAlternativeName(subjects))],
+        [x509.Extension(kind.oid, False, kind) for kind in (
+            x509.SubjectAlternativeName(subjects),
+            # Python 3.13 wants it.
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(ca.public_key()),
+        )],
     ).sign(signed_by or ca_key, hashes.SHA256())  # fmt: skip
     pem = serialization.Encoding.PEM
     private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
@@ -261,6 +281,20 @@ def test_verification_with_a_certificate_that_does_not_hold_is_told(trouble: str
     assert run.code != 0
     assert told in words(run.output), run.output
     assert "Next step: " in words(run.output)
+
+
+def test_verification_of_an_agent_with_a_certificate_of_another_region_is_told() -> None:
+    bring(NODE, "/run/elsewhere", region="elsewhere")
+    tls = "\n".join(f'  {option}_file = "/run/elsewhere/{file}.pem"' for option, file in
+                    {"ca": "ca", "cert": "agent", "key": "agent-key"}.items())  # fmt: skip
+    on(NODE, "sh", "-c", "cat >/etc/nomad.d/zz-elsewhere.hcl", given=f"tls {{\n{tls}\n}}\n")
+    docker("exec", NODE, "systemctl", "restart", "nomad")
+    run = run_in_scenario("playbooks/verify.yml", "--limit", f"{SERVER},{NODE}")
+    docker("exec", NODE, "sh", "-c", "rm /etc/nomad.d/zz-elsewhere.hcl && systemctl restart nomad")
+    assert run.code != 0
+    assert f"{NODE}: no heartbeats in " in words(run.output), run.output
+    assert "with TLS, also that its certificate has the name of this region." in words(run.output), run.output
+    assert run_in_scenario("playbooks/verify.yml").code == 0
 
 
 def test_an_agent_without_a_certificate_of_the_farm_cannot_join() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,10 @@ from tests.testinfra.playbooks import Run, run_in_scenario, words
 
 FARM = "upgrade"
 SERVERS = ["upgrade-server", "upgrade-server2", "upgrade-server3"]
+# Options of `docker exec`.
+HOW_TO_ASK: list[str] = []
 T4, H200, H100 = "upgrade-t4", "upgrade-h200", "upgrade-h100"
+SECRETS = Path(os.environ["MOLECULE_EPHEMERAL_DIRECTORY"]) / "nomad-secrets"
 OLD, NEW = (product.version for product in build.NOMADS)
 WAVES = ("--extra-vars", json.dumps({"upgrade_waves": [1], "verify_timeout": 30}))
 DROP_IN = "/etc/systemd/system/nomad.service.d"
@@ -62,15 +67,26 @@ job "NAME" {
 
 
 def api(path: str) -> Any:
-    return jobs.api(FARM, path)
+    return json.loads(docker("exec", *HOW_TO_ASK, SERVERS[0], "nomad", "operator", "api", path))
+
+
+def ask_with_secrets() -> None:
+    """Ask with certificates and a token from now on."""
+    tls = "/etc/nomad.d/tls"
+    given = {
+        "ADDR": "https://127.0.0.1:4646", "CACERT": f"{tls}/ca.pem", "CLIENT_CERT": f"{tls}/agent.pem",
+        "CLIENT_KEY": f"{tls}/agent-key.pem", "TOKEN": (SECRETS / "nomad-management.token").read_text("ascii"),
+    }  # fmt: skip
+    HOW_TO_ASK.extend(part for name, value in given.items() for part in ("--env", f"NOMAD_{name}={value}"))
 
 
 def allocations() -> dict[str, list[tuple[str, str, list[str]]]]:
     """Return the allocations of each job, with their states and what happened to their tasks."""
     return {
         job["ID"]: [
-            (each["ID"], each["ClientStatus"], [event["Type"] for event in each["TaskStates"]["train"]["Events"]])
+            (each["ID"], each["ClientStatus"], [event["Type"] for event in task["Events"]])
             for each in api(f"/v1/job/{job['ID']}/allocations")
+            for task in (each["TaskStates"] or {}).values()
         ]
         for job in api("/v1/jobs")
     }
@@ -84,6 +100,10 @@ def running() -> dict[str, list[str]]:
     return {version: sorted(name for name, its in found if its == version) for version in {each for _, each in found}}
 
 
+def uuid_of(node: str, gpu: int) -> str:
+    return str(faults.load(docker("exec", node, "cat", faults.PROFILE_PATH))["gpus"][gpu]["uuid"])
+
+
 def upgrade(*options: str) -> tuple[Run, str]:
     run = run_in_scenario("playbooks/upgrade.yml", *options)
     return run, words(run.output)
@@ -92,10 +112,10 @@ def upgrade(*options: str) -> tuple[Run, str]:
 @pytest.fixture(scope="module", autouse=True)
 def at_work() -> Iterator[dict[str, list[tuple[str, str, list[str]]]]]:
     """A long job on a GPU in a container, and one that is a process, which end for good where an agent loses them."""
-    jobs.load_image(FARM, "t4")
+    jobs.load_image(FARM, "h100")
     image = f'image = "{jobs.job_image()}"\n        network_mode = "none"'
     for name, kind, node, driver, config in (
-        ("long", "batch", T4, "docker", image), ("serving", "service", H200, "raw_exec", "")
+        ("long", "batch", H100, "docker", image), ("serving", "service", T4, "raw_exec", "")
     ):  # fmt: skip
         text = JOB.replace("NAME", name).replace("TYPE", kind).replace("NODE", node)
         text = text.replace("DRIVER", driver).replace("CONFIG", config)
@@ -120,42 +140,41 @@ def test_server_that_fails_stops_every_node(tmp_path: Path) -> None:
     for server in SERVERS:
         docker("exec", server, "rm", FAULT)
     assert run.code != 0
-    assert f"{T4.removeprefix('upgrade-')}: nothing is changed here, because gone, " in told.replace("upgrade-", "")
+    assert f"{H100}: nothing is changed here, because gone, {', '.join(SERVERS)} failed above." in told, run.output
     assert running() == {OLD: sorted([*SERVERS, T4, H200, H100])}
     assert "upgrade.json" not in docker("exec", T4, "ls", "/var/lib/gpufarm")
 
 
 def test_first_bad_wave_is_the_last(at_work: dict[str, Any]) -> None:
     # A GPU goes with the first restart of its agent.
-    fault = f"mkdir -p {DROP_IN} && printf '[Service]\\nExecStartPre=/bin/rm -f /dev/nvidia3\\n' >{DROP_IN}/fault.conf"
-    docker("exec", T4, "sh", "-c", f"{fault} && systemctl daemon-reload")
+    fault = f"mkdir -p {DROP_IN} && printf '[Service]\\nExecStartPre=/bin/rm -f /dev/nvidia7\\n' >{DROP_IN}/fault.conf"
+    docker("exec", H100, "sh", "-c", f"{fault} && systemctl daemon-reload")
     run, told = upgrade(*WAVES)
     assert run.code != 0
-    assert f"in waves, each verified before the next:' - {T4} - {H200} - {H100}" in told, run.output
-    gone = faults.load(docker("exec", T4, "cat", faults.PROFILE_PATH))["gpus"][3]["uuid"]
-    assert f"after the upgrade. Expected also: {gone}, which were here before it." in told, run.output
-    assert running() == {NEW: sorted([*SERVERS, T4]), OLD: sorted([H200, H100])}
+    assert f"in waves, each verified before the next:' - {H100} - {H200} - {T4}" in told, run.output
+    assert f"after the upgrade. Expected also: {uuid_of(H100, 7)}, which were here before it." in told, run.output
+    assert running() == {NEW: sorted([*SERVERS, H100]), OLD: sorted([H200, T4])}
     assert allocations() == at_work
-    assert docker("exec", T4, "cat", BEFORE).count("GPU-") == 4
+    assert docker("exec", H100, "cat", BEFORE).count("GPU-") == 8
 
     # Repaired, as the message says.
-    docker("exec", T4, "sh", "-c", f"rm -r {DROP_IN} && systemctl daemon-reload")
-    faults.show_gpu(T4, 3)
-    docker("exec", T4, "systemctl", "restart", "nomad")
+    docker("exec", H100, "sh", "-c", f"rm -r {DROP_IN} && systemctl daemon-reload")
+    faults.show_gpu(H100, 7)
+    docker("exec", H100, "systemctl", "restart", "nomad")
 
 
 def test_gpu_that_nomad_alone_lacks_ends_the_second_wave(at_work: dict[str, Any]) -> None:
     """nvidia-smi lists it; an agent that starts again reads that its plugin is to leave it out."""
-    uuid = faults.load(docker("exec", H200, "cat", faults.PROFILE_PATH))["gpus"][1]["uuid"]
+    uuid = uuid_of(H200, 1)
     text = f'plugin "nomad-device-nvidia" {{ config {{ ignored_gpu_ids = ["{uuid}"] }} }}'
     docker("exec", H200, "sh", "-c", f"printf '%s\\n' '{text}' >{FAULT}")
     run, told = upgrade(*WAVES)
     assert run.code != 0
     # What has not come to its end comes first.
-    assert f"in waves, each verified before the next:' - {T4} - {H200} - {H100}" in told, run.output
-    assert f"Node {H200}: found 1 GPUs without it. Expected: GPU {uuid}." in told, run.output
-    assert running() == {NEW: sorted([*SERVERS, T4, H200]), OLD: [H100]}
-    assert "upgrade.json" not in docker("exec", T4, "ls", "/var/lib/gpufarm")
+    assert f"in waves, each verified before the next:' - {H100} - {H200} - {T4}" in told, run.output
+    assert f"Node {H200}: found 1 GPU without it. Expected: GPU {uuid}." in told, run.output
+    assert running() == {NEW: sorted([*SERVERS, H100, H200]), OLD: [T4]}
+    assert "upgrade.json" not in docker("exec", H100, "ls", "/var/lib/gpufarm")
     assert allocations() == at_work
 
     docker("exec", H200, "rm", FAULT)
@@ -165,7 +184,7 @@ def test_gpu_that_nomad_alone_lacks_ends_the_second_wave(at_work: dict[str, Any]
 def test_next_run_goes_on_to_the_end(at_work: dict[str, Any]) -> None:
     run, told = upgrade()
     assert run.code == 0, run.output
-    assert f"in waves, each verified before the next:' - {H200} - {T4}, {H100}" in told, run.output
+    assert f"in waves, each verified before the next:' - {H200} - {T4} - {H100}" in told, run.output
     assert running() == {NEW: sorted([*SERVERS, T4, H200, H100])}
     assert allocations() == at_work
     for name in (T4, H200, H100):
@@ -178,3 +197,30 @@ def test_older_version_is_refused() -> None:
     assert run.code != 0
     assert f"Nomad {NEW} runs, and nomad_version is {OLD}." in told, run.output
     assert running() == {NEW: sorted([*SERVERS, T4, H200, H100])}
+
+
+def test_open_farm_becomes_a_secure_one(at_work: dict[str, Any]) -> None:
+    """One node after the others; nothing but the agents starts anew, and no heartbeat is missed."""
+    # Molecule keeps its folder.
+    shutil.rmtree(SECRETS, ignore_errors=True)
+    secure = ("--extra-vars", json.dumps({"nomad_tls": "generate", "nomad_acl_enabled": True,
+                                          "nomad_secrets_dir": str(SECRETS)}))  # fmt: skip
+    run = run_in_scenario("playbooks/site.yml", "--limit", f"all:!{T4}", *secure)
+    assert run.code == 0, run.output
+    ask_with_secrets()
+    assert f"goes on understanding agents without TLS, because of {T4}." in words(run.output), run.output
+    assert {node["Status"] for node in api("/v1/nodes")} == {"ready"}
+    assert allocations() == at_work
+
+    run = run_in_scenario("playbooks/site.yml", *secure)
+    assert run.code == 0, run.output
+    assert {node["Status"] for node in api("/v1/nodes")} == {"ready"}
+    assert allocations() == at_work
+    events = [event["Message"] for node in api("/v1/nodes") for event in api(f"/v1/node/{node['ID']}")["Events"]]
+    assert "Node registered" in events
+    assert [event for event in events if "heartbeat" in event] == []
+    for server in SERVERS:
+        assert "tls-upgrade.hcl" not in docker("exec", server, "ls", "/etc/nomad.d")
+
+    run = run_in_scenario("playbooks/site.yml", *secure)
+    assert set(run.changed.values()) == {0}, run.output

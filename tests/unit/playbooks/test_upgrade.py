@@ -104,7 +104,7 @@ def changed(output: str) -> list[str]:
 
 def test_the_last_that_a_server_does_is_noted() -> None:
     plays = yaml.safe_load((playbook_helper.ROOT / "playbooks/upgrade.yml").read_text(encoding="utf-8"))
-    (servers,) = [play for play in plays if play.get("hosts") == "nomad_servers"]
+    servers, _ = [play for play in plays if play.get("hosts") == "nomad_servers"]
     noted = servers["tasks"][-1]
     assert (noted["ansible.builtin.set_fact"], noted["tags"]) == ({"__farm_upgrade_server": True}, ["always"])
 
@@ -222,5 +222,5 @@ def test_no_node_becomes_newer_than_its_servers(tmp_path: Path, agents: Callable
 
 def test_servers_are_upgraded_with_their_tag() -> None:
     plays = yaml.safe_load((playbook_helper.ROOT / "playbooks/upgrade.yml").read_text(encoding="utf-8"))
-    (servers,) = [play for play in plays if play.get("hosts") == "nomad_servers"]
+    servers, _ = [play for play in plays if play.get("hosts") == "nomad_servers"]
     assert [task.get("tags") for task in servers["tasks"]] == [["nomad"], ["always"]]

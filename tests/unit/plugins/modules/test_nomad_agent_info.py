@@ -541,7 +541,8 @@ def test_an_agent_that_hangs_does_not_hang_the_module(
             "no heartbeats in 3 s, at last the client knows 192.0.2.1:4647, 192.0.2.2:4647, "
             "its heartbeat_ttl is 0s and its last_heartbeat 3.1s ago. "
             "Expected: heartbeats to a server. "
-            "Next step: read `journalctl -u nomad` on this host and check that port 4647 of the servers is open to it.",
+            "Next step: read `journalctl -u nomad` on this host and check that port 4647 of the servers is open to it; "
+            "with TLS, also that its certificate has the name of this region.",
             ("ok", None, "192.0.2.1:4647", 86400, ["192.0.2.1:4647", "192.0.2.2:4647"]),
         ),
         (
@@ -550,7 +551,8 @@ def test_an_agent_that_hangs_does_not_hang_the_module(
             "no heartbeats in 3 s, at last the client knows no servers, its heartbeat_ttl is 9s and its "
             "last_heartbeat 3.1s ago. "
             "Expected: heartbeats to a server. "
-            "Next step: read `journalctl -u nomad` on this host and check that port 4647 of the servers is open to it.",
+            "Next step: read `journalctl -u nomad` on this host and check that port 4647 of the servers is open to it; "
+            "with TLS, also that its certificate has the name of this region.",
             ("ok", None, "192.0.2.1:4647", 86400, []),
         ),
         (
@@ -558,7 +560,8 @@ def test_an_agent_that_hangs_does_not_hang_the_module(
             {SELF: [(200, {"stats": {"nomad": {}}})], STATS: [(400, "No local Node")]},
             "no heartbeats in 3 s, at last an agent that is no client. "
             "Expected: heartbeats to a server. "
-            "Next step: read `journalctl -u nomad` on this host and check that port 4647 of the servers is open to it.",
+            "Next step: read `journalctl -u nomad` on this host and check that port 4647 of the servers is open to it; "
+            "with TLS, also that its certificate has the name of this region.",
             ("ok", None, "192.0.2.1:4647", None, []),
         ),
     ],
