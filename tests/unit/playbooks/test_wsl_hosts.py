@@ -646,10 +646,17 @@ def test_what_a_node_is_put_back_by_is_handed_over() -> None:
     # It is only said in an error.
     used -= {"nomad_version"}
     assert used <= step["vars"].keys()
-    templar = Templar(loader=DataLoader())
-    templar.available_variables = {"__wsl_windows_has": {}}
-    given = {name: templar.template(trust_as_template(step["vars"][name])) for name in used & defaults.keys() - OURS}
-    assert given == {name: defaults[name] for name in given}
+    names = used & defaults.keys() - OURS
+
+    def texts(variables: dict[str, Any]) -> dict[str, Any]:
+        return {name: trust_as_template(text) if isinstance(text, str) else text for name, text in variables.items()}
+
+    for has in ({}, {"nomad_tls": "generate"}):
+        templar = Templar(loader=DataLoader())
+        templar.available_variables = {**texts(step["vars"]), "inventory_dir": "/farm", "__wsl_windows_has": has}
+        given = {name: templar.template(trust_as_template(step["vars"][name])) for name in names}
+        templar.available_variables = {**texts(defaults), "inventory_dir": "/farm", **has}
+        assert given == {name: templar.template(texts(defaults)[name]) for name in names}
 
 
 def test_what_has_come_meanwhile_is_not_ended(tmp_path: Path) -> None:

@@ -345,8 +345,8 @@ def test_without_leave_to_ask_the_leader_is_enough(
 
 def built(**builds: str | None) -> dict[str, Any]:
     told = members(**dict.fromkeys(builds, "alive"))
-    for member, build in zip(told["Members"], builds.values(), strict=True):
-        member["Tags"]["build"] = build
+    for member in told["Members"]:
+        member["Tags"]["build"] = builds[member["Name"].partition(".")[0]]
     return told
 
 
