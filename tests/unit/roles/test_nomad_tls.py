@@ -128,3 +128,25 @@ def test_what_is_refused_of_tls(secrets: Path, tmp_path: Path) -> None:
     for text, (_case, expected) in zip(found, cases, strict=True):
         assert (expected in text) if expected else text == "", text
         assert not text or text.count("Next step: ") == 1
+
+
+def test_an_agent_is_asked_without_tls_only_where_it_is_known_to_have_no_certificate(secrets: Path) -> None:
+    unseen = node(secrets)
+    del unseen["_common_host"]
+    cases = [
+        (node(secrets), "http"),
+        (node(secrets, __nomad_started_anew=True), "https"),
+        (node(secrets, __nomad_started_anew=True, ansible_check_mode=True), "http"),
+        (node(secrets, __nomad_purpose="verify"), "https"),
+        (node(secrets, certificate(NAMES)), "https"),
+        # health.yml and upgrade.yml ask before anyone has looked.
+        (unseen, "https"),
+        ({**unseen, "ansible_check_mode": True}, "https"),
+        ({**unseen, "nomad_tls": "off"}, "http"),
+    ]
+    asked = [{"ansible_check_mode": False, "ansible_play_name": "", **case} for case, _scheme in cases]
+    for wanted in ("__nomad_local_url", "__nomad_api"):
+        for found, (case, scheme) in zip(role_helper.values(wanted, ["nomad", "_common"], asked), cases, strict=True):
+            url, ca = (found, None) if isinstance(found, str) else (found["address"], found["ca_cert"])
+            assert url == f"{scheme}://127.0.0.1:4646", case
+            assert ca is None or bool(ca) == (scheme == "https"), case
