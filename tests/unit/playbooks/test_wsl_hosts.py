@@ -344,7 +344,7 @@ def test_a_node_with_work_is_not_shut_down(tmp_path: Path) -> None:
 
 @contextmanager
 def agent(address: str) -> Iterator[list[str]]:
-    """Refuse one question, and be gone then; who had asked is noted by the token."""
+    """Refuse one question, and be gone then; who had asked is noted by the token. Each test has its own address."""
     tokens: list[str] = []
 
     class Agent(http.server.BaseHTTPRequestHandler):
@@ -604,8 +604,8 @@ def test_an_update_needs_consent_and_is_one(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has processes of its own")
 def test_nodes_work_again_where_another_was_refused(tmp_path: Path) -> None:
     lab = Lab(tmp_path, distributions=[Distribution("Debian", default=True), Distribution("Ubuntu")])
-    with agent("127.0.0.77") as tokens:
-        lab.nodes = {"Debian": SU, "Ubuntu": {**SU, "nomad_bind_addr": "127.0.0.77", "nomad_token": "of-Ubuntu"}}
+    with agent("127.0.0.78") as tokens:
+        lab.nodes = {"Debian": SU, "Ubuntu": {**SU, "nomad_bind_addr": "127.0.0.78", "nomad_token": "of-Ubuntu"}}
         said = lab.bad(wsl_shutdown=True)
     assert tokens == ["of-Ubuntu"]
     assert said.count("Look whether the GPUs are well, and let the node work again") == 2
@@ -680,8 +680,8 @@ def test_an_agent_of_nomad_counts_in_whatever_group(tmp_path: Path) -> None:
     program = tmp_path / "nomad"
     shutil.copy("/bin/sleep", program)
     lab.under = (*ALONE, "sh", "-c", f'{program} 3600 & exec "$@"', "sh")
-    with agent("127.0.0.77") as tokens:
-        lab.bad(wsl_shutdown=True, of_instances={**SU, "nomad_bind_addr": "127.0.0.77", "nomad_token": "of-Debian"})
+    with agent("127.0.0.79") as tokens:
+        lab.bad(wsl_shutdown=True, of_instances={**SU, "nomad_bind_addr": "127.0.0.79", "nomad_token": "of-Debian"})
     assert tokens == ["of-Debian"]
     lab.unlisted = ("Debian",)
     assert (
