@@ -16,7 +16,7 @@ from tests.simulator.farm import jobs
 from tests.simulator.gpu import faults
 from tests.simulator.mirror import build
 from tests.testinfra.helpers import wait_for
-from tests.testinfra.playbooks import Run, run_in_scenario, words
+from tests.testinfra.playbooks import Run, changed_tasks, run_in_scenario, words
 
 FARM = "upgrade"
 SERVERS = ["upgrade-server", "upgrade-server2", "upgrade-server3"]
@@ -128,6 +128,16 @@ def test_farm_begins_with_the_older_version() -> None:
     assert running() == {OLD: sorted([*SERVERS, T4, H200, H100])}
 
 
+def test_check_mode_announces_the_upgrade_and_changes_nothing(at_work: dict[str, Any]) -> None:
+    run, told = upgrade("--check")
+    assert run.code == 0, run.output
+    assert f"in waves, each verified before the next:' - {H100} - {H200} - {T4}" in told, run.output
+    assert set(changed_tasks(run.output)) >= {"Have the verified Nomad release"}
+    assert running() == {OLD: sorted([*SERVERS, T4, H200, H100])}
+    assert allocations() == at_work
+    assert "upgrade.json" not in docker("exec", H100, "ls", "/var/lib/gpufarm")
+
+
 def test_server_that_fails_stops_every_node(tmp_path: Path) -> None:
     """Beside one that nobody reaches, so that not all hosts of the servers' play fail in it."""
     gone = tmp_path / "gone.yml"
@@ -181,10 +191,22 @@ def test_gpu_that_nomad_alone_lacks_ends_the_second_wave(at_work: dict[str, Any]
     docker("exec", H200, "systemctl", "restart", "nomad")
 
 
+def test_next_run_goes_on_without_a_sick_node(at_work: dict[str, Any]) -> None:
+    faults.apply_to_container(T4, lambda profile: faults.lose_gpu(profile, 3))
+    run, told = upgrade()
+    faults.apply_to_container(T4, lambda profile: faults.recover_gpu(profile, 3))
+    assert run.code != 0
+    waves = f"in waves, each verified before the next:' - {H200} - {H100} - 'left out, because their GPUs are not well: {T4}'"
+    assert waves in told, run.output
+    assert f"{T4}: was not upgraded, because before it GPUs did not answer: " in told, run.output
+    assert running() == {NEW: sorted([*SERVERS, H200, H100]), OLD: [T4]}
+    assert allocations() == at_work
+
+
 def test_next_run_goes_on_to_the_end(at_work: dict[str, Any]) -> None:
     run, told = upgrade()
     assert run.code == 0, run.output
-    assert f"in waves, each verified before the next:' - {H200} - {T4} - {H100}" in told, run.output
+    assert f"in waves, each verified before the next:' - {T4} - {H100} - {H200}" in told, run.output
     assert running() == {NEW: sorted([*SERVERS, T4, H200, H100])}
     assert allocations() == at_work
     for name in (T4, H200, H100):

@@ -95,11 +95,15 @@ AWAY = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port"
 
 
 def node(name: str, **given: Any) -> dict[str, Any]:
-    return {"__farm_upgrade_node": {"host": name, "models": [], "gpus": [f"GPU-{name}"], "turn": 2}, **given}
+    return {
+        "__farm_upgrade_node": {"host": name, "models": [], "gpus": [f"GPU-{name}"], "turn": 2, "sick": ""},
+        **given,
+    }
 
 
 def changed(output: str) -> list[str]:
-    return re.findall(r"(\w+) is changed[.]", output)
+    """Return who was changed; hosts of one wave come to their end in any order."""
+    return sorted(re.findall(r"(\w+) is changed[.]", output))
 
 
 def test_the_last_that_a_server_does_is_noted() -> None:
@@ -151,6 +155,47 @@ def test_a_node_that_was_lost_before_its_wave_stops_the_others(tmp_path: Path) -
     assert "c: nothing is changed here, because a, b failed above." in output
 
 
+@pytest.mark.parametrize("sick", [["b"], ["a", "b"]])
+def test_a_sick_node_is_left_out_and_named(tmp_path: Path, sick: list[str]) -> None:
+    hosts = {name: node(name) for name in "abc"[: len(sick) + 1]}
+    for name in sick:
+        hosts[name]["__farm_upgrade_node"]["sick"] = "GPUs did not answer."
+    end = {"hosts": "gpu_nodes", "tasks": [part("upgrade_sick.yml")]}
+    code, output = run(tmp_path, hosts, PLAN, WAVES, end)
+    assert code != 0 and changed(output) == sorted(hosts.keys() - sick)
+    assert f"left out, because their GPUs are not well: {', '.join(sick)}" in output
+    for name in hosts:
+        assert (f"{name}: was not upgraded, because before it GPUs did not answer. Next step" in output) == (
+            name in sick
+        )
+
+
+SMI = {"available": True, "gpus": [{"status": "ok", "uuid": "GPU-1", "status_message": None}]}
+LOST = {"status": "gpu_lost", "uuid": None, "status_message": "GPU 1 is lost."}
+
+
+@pytest.mark.parametrize(
+    ("facts", "given", "left", "sick"),
+    [
+        (SMI, {}, 1, ""),
+        (SMI, {"gpu_node_gpus": 1}, 1, ""),
+        (SMI, {"gpu_node_gpus": "2"}, 1, "nvidia-smi listed 1 GPU(s), and gpu_node_gpus is 2."),
+        (SMI | {"gpus": [*SMI["gpus"], LOST]}, {}, 1, "GPUs did not answer: GPU 1 is lost."),
+        # One that an earlier run has begun with was well then.
+        (SMI | {"gpus": [*SMI["gpus"], LOST]}, {}, 0, ""),
+        ({"available": False, "gpus": []}, {"gpu_node_gpus": 2}, 1, ""),
+    ],
+)
+def test_who_is_sick(tmp_path: Path, facts: dict[str, Any], given: dict[str, Any], left: int, sick: str) -> None:
+    hosts = {"a": {"__farm_upgrade_left": {"rc": left}, **given}}
+    known = {"ansible.builtin.set_fact": {"nvidia_smi": facts, "cacheable": True}}
+    told = say("it is <{{ __farm_upgrade_sick }}>.")
+    role = {"ansible.builtin.import_role": {"name": "gpufarm.core.farm", "tasks_from": "upgrade_sick.yml"}}
+    code, output = run(tmp_path, hosts, {"hosts": "all", "tasks": [known, role, told]})
+    assert code == 0, output
+    assert f"it is <{sick}>." in output
+
+
 # --- what is there before --------------------------------------------------------------------
 
 DRIVER = {"ansible.builtin.import_role": {"name": "gpufarm.core.nvidia_driver", "tasks_from": "variables.yml"}}
@@ -198,7 +243,7 @@ def test_no_agent_goes_back_to_an_older_nomad(tmp_path: Path, agents: Callable[.
     seen = {"hosts": "all", "tasks": [say("{{ inventory_hostname }} goes on.")]}
     code, output = run(tmp_path, hosts, BEFORE, seen)
     assert code != 0
-    assert re.findall(r"(\w+) goes on[.]", output) == ["b", "c"], output
+    assert sorted(re.findall(r"(\w+) goes on[.]", output)) == ["b", "c"], output
     for host, version in (("server1", "1.11.0"), ("a", "1.10.10")):
         assert f"{host}: Nomad {version} runs, and nomad_version is 1.10.5. Expected: a version that is not" in output
         assert f"Next step: set nomad_version to {version} or newer." in output
