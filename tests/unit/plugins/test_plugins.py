@@ -8,6 +8,7 @@ import inspect
 import json
 import re
 import runpy
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -55,6 +56,41 @@ def test_numbers_as_recorded() -> None:
                     if is_number(field.default) or isinstance(field.default, str):
                         numbers[f"{name}.{key}.{field.name}"] = field.default
     assert_recorded("numbers", dict(sorted(numbers.items())))
+
+
+def test_tables_as_recorded() -> None:
+    """Every catalogue, pattern and text that has a name: an Xid's action that changes is meant to."""
+    tables: dict[str, Any] = {}
+    for module in modules():
+        own = set(re.findall(r"^(\w+)\b", inspect.getsource(module), re.MULTILINE)) - SAID
+        for key, value in vars(module).items():
+            known = plain(value) if key in own and not is_number(value) else None
+            if known is not None:
+                tables[f"{module.__name__.partition('.plugins.')[2]}.{key}"] = known
+    assert_recorded("tables", dict(sorted(tables.items())))
+
+
+# What ansible-doc shows.
+SAID = {"DOCUMENTATION", "EXAMPLES", "RETURN"}
+
+
+def plain(value: Any) -> Any:
+    """Return a constant as JSON has it, or None for what is none."""
+    if isinstance(value, (str, int, float)):
+        return value
+    if isinstance(value, bytes):
+        return value.decode("latin-1")
+    if isinstance(value, re.Pattern):
+        return [plain(value.pattern), value.flags]
+    if isinstance(value, (set, frozenset)):
+        return sorted(map(str, value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, (list, tuple)):
+        return [plain(each) for each in value]
+    if isinstance(value, Mapping):
+        return {str(key): plain(each) for key, each in value.items()}
+    return None
 
 
 def is_number(value: Any) -> bool:
