@@ -76,21 +76,19 @@ SAID = {"DOCUMENTATION", "EXAMPLES", "RETURN"}
 
 def plain(value: Any) -> Any:
     """Return a constant as JSON has it, or None for what is none."""
-    if isinstance(value, (str, int, float)):
-        return value
-    if isinstance(value, bytes):
-        return value.decode("latin-1")
     if isinstance(value, re.Pattern):
-        return [plain(value.pattern), value.flags]
-    if isinstance(value, (set, frozenset)):
-        return sorted(map(str, value))
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        value = [value.pattern, value.flags]
+    elif isinstance(value, (set, frozenset)):
+        value = sorted(map(str, value))
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    elif isinstance(value, bytes):
+        value = value.decode("latin-1")
     if isinstance(value, (list, tuple)):
         return [plain(each) for each in value]
     if isinstance(value, Mapping):
         return {str(key): plain(each) for key, each in value.items()}
-    return None
+    return value if isinstance(value, (str, int, float)) else None
 
 
 def is_number(value: Any) -> bool:
