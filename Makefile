@@ -57,5 +57,6 @@ mutants: setup
 bench: setup
 	@$(BIN)/python tests/bench/nvidia_smi.py
 	@PYTHONPATH=.collections $(BIN)/python tests/unit/plugins/module_utils/nomad_helper.py --nodes 5000 --gpus 8 --cores 192
+	@PYTHONPATH=.collections $(BIN)/python tests/unit/plugins/plugin_utils/report_helper.py --nodes 5000 --gpus 8
 	@$(BIN)/python tests/bench/wsl.py
 	@$(BIN)/python tests/bench/second_run.py $(AGAINST)
