@@ -1,5 +1,6 @@
 # The commands of this repository. Each does the set-up it needs on a fresh machine.
-PYTHON ?= python3
+# Empty is the distribution's, or the first on PATH where that is too old.
+PYTHON ?=
 VENV := .venv
 BIN := $(VENV)/bin
 COLLECTION := .collections/ansible_collections/gpufarm/core

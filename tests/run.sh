@@ -31,4 +31,5 @@ if wait "$other_generation"; then cat .cache/other-generation.log; else failed="
 GPUFARM_LEFT_OUT=$(grep "^left out:" .cache/other-generation.log || true)
 export GPUFARM_LEFT_OUT
 # In the order of tests/conftest.py.
-"$bin/python" -m pytest -n "${GPUFARM_TEST_PROCESSES:-3}" --dist load --maxschedchunk 1 tests/scenarios tests/unit
+"$bin/python" -m pytest -n "${GPUFARM_TEST_PROCESSES:-3}" --dist load --maxschedchunk 1 --durations 40 --durations-min 5 \
+    tests/scenarios tests/unit

@@ -3,9 +3,12 @@
 set -eu
 venv=$1
 shift
-python=${PYTHON:-python3}
+new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
 
-"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
+# The distribution's is built with all optimisations; one that pyenv has built is a third slower.
+python=${PYTHON:-/usr/bin/python3}
+[ -n "${PYTHON:-}" ] || new_enough "$python" || python=python3
+new_enough "$python" || {
     echo "setup: $("$python" --version) is too old. Expected: Python 3.11 or newer." \
         "Next step: make PYTHON=/path/to/python3 ..." >&2
     exit 1
