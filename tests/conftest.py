@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import os
 from itertools import islice
+from pathlib import Path
 
 import pytest
+
+# What these tests start shares work; what a scenario starts has it from .config/molecule.
+os.environ.setdefault("ANSIBLE_CALLBACK_PLUGINS", str(Path(__file__).with_name("simulator") / "callbacks"))
 
 # A part of the test's id → why it may be left out.
 EXPECTED = {

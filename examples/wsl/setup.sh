@@ -4,11 +4,15 @@ set -eu
 
 usage() {
     cat <<'END'
-setup.sh [SERVER...] [-- OPTION...]   makes the WSL distribution in which it runs a node of the GPU farm with these Nomad
-                                      servers, by an Ansible of its own; run again, it brings the node up to date
-setup.sh --remove [-- OPTION...]      takes it back
+setup.sh [--secrets FOLDER] [SERVER...] [-- OPTION...]
+    makes the WSL distribution in which it runs a node of the GPU farm with these Nomad servers, by an Ansible of its own;
+    run again, it brings the node up to date
+setup.sh --remove [-- OPTION...]
+    takes it back
 
-A SERVER is a name or an address, [2001:db8::1]:4647 with a port; what follows -- goes to ansible-playbook.
+A SERVER is a name or an address, [2001:db8::1]:4647 with a port; what follows -- goes to ansible-playbook. The FOLDER is what
+the farm's owner has made for this machine: nomad-ca.pem, REGION-client-nomad.pem, REGION-client-nomad-key.pem, and with ACLs
+nomad-farm-token.txt. A farm that is open to everybody has none.
 
 GPUFARM_HOME         where Ansible and the collections are (~/.local/share/gpufarm)
 GPUFARM_INVENTORY    where the inventory is (~/gpufarm)
@@ -89,20 +93,99 @@ have_ansible() {
     echo "setup.sh: the collections stay as they are, for Galaxy does not answer" >&2
 }
 
-# One that answers will do, for a farm works while others of its servers do not.
+# What the farm's owner gives is tried before it takes the place of what is there.
+stage_secrets() {
+    for name in nomad-ca.pem '*-client-nomad.pem' '*-client-nomad-key.pem'; do
+        # shellcheck disable=SC2086 # a pattern
+        set -- "$1" "$1"/$name
+        [ $# = 2 ] && [ -f "$2" ] || die "$1 has not one file $name" \
+            "what the farm's owner has made for this machine, nomad-ca.pem, REGION-client-nomad.pem and its key" \
+            "have it made as docs/wsl.md of the collection says, and name the folder"
+    done
+    (
+        umask 077
+        mkdir -p "$secrets.new"
+        cp "$1"/nomad-ca.pem "$1"/*-client-nomad.pem "$1"/*-client-nomad-key.pem "$secrets.new"
+        [ ! -f "$1/nomad-farm-token.txt" ] || cp "$1/nomad-farm-token.txt" "$secrets.new"
+    )
+}
+
+# It lies where the playbooks look for secrets with this inventory.
+have_secrets() {
+    [ -d "$secrets.new" ] || return 0
+    (umask 077 && mkdir -p "$secrets")
+    rm -f "$secrets"/*-client-nomad.pem "$secrets"/*-client-nomad-key.pem "$secrets/nomad-farm-token.txt"
+    mv -f "$secrets.new"/* "$secrets"
+    rmdir "$secrets.new"
+}
+
+# One that answers will do, for a farm works while others of its servers do not. Ends with 1 where none does, and with 3
+# where one that does and what we have for it do not fit.
 try_servers() {
-    "$python" - "$@" <<'END'
-import re, socket, sys
+    "$python" - "$region" "$asked" "${given:-$secrets}" "$@" <<'END'
+import re, socket, ssl, sys
+
+region, secrets, named, *servers = sys.argv[1:]
+# Of Nomad's RPC: what follows this byte is TLS. A server without it closes the connection.
+TLS = b"\x04"
+# Of no kind of Nomad's RPC: a server that has let us in closes the connection.
+NOTHING = b"\xff"
+
+
+def refuse(found, expected, step):
+    print(f"setup.sh: {found}. Expected: {expected}. Next step: {step}.", file=sys.stderr)
+    sys.exit(3)
+
+
+def speaks_tls(host, port):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    with socket.create_connection((host, port), 10) as plain:
+        plain.sendall(TLS)
+        try:
+            with context.wrap_socket(plain):
+                return True
+        except TimeoutError:
+            raise
+        except OSError:
+            return False
+
+
+def lets_in(host, port):
+    context = ssl.create_default_context(cafile=f"{secrets}/nomad-ca.pem")
+    client = f"{secrets}/{region}-client-nomad"
+    context.load_cert_chain(f"{client}.pem", f"{client}-key.pem")
+    with socket.create_connection((host, port), 10) as plain:
+        plain.sendall(TLS)
+        with context.wrap_socket(plain, server_hostname=f"server.{region}.nomad") as connection:
+            connection.sendall(NOTHING)
+            connection.recv(1)
+
 
 reached = False
-for server in sys.argv[1:]:
+for server in servers:
     found = re.fullmatch(r"\[(.+)\](?::(\d+))?|([^:]+)(?::(\d+))?|(.+)", server)
     host, port = found[1] or found[3] or found[5], int(found[2] or found[4] or 4647)
     try:
-        socket.create_connection((host, port), 5).close()
-        reached = True
+        tls = speaks_tls(host, port)
     except (OSError, OverflowError, UnicodeError) as error:
         print(f"setup.sh: {host} does not answer on port {port} ({error})", file=sys.stderr)
+        continue
+    reached = True
+    if tls and not region:
+        refuse(f"{host} wants a certificate", "the folder that the farm's owner has made for this machine",
+               "name it with --secrets; docs/wsl.md of the collection says how one is made")
+    if region and not tls:
+        refuse(f"{host} knows no TLS, and {named} has certificates", "a server of the farm that they are for",
+               f"correct the address, or go without {named} if the farm is open to everybody")
+    try:
+        if tls:
+            lets_in(host, port)
+    except OSError as error:
+        refuse(f"{host} and the certificates of {named} do not fit ({error})",
+               f"those of one farm, not yet ended, and of the server's region, which is to be {region}",
+               "have the farm's owner make them again, and name their folder with --secrets")
 sys.exit(not reached)
 END
 }
@@ -119,14 +202,39 @@ have_inventory() {
             check_server "$server"
         done
     fi
-    [ $# = 0 ] || try_servers "$@" ||
-        die "none of the servers answers" "a connection to port 4647 of a Nomad server" \
+    region=
+    asked=$secrets
+    [ ! -d "$secrets.new" ] || asked=$secrets.new
+    for name in "$asked"/*-client-nomad.pem; do
+        [ ! -f "$name" ] || region=$(basename "$name" -client-nomad.pem)
+    done
+    if [ $# -gt 0 ]; then
+        tried=0
+        try_servers "$@" || tried=$?
+        [ $tried = 0 ] || rm -rf "$secrets.new"
+        [ $tried != 3 ] || exit 1
+        [ $tried = 0 ] || die "none of the servers answers" "a connection to port 4647 of a Nomad server" \
             "correct the address, or have firewalls let it through; nothing was installed for Nomad"
+    fi
+    have_secrets
+    if [ -n "$region" ]; then
+        security="nomad_region: \"$region\"
+    nomad_tls: files
+    nomad_tls_ca_file: \"$secrets/nomad-ca.pem\"
+    nomad_tls_cert_file: \"$secrets/$region-client-nomad.pem\"
+    nomad_tls_key_file: \"$secrets/$region-client-nomad-key.pem\""
+        [ -f "$secrets/nomad-farm-token.txt" ] || security="$security
+    nomad_acl_enabled: false"
+    else
+        security="nomad_tls: \"off\"
+    nomad_acl_enabled: false"
+    fi
     [ $# = 0 ] || have_file "$inventory/servers.yml" <<END ||
 # The Nomad servers that this machine joins; others run them.
 all:
   vars:
     nomad_client_servers: [$(printf '"%s", ' "$@" | sed 's/, $//')]
+    $security
 END
         die "$inventory/servers.yml names other servers than $*, and nobody has said yes" "the same ones, or a yes" \
             "name no server, change the file, or answer at a terminal"
@@ -167,12 +275,15 @@ for name, known in hosts.items():
 main() {
     home=${GPUFARM_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/gpufarm}
     inventory=${GPUFARM_INVENTORY:-$HOME/gpufarm}
+    case $inventory in /*) ;; *) inventory=$PWD/$inventory ;; esac
+    secrets=${inventory%/}-secrets
     collections=${GPUFARM_COLLECTIONS-gpufarm.core ansible.windows community.windows}
     core=$home/collections/ansible_collections/gpufarm/core
     python=$home/venv/bin/python3
     playbook=wsl
     export ANSIBLE_COLLECTIONS_PATH="$home/collections"
     servers=
+    given=
     systemd=
     while [ $# -gt 0 ] && [ "$1" != -- ]; do
         case $1 in
@@ -181,6 +292,11 @@ main() {
             exit
             ;;
         --remove) playbook=remove ;;
+        --secrets)
+            [ -n "${2:-}" ] || die "--secrets came without a folder" "setup.sh --secrets FOLDER SERVER" "name it"
+            given=$2
+            shift
+            ;;
         *)
             check_server "$1"
             servers="$servers $1"
@@ -189,8 +305,10 @@ main() {
         shift
     done
     [ $# = 0 ] || shift
-    [ $playbook = wsl ] || [ -z "$servers" ] ||
-        die "--remove came with$servers" "no server with it" "leave out the one or the other"
+    [ $playbook = wsl ] || [ -z "$servers$given" ] ||
+        die "--remove came with${servers:- --secrets}" "nothing with it" "leave out the one or the other"
+    [ -z "$given" ] || [ -n "$servers" ] ||
+        die "--secrets came without a server" "setup.sh --secrets FOLDER SERVER" "name the servers that they are for"
     [ -n "${WSL_DISTRO_NAME:-}" ] ||
         die "this is no terminal of a WSL distribution, for WSL_DISTRO_NAME is not set" \
             "one, and its own user, not sudo" "run \`wsl --install -d Debian\` in Windows, and this in the distribution"
@@ -198,6 +316,8 @@ main() {
     [ "$(locale charmap 2>/dev/null)" = UTF-8 ] || export LC_ALL=C.UTF-8
 
     if [ $playbook = wsl ]; then
+        rm -rf "$secrets.new"
+        [ -z "$given" ] || [ "$given" -ef "$secrets" ] || stage_secrets "$given"
         have_ansible
         # shellcheck disable=SC2086 # a list
         have_inventory $servers

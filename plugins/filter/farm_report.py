@@ -37,11 +37,17 @@ options:
     required: true
   servers:
     description:
-      - One entry for each Nomad server that was asked, with C(server), C(asked_at), and C(result), the registered
-        result of M(gpufarm.core.nomad_gpu_info). The first one with nodes counts.
+      - One entry for each Nomad server that was asked, with C(server), C(region) (C(global) if not given), C(asked_at),
+        and C(result), the registered result of M(gpufarm.core.nomad_gpu_info). Of each region the first one with nodes
+        counts.
     type: list
     elements: dict
     default: []
+  regions:
+    description:
+      - Nomad's region of each host. One that is not named is in C(global).
+    type: dict
+    default: {}
   models:
     description:
       - Names of GPU models as C(nvidia-smi) writes them, each with C(relative_throughput) and C(price_per_hour).
@@ -109,7 +115,6 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 from ansible_collections.gpufarm.core.plugins.module_utils.text import clean
-from ansible_collections.gpufarm.core.plugins.plugin_utils import report, report_page
 
 INDENTED_GPUS = 500
 
@@ -134,6 +139,7 @@ def farm_report(
     made_at: str,
     *,
     servers: Sequence[Mapping[str, Any]] = (),
+    regions: Mapping[str, str] | None = None,
     models: Any = None,
     productivity: float = 1.0,
     currency: str = "EUR",
@@ -142,6 +148,9 @@ def farm_report(
     history_path: str | None = None,
 ) -> dict[str, Any]:
     """The document as text, the page's texts and the history's new text."""
+    # Not where the filter is loaded: design.md.
+    from ansible_collections.gpufarm.core.plugins.plugin_utils import report, report_page
+
     try:
         report.parse_time(made_at)
     except (TypeError, ValueError) as error:
@@ -156,7 +165,13 @@ def farm_report(
         history_path=plain(history_path),
     )
     data, text = report.build(
-        plain(hosts), plain(answers), plain(servers), options, made_at=str(made_at), history=str(history or "")
+        plain(hosts),
+        plain(answers),
+        plain(servers),
+        options,
+        made_at=str(made_at),
+        history=str(history or ""),
+        regions=plain(regions or {}),
     )
     # What nobody reads by eye any more need not have the size of its indentation.
     indent = 1 if data["summary"]["gpus"] <= INDENTED_GPUS else None

@@ -36,10 +36,11 @@ _value:
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ansible_collections.gpufarm.core.plugins.module_utils import gate_service
-
 
 def gate_refusal(options: Mapping[str, Any]) -> str:
+    # Not where the filter is loaded: design.md.
+    from ansible_collections.gpufarm.core.plugins.module_utils import gate_service
+
     try:
         gate_service.options_of(options)
     except ValueError as error:

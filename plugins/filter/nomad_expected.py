@@ -56,10 +56,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.gpufarm.core.plugins.module_utils import nomad
 
 
 def nomad_expected(facts: Mapping[str, Any], node: str, ignored: Sequence[str] = ()) -> dict[str, Any]:
+    # Not where the filter is loaded: design.md.
+    from ansible_collections.gpufarm.core.plugins.module_utils import nomad
+
     try:
         return nomad.expected_of_facts(facts, node, ignored)
     except (KeyError, TypeError) as error:

@@ -32,6 +32,11 @@ attributes:
       Runs on Linux with dpkg or rpm, and systemd. Where one of them is missing, nothing is known of its packages or
         units.
 options:
+  asked_at:
+    description: >-
+      Seconds since 1970 by the clock of who asks, which comes back beside those of the host's clock. A clock that is
+      behind it is behind; one that is ahead of it may have been asked for longer.
+    type: int
   files:
     description: Paths of files and folders, or patterns as a shell has them, such as V(/etc/nomad.d/*.hcl).
     type: list
@@ -91,6 +96,19 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+clock:
+  description: Seconds since 1970.
+  type: dict
+  returned: success
+  contains:
+    asked_at:
+      description: O(asked_at); null where it was not given.
+      type: int
+      sample: 1795536000
+    host:
+      description: By the host's clock, when it began to answer.
+      type: int
+      sample: 1795536001
 user_id:
   description: The ID of the user who looked.
   type: int
@@ -184,6 +202,7 @@ import os
 import re
 import shutil
 import stat
+import time
 from pathlib import Path
 from typing import Any
 
@@ -315,12 +334,15 @@ def main() -> None:
         name: {"type": "list", "elements": "str", "default": []} for name in names
     }
     argument_spec["keyrings"]["no_log"] = False
+    argument_spec["asked_at"] = {"type": "int"}
+    now = int(time.time())
     module = AnsibleModule(argument_spec=argument_spec, supports_check_mode=True)
     module.run_command_environ_update = {"LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "PATH": SYSTEM_PATH}
     params = module.params
     packages = installed(module, params["packages"])
     module.exit_json(
         changed=False,
+        clock={"asked_at": params["asked_at"], "host": now},
         user_id=os.getuid(),
         files=look_at_files(params["files"]),
         certificates=certificates(params["certificates"]),

@@ -46,8 +46,9 @@ options:
     default: {}
   tokens:
     description:
-      - The names of policies that a token has, by the name of the token. Of several tokens of a name the oldest is kept
-        so; no token is deleted.
+      - The names of policies that a token has, by the name of the token. It holds in all regions of a federation. Of
+        several such tokens of a name the oldest is kept so; management tokens, and those that end, are left alone. No
+        token is deleted.
     type: dict
     default: {}
 notes:
@@ -134,15 +135,24 @@ class Acl:
 
     def secret(self, name: str, policies: list[str]) -> str | None:
         """The Secret ID of the token of a name, which has these policies then; None where it is only to come."""
-        listed = [token for token in self._client.call("GET", "/v1/acl/tokens") if token["Name"] == name]
-        wanted = {"Name": name, "Type": "client", "Policies": policies}
+        every = self._client.call("GET", "/v1/acl/tokens")
+        # One that ends, or may do everything, is somebody's own.
+        listed = [
+            token
+            for token in every
+            if token["Name"] == name
+            and token["Global"]
+            and token["Type"] == "client"
+            and not token.get("ExpirationTime")
+        ]
+        wanted = {"Name": name, "Type": "client", "Global": True, "Policies": policies}
         if not listed:
             made = self._write("/v1/acl/token", wanted)
             return made and str(made["SecretID"])
         token = min(listed, key=lambda each: each["CreateIndex"])
         path = f"/v1/acl/token/{token['AccessorID']}"
         if sorted(token["Policies"] or []) != sorted(policies):
-            self._write(path, {**wanted, "AccessorID": token["AccessorID"]})
+            self._write(path, {**wanted, "AccessorID": token["AccessorID"], "Roles": token.get("Roles")})
         return str(self._client.call("GET", path)["SecretID"])
 
 

@@ -42,8 +42,10 @@ options:
       - V(servers), a leader, and every server of the region alive, as before one of them may be restarted. Without the
         rules C(agent:read) and C(node:read) the leader is all that is waited for.
       - V(client), a client that heartbeats to a server. This needs the rule C(agent:read).
+      - V(permission), an agent that lets the token ask for its state, which needs the rule C(agent:read), as where
+        tokens come from another region.
     type: str
-    choices: [nothing, answer, leader, servers, client]
+    choices: [nothing, answer, leader, servers, client, permission]
     default: nothing
   timeout:
     description:
@@ -342,6 +344,24 @@ def ask_servers(client: nomad.Client, answers: Answers) -> None:
         )
 
 
+def ask_permission(client: nomad.Client, answers: Answers) -> None:
+    if not client.connection.token:
+        raise nomad.NomadError(
+            found="no token was given",
+            expected="one that the authoritative region has made",
+            next_step="set 'token' or NOMAD_TOKEN, or nomad_token of the roles, or bring the farm's folder of secrets",
+        )
+    try:
+        ask_self(client, answers)
+    except nomad.NomadError as error:
+        if error.status != 403:
+            raise
+        # Unlike elsewhere this one passes.
+        raise nomad.NomadError(
+            found=error.found, expected="a token that is known", next_step="wait for it", transient=True
+        ) from error
+
+
 def seconds_of(duration: str) -> float:
     """Go's text for a time, such as 1m2.5s."""
     units = {"h": 3600, "m": 60, "s": 1, "ms": 1e-3, "\N{MICRO SIGN}s": 1e-6, "us": 1e-6, "ns": 1e-9}
@@ -393,8 +413,17 @@ GOALS = {
         ask=ask_servers,
         missing="no heartbeats",
         expected="heartbeats to a server",
-        next_step="read `journalctl -u nomad` on this host and check that port 4647 of the servers is open to it; with "
+        next_step="read `journalctl -u nomad` on this host, where `Permission denied` is that of servers that want a "
+        "client introduced (nomad_client_introduction), and check that port 4647 of the servers is open to it; with "
         "TLS, also that its certificate has the name of this region",
+    ),
+    "permission": Goal(
+        ask=ask_permission,
+        missing="no permission",
+        expected="an agent that knows the token, and its rule agent:read",
+        next_step="read `journalctl -u nomad` on the servers of this region for what keeps them from the ACLs of the "
+        "authoritative one, check that its ports 4647 and 4648 are open to them, and join them by `nomad server join` "
+        "where `nomad server members` lacks that region",
     ),
 }
 

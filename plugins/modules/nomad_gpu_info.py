@@ -52,6 +52,14 @@ options:
         all namespaces that the token may read when it is not set.
     type: bool
     default: false
+  gather_usage:
+    description:
+      - Also tell how many GPUs each namespace, job and node pool uses, of the nodes that O(filter) and O(node_name)
+        choose, and which budget a namespace has. Requests for the allocations, as with O(gather_allocations), and for
+        the namespaces, of which a token sees those that it has a right in. Of one whose jobs it may not read it counts
+        none, so it needs C(namespace:read-job) in all.
+    type: bool
+    default: false
   gather_reasons:
     description:
       - Also tell why the gate, or a maintenance, has taken nodes with GPUs out of work. The list of nodes does not have
@@ -61,7 +69,7 @@ options:
   gather_gpus:
     description:
       - With V(false) no node has GPUs, and the answer is a hundredth of the size. What is asked of nodes with GPUs only
-        cannot be had then.
+        cannot be had then; O(gather_usage) can.
     type: bool
     default: true
   only_gpu_nodes:
@@ -71,6 +79,7 @@ options:
     default: false
 seealso:
   - module: gpufarm.core.nomad_gpu_verify
+  - module: gpufarm.core.nomad_tenancy
 """
 
 EXAMPLES = r"""
@@ -87,6 +96,16 @@ EXAMPLES = r"""
 - name: Show the GPUs that no job holds
   ansible.builtin.debug:
     msg: "{{ farm.nodes | map(attribute='gpus') | flatten | selectattr('allocation', 'none') | map(attribute='uuid') }}"
+
+- name: Read how many GPUs each team uses, and may use
+  gpufarm.core.nomad_gpu_info:
+    address: https://nomad.example.com:4646
+    token: "{{ nomad_token }}"
+    gather_gpus: false
+    gather_usage: true
+  register: use
+  delegate_to: localhost
+  run_once: true
 """
 
 RETURN = r"""
@@ -241,6 +260,70 @@ nodes:
           description: ID of that allocation, for short.
           type: str
           sample: 5456bd7a-9fc0-c0dd-6131-cbee77f57577
+usage:
+  description: >-
+    GPUs that allocations hold, by who uses them. A MIG device counts as one, as it does for Nomad's scheduler. Null
+    with O(gather_usage=false).
+  type: dict
+  returned: success
+  contains:
+    namespaces:
+      description: The namespaces that the token sees, sorted by name.
+      type: list
+      elements: dict
+      contains:
+        namespace:
+          description: Name of the namespace.
+          type: str
+          sample: research
+        gpus:
+          description: Number of GPUs that its jobs hold.
+          type: int
+          sample: 6
+        budget:
+          description: >-
+            Number of GPUs that they may hold in a region, as M(gpufarm.core.nomad_tenancy) has declared it; null where
+            nobody has.
+          type: int
+          sample: 8
+    jobs:
+      description: The jobs that hold GPUs, the largest first.
+      type: list
+      elements: dict
+      contains:
+        namespace:
+          description: Namespace of the job.
+          type: str
+          sample: research
+        job_id:
+          description: ID of the job.
+          type: str
+          sample: training
+        gpus:
+          description: Number of GPUs that it holds.
+          type: int
+          sample: 4
+    node_pools:
+      description: The node pools that have nodes, sorted by name.
+      type: list
+      elements: dict
+      contains:
+        node_pool:
+          description: Name of the node pool.
+          type: str
+          sample: default
+        nodes:
+          description: Number of its nodes.
+          type: int
+          sample: 2
+        gpus:
+          description: Number of their GPUs; null with O(gather_gpus=false).
+          type: int
+          sample: 12
+        gpus_used:
+          description: Number of these that allocations hold.
+          type: int
+          sample: 6
 gpu_count:
   description: Number of GPUs in RV(nodes).
   type: int
@@ -290,6 +373,12 @@ def read_allocations(client: nomad.Client) -> dict[tuple[str, str], dict[str, An
     return nomad.devices_in_use(client.items("/v1/allocations", query).items)
 
 
+def read_namespaces(client: nomad.Client) -> list[dict[str, Any]]:
+    only = client.connection.namespace
+    every = client.items("/v1/namespaces", {}).items
+    return [each for each in every if not only or only == "*" or each.get("Name") == only]
+
+
 def read_reasons(client: nomad.Client, nodes: list[nomad.Node]) -> dict[str, str | None]:
     """IDs of closed nodes to why they are, by the gate or by the maintenance, as far as Nomad tells it."""
     closed = [node["id"] for node in nodes if node["gpus"] and node["eligibility"] != "eligible"]
@@ -316,11 +405,14 @@ def apply(params: dict[str, Any]) -> dict[str, Any]:
     nodes, index = read_nodes(client, params["filter"], params["node_name"] or [], params["gather_gpus"])
     if params["only_gpu_nodes"]:
         nodes = [node for node in nodes if node["gpus"]]
-    in_use = read_allocations(client) if params["gather_allocations"] else {}
+    in_use = read_allocations(client) if params["gather_allocations"] or params["gather_usage"] else {}
+    usage = None
+    if params["gather_usage"]:
+        usage = nomad.usage_of(in_use, nodes, read_namespaces(client), params["gather_gpus"])
     reasons = read_reasons(client, nodes) if params["gather_reasons"] else {}
 
     def held(node: nomad.Node, gpu: nomad.Gpu) -> dict[str, Any]:
-        allocation = in_use.get((node["id"], gpu["uuid"]))
+        allocation = in_use.get((node["id"], gpu["uuid"])) if params["gather_allocations"] else None
         return {**gpu, "allocation": allocation, "allocation_id": allocation["id"] if allocation else None}
 
     return {
@@ -329,6 +421,7 @@ def apply(params: dict[str, Any]) -> dict[str, Any]:
             {**node, "closed_for": reasons.get(node["id"]), "gpus": [held(node, gpu) for gpu in node["gpus"]]}
             for node in nodes
         ],
+        "usage": usage,
         "gpu_count": sum(len(node["gpus"]) for node in nodes),
         "index": index,
     }
@@ -340,6 +433,7 @@ def argument_spec() -> dict[str, Any]:
         "filter": {"type": "str"},
         "node_name": {"type": "list", "elements": "str"},
         "gather_allocations": {"type": "bool", "default": False},
+        "gather_usage": {"type": "bool", "default": False},
         "gather_reasons": {"type": "bool", "default": False},
         "gather_gpus": {"type": "bool", "default": True},
         "only_gpu_nodes": {"type": "bool", "default": False},

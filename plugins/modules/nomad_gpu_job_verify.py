@@ -425,9 +425,9 @@ def _refused(error: nomad.NomadError, left: list[Problem], namespace: str | None
     if not left:
         raise error
     raise nomad.NomadError(
-        found=f"{error.found}, and {len(left)} jobs are left",
+        found=f"{error.found}, and {len(left)} job{' is' if len(left) == 1 else 's are'} left",
         expected="a proof that purges its jobs",
-        next_step=" ".join([str(error), *(problem.message for problem in left[:MESSAGE_PROBLEMS])]),
+        next_step=" ".join([str(error), *(problem.message for problem in left[:MESSAGE_PROBLEMS])]).rstrip("."),
     ) from error
 
 

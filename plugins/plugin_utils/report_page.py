@@ -20,8 +20,11 @@ from ansible_collections.gpufarm.core.plugins.plugin_utils.report import (
     VERDICTS,
     Document,
     Gpu,
+    JobUse,
+    NamespaceUse,
     Node,
     Problem,
+    is_over,
     mean,
     parse_time,
     total,
@@ -184,8 +187,8 @@ def _models_text(node: Node) -> str:
     return ", ".join(f"{number} x {model}" for model, number in models.items()) or "no GPU known"
 
 
-def _versions_text(node: Node) -> str:
-    words = [node["platform"]]
+def _versions_text(node: Node, data: Document) -> str:
+    words = [f"region {node['region']}"] * (len(data["nomad"]["regions"]) > 1) + [node["platform"]]
     words += [f"driver {node['driver_version']}"] if node["driver_version"] else []
     words += [f"CUDA {node['cuda_version']}"] if node["cuda_version"] else []
     return ", ".join(word for word in words if word)
@@ -198,8 +201,13 @@ def _gpus_text(node: Node) -> str:
     return f"{found} of {count_text(expected, 'expected GPU')}"
 
 
+def _answered(data: Document) -> set[str]:
+    """The regions of which a server answered."""
+    return {each["region"] for each in data["nomad"]["regions"] if each["server"]}
+
+
 def _node_view(node: Node, number: int, data: Document) -> dict[str, Any]:
-    with_nomad = data["nomad"]["answered"]
+    with_nomad = node["region"] in _answered(data)
     return {
         "id": f"node-{number}",
         "name": node["name"],
@@ -207,7 +215,7 @@ def _node_view(node: Node, number: int, data: Document) -> dict[str, Any]:
         "word": WORDS[node["verdict"]] if node["state"] == "answered" else STATES[node["state"]],
         "reason": node["reason"] or "",
         "models": _models_text(node),
-        "versions": _versions_text(node),
+        "versions": _versions_text(node, data),
         "count": _gpus_text(node),
         "allocated": (
             f"{count_text(node['allocated_gpus'])} of {len(node['gpus'])} allocated"
@@ -244,7 +252,7 @@ def _groups(nodes: Sequence[tuple[int, Node]], data: Document) -> list[dict[str,
     alike: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
     members: dict[tuple[str, ...], list[Gpu]] = defaultdict(list)
     for number, node in nodes:
-        key = (node["verdict"], node["state"], _models_text(node), _versions_text(node))
+        key = (node["verdict"], node["state"], _models_text(node), _versions_text(node, data))
         view = _node_view(node, number, data)
         words = [view["count"], view["utilization"], view["power"], view["allocated"], view["reason"], view["nomad"]]
         alike[key].append(
@@ -462,12 +470,31 @@ def _cost_view(data: Document) -> dict[str, Any]:
 
 
 def _users_view(data: Document) -> dict[str, Any]:
-    jobs, outside = data["users"]["jobs"], data["users"]["outside"]
+    namespaces, jobs, outside = data["users"]["namespaces"], data["users"]["jobs"], data["users"]["outside"]
+
+    def placed(use: NamespaceUse | JobUse) -> str:
+        return f"{use['region']}, " * (len(data["nomad"]["regions"]) > 1) + use["namespace"]
+
     return {
+        # Without a budget the jobs tell it all.
+        "namespaces": [
+            {
+                "namespace": placed(use),
+                "gpus": count_text(use["gpus"]),
+                "budget": UNKNOWN if use["budget"] is None else count_text(use["budget"]),
+                "over": None if use["budget"] is None else is_over(use),
+            }
+            for use in namespaces[:TABLE_ROWS]
+        ]
+        if any(use["budget"] is not None for use in namespaces)
+        else [],
+        "more_namespaces": count_text(len(namespaces) - TABLE_ROWS, "more namespace")
+        if len(namespaces) > TABLE_ROWS
+        else "",
         "jobs": [
             {
                 "job": job["job_id"],
-                "namespace": job["namespace"],
+                "namespace": placed(job),
                 "gpus": count_text(job["gpus"]),
                 "models": _names(job["models"]),
                 "nodes": _names(job["nodes"], 4),
@@ -570,6 +597,10 @@ def _ages_text(ages: Sequence[datetime.datetime], made_at: str) -> str:
     return newest if newest == oldest else f"between {newest} and {oldest}"
 
 
+def _nomad_of(regions: Sequence[str], data: Document) -> str:
+    return "Nomad" if len(data["nomad"]["regions"]) == 1 else f"Nomad in {' and '.join(regions)}"
+
+
 def _headline(data: Document) -> dict[str, str]:
     """The farm in one sentence, and how bad it is."""
     summary = data["summary"]
@@ -586,9 +617,14 @@ def _headline(data: Document) -> dict[str, str]:
     if summary["nodes_unanswered"]:
         parts.append(f"{count_text(summary['nodes_unanswered'], 'node')} without an answer")
         level = "unknown" if level == "ok" else level
-    if not data["nomad"]["answered"]:
-        parts.append("Nomad without an answer")
+    silent = [each["region"] for each in data["nomad"]["regions"] if not each["server"]]
+    if silent:
+        parts.append(f"{_nomad_of(silent, data)} without an answer")
         level = "unknown" if level == "ok" else level
+    over = sum(map(is_over, data["users"]["namespaces"]))
+    if over:
+        parts.append(f"{count_text(over, 'namespace')} over budget")
+        level = "warning" if level == "ok" else level
     if not summary["gpus"]:
         parts.insert(0, "No GPU known")
         level = "unknown" if level == "ok" else level
@@ -690,9 +726,9 @@ def page(data: Document) -> dict[str, Any]:
         "nodes": detailed,
         "groups": _groups(numbered[DETAILED_NODES:], data),
         "ages": _ages_text(ages, data["made_at"]),
-        "nomad": (
-            f"{data['nomad']['server']}, asked {age_text(data['nomad']['asked_at'], data['made_at'])} before"
-            if data["nomad"]["answered"]
-            else ""
+        "nomad": ", ".join(
+            f"{each['server']}, asked {age_text(each['asked_at'], data['made_at'])} before"
+            for each in data["nomad"]["regions"]
+            if each["server"]
         ),
     }

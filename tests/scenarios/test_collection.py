@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from tests.simulator.cache import ROOT
+from tests.simulator.galaxy import archive_of, galaxy
 
 Tool = Callable[..., str]
 
@@ -38,7 +39,10 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tool]:
 
     tool("ansible-galaxy", "collection", "build", str(ROOT), "--output-path", str(folder))
     (archive,) = folder.glob("gpufarm-core-*.tar.gz")
-    tool("ansible-galaxy", "collection", "install", str(archive), "-p", str(folder / "collections"))
+    # What it depends on comes from there.
+    with galaxy(archive_of("community.crypto", folder)) as server:
+        environment["ANSIBLE_GALAXY_SERVER"] = server
+        tool("ansible-galaxy", "collection", "install", str(archive), "-p", str(folder / "collections"))
     return folder / "collections/ansible_collections/gpufarm/core", tool
 
 

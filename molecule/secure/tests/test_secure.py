@@ -7,7 +7,9 @@ import ipaddress
 import json
 import os
 import re
+import shutil
 import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,8 +23,11 @@ from testinfra.host import Host
 
 from tests.simulator.cache import ROOT
 from tests.simulator.docker import docker, docker_binary
+from tests.simulator.farm import jobs
+from tests.simulator.mirror import build
 from tests.testinfra import printed
-from tests.testinfra.playbooks import run_in_scenario, words
+from tests.testinfra.helpers import wait_for
+from tests.testinfra.playbooks import Run, run_in_scenario, words
 
 SERVER, NODE = "secure-server1", "secure-t4"
 SERVERS = [SERVER, "secure-server2", "secure-server3"]
@@ -30,7 +35,8 @@ NODES = [*SERVERS, NODE, "secure-h200"]
 TLS = "/etc/nomad.d/tls"
 SCENARIO = Path(os.environ["MOLECULE_SCENARIO_DIRECTORY"])
 EPHEMERAL = Path(os.environ["MOLECULE_EPHEMERAL_DIRECTORY"])
-SECRETS = EPHEMERAL / "nomad-secrets"
+# Beside the inventory, which is a folder here.
+SECRETS = EPHEMERAL / "inventory-secrets"
 # Taken away before Testinfra lists the inventory, with all that it holds.
 LOG = Path(os.environ.pop("ANSIBLE_LOG_PATH"))
 
@@ -39,11 +45,13 @@ LOG = Path(os.environ.pop("ANSIBLE_LOG_PATH"))
 def secrets() -> dict[str, str]:
     """Return what nobody may see, by its name."""
     given = yaml.safe_load((SCENARIO / "hosts.yml").read_text(encoding="utf-8"))["farm"]["hosts"][SERVER]
-    tokens = {path.stem: path.read_text(encoding="ascii") for path in SECRETS.glob("*.token")}
+    tokens = {
+        path.stem.removesuffix("-token"): path.read_text(encoding="ascii") for path in SECRETS.glob("nomad-*-token.txt")
+    }
     assert sorted(tokens) == ["nomad-farm", "nomad-gate", "nomad-jobs", "nomad-management", "nomad-verify"]
     found = {
         **tokens,
-        "gossip key": given["nomad_server_gossip_key"],
+        "gossip key": (SECRETS / "nomad-gossip-key.txt").read_text(encoding="ascii"),
         "password": re.sub(r".*:([^@]*)@.*", r"\1", given["nomad_release_url"]),
     }
     keys = {f"key of {node}": on(node, "cat", f"{TLS}/agent-key.pem") for node in NODES}
@@ -58,7 +66,9 @@ def secrets() -> dict[str, str]:
 
 def seen(text: str) -> list[str]:
     """Return the names of the secrets in a text."""
-    return [name for name, secret in secrets().items() if secret in text]
+    found = [name for name, secret in secrets().items() if secret in text]
+    # Of use once, and kept nowhere: two parts of JSON that are signed.
+    return [*found, *(["introduction"] if re.search(r"eyJ[\w-]{9,}[.]eyJ[\w-]{9,}[.]", text) else [])]
 
 
 def on(node: str, *command: str, given: str = "") -> str:
@@ -91,11 +101,11 @@ except urllib.error.HTTPError as error:
 
 def test_farm_is_asked_by_hand_as_it_is_printed() -> None:
     """On a host with the folder that the control machine keeps, and nothing else."""
-    folder = "/run/by-hand/nomad-secrets"
+    folder = "/run/by-hand/my-lab-secrets"
     for path in SECRETS.iterdir():
         write = f"umask 077; mkdir -p {folder}; cat >{folder}/{path.name}"
         on(NODE, "sh", "-c", write, given=path.read_text(encoding="ascii"))
-    script = printed.block(ROOT / "README.md", "cd nomad-secrets").replace("192.0.2.10", SERVER)
+    script = printed.block(ROOT / "README.md", "cd my-lab-secrets").replace("192.0.2.10", SERVER)
     told = on(NODE, "sh", "-euc", f"cd /run/by-hand; {script}")
     on(NODE, "rm", "-r", "/run/by-hand")
     assert len(re.findall(r"secure-(?:t4|h200) .* ready$", told, re.MULTILINE)) == 2, told
@@ -298,11 +308,12 @@ def test_verification_of_an_agent_with_a_certificate_of_another_region_is_told()
 
 
 def test_an_agent_without_a_certificate_of_the_farm_cannot_join() -> None:
-    """Neither as it is, nor with a certificate of a CA that has the same name."""
+    """Neither as it is, nor with a certificate of a CA that has the same name; and none that nobody has introduced."""
     bring(NODE, "/run/foreign", signed_by=ec.generate_private_key(ec.SECP256R1()))
-    tls = "\n".join(f'{kind}_file = "/run/foreign/{file}.pem"' for kind, file in
-                    {"ca": "ca", "cert": "agent", "key": "agent-key"}.items())  # fmt: skip
-    for name, block in {"plain": "", "foreign": f"tls {{\nrpc = true\n{tls}\n}}"}.items():
+    files = {"ca": "ca", "cert": "agent", "key": "agent-key"}.items()
+    for name, folder in {"plain": "", "foreign": "/run/foreign", "stranger": TLS}.items():
+        tls = "\n".join(f'{kind}_file = "{folder}/{file}.pem"' for kind, file in files)
+        block = f"tls {{\nrpc = true\n{tls}\n}}" if folder else ""
         config = f"""
 name = "{name}"
 data_dir = "/run/{name}"
@@ -327,7 +338,30 @@ client {{
             kill -KILL $agent
             cat /run/{name}.log""")  # fmt: skip
         assert "error registering" in log or "error performing RPC" in log, log
+        assert ("Permission denied" in log) == (name == "stranger"), log
         assert {found["Name"] for found in api(SERVER, "/v1/nodes", secrets()["nomad-verify"])} == {NODE, "secure-h200"}
+
+
+def test_a_client_that_was_not_let_in_is_introduced_by_the_next_run() -> None:
+    """Its servers know it no more, as those of a machine that was set up anew and started by hand."""
+    former, data = node()["ID"], "/opt/nomad/data"
+    begun = on(NODE, "date", "+%s").strip()
+    on(NODE, "sh", "-c", f"systemctl stop nomad && mv {data}/client {data}/former && systemctl start nomad")
+    log = ["journalctl", "--unit", "nomad", "--since", f"@{begun}"]
+    wait_for(f"{NODE} is not let in", lambda: "Permission denied" in on(NODE, *log))
+    token = secrets()["nomad-management"]
+    wait_for(f"the former {NODE} is down", lambda: api(SERVER, f"/v1/node/{former}", token)["Status"] == "down")
+
+    run = run_in_scenario(SCENARIO / "converge.yml", "--limit", NODE)
+    assert run.code == 0, run.output
+    assert seen(run.output) == []
+    known = {found["ID"]: found["Status"] for found in api(SERVER, "/v1/nodes", token) if found["Name"] == NODE}
+    own = on(NODE, "cat", f"{data}/client/client-id").strip()
+    assert known == {former: "down", own: "ready"}
+    assert on(NODE, "ls", f"{data}/client/intro_token.jwt") == ""
+    api(SERVER, f"/v1/node/{former}/purge", token, "PUT")
+    on(NODE, "rm", "-r", f"{data}/former")
+    assert run_in_scenario(SCENARIO / "converge.yml", "--limit", NODE).changed[NODE] == 0
 
 
 def test_two_of_three_servers_are_enough() -> None:
@@ -345,13 +379,136 @@ def test_who_has_the_token_that_only_reads_verifies(tmp_path: Path) -> None:
     """And can do no more."""
     colleague = tmp_path / "secrets"
     colleague.mkdir(mode=0o700)
-    (colleague / "nomad-verify.token").write_bytes((SECRETS / "nomad-verify.token").read_bytes())
+    (colleague / "nomad-verify-token.txt").write_bytes((SECRETS / "nomad-verify-token.txt").read_bytes())
     run = run_in_scenario("playbooks/verify.yml", "--extra-vars", f"@{given({'nomad_secrets_dir': str(colleague)})}")
     assert run.code == 0, run.output
     token = secrets()["nomad-verify"]
     own = node()["ID"]
     assert api(SERVER, f"/v1/node/{own}/eligibility", token, "POST", {"Eligibility": "ineligible"}) == 403
     assert api(SERVER, "/v1/acl/tokens", token) == 403
+
+
+def test_a_machine_of_somebody_else_joins_with_what_the_owner_gives(tmp_path: Path) -> None:
+    """As docs/wsl.md prints it, with the folder of an owner, and no CA where the machine is set up."""
+    shutil.copytree(SECRETS, tmp_path / "my-lab-secrets")
+    path = f"{build.nomad()}:{os.environ['PATH']}"
+    make = printed.block(ROOT / "docs/wsl.md", "mkdir my-lab-secrets/gaming-pc")
+    subprocess.run(["sh", "-euc", make], cwd=tmp_path, env={**os.environ, "PATH": path}, check=True)
+    folder = tmp_path / "my-lab-secrets/gaming-pc"
+
+    share = tmp_path / "home/.local/share/gpufarm"
+    share.mkdir(parents=True)
+    (share / "venv").symlink_to(Path(sys.executable).parents[1])
+    shutil.copy(ROOT / "examples/wsl/setup.sh", tmp_path)
+    shutil.copytree(folder, tmp_path / "gaming-pc")
+    network = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
+    address = docker("inspect", "--format", network, SERVER).strip()
+    (join,) = [
+        line for line in printed.commands(printed.block(ROOT / "docs/wsl.md", "cd && curl")) if "sh setup" in line
+    ]
+
+    def set_up(command: str) -> str:
+        """Run it up to the playbook, which wants Windows."""
+        given = {"HOME": str(tmp_path / "home"), "WSL_DISTRO_NAME": "Debian", "GPUFARM_COLLECTIONS": ""}
+        command = command.replace("192.0.2.10", address)
+        return subprocess.run(
+            ["sh", "-c", command], cwd=tmp_path, env={**os.environ, **given}, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, check=False, start_new_session=True,
+        ).stderr  # fmt: skip
+
+    assert f"{address} wants a certificate" in set_up("sh setup.sh 192.0.2.10")
+    said = set_up(join)
+    written = tmp_path / "home/gpufarm/servers.yml"
+    assert written.exists(), said
+    variables = yaml.safe_load(written.read_text(encoding="utf-8"))["all"]["vars"]
+    assert variables["nomad_client_servers"] == [address]
+
+    # The playbook runs on the machine itself, so what is in the folder is at the same place on the node.
+    secrets_of_pc = tmp_path / "home/gpufarm-secrets"
+    for file in secrets_of_pc.iterdir():
+        write = f"umask 077; mkdir -p {secrets_of_pc}; cat >{file}"
+        on(NODE, "sh", "-c", write, given=file.read_text(encoding="ascii"))
+    pc = {
+        **variables,
+        "nomad_secrets_dir": str(secrets_of_pc),
+        "nomad_servers_group": "nobody",
+        "gpu_node_health": False,
+    }
+    run = run_in_scenario(SCENARIO / "converge.yml", "--limit", NODE, "--extra-vars", f"@{given(pc)}")
+    assert run.code == 0, run.output
+    assert f'cert_file              = "{secrets_of_pc}/global-client-nomad.pem"' in on(
+        NODE, "cat", "/etc/nomad.d/nomad.hcl"
+    )
+    assert (node()["Status"], len(api(SERVER, "/v1/nodes", secrets()["nomad-verify"]))) == ("ready", 2)
+    run = run_in_scenario(SCENARIO / "converge.yml", "--limit", NODE)
+    assert run.code == 0, run.output
+    on(NODE, "rm", "-r", str(secrets_of_pc))
+
+
+RIGHTS = 'namespace "research" { policy = "write" } node { policy = "read" }'
+TEAMS = {
+    "nomad_tenancy_namespaces": [{"name": "research", "gpus": 1}, {"name": "idle"}],
+    "nomad_tenancy_node_pools": [{"name": "lent", "description": "For guests"}],
+    "nomad_tenancy_policies": {"research": RIGHTS},
+    "nomad_tenancy_tokens": {"research": ["research"]},
+}
+
+
+def test_a_team_has_its_namespace_and_is_told_of_when_it_uses_too_much(tmp_path: Path) -> None:
+    def tenancy(teams: dict[str, Any], *options: str) -> Run:
+        return run_in_scenario("playbooks/tenancy.yml", *options, "--extra-vars", f"@{given(teams)}")
+
+    path = SECRETS / "team-research-token.txt"
+    first = tenancy(TEAMS, "-vvv", "--diff")
+    assert first.code == 0, first.output
+    token = path.read_text(encoding="ascii")
+    assert (path.stat().st_mode & 0o777, token in first.output, seen(first.output)) == (0o600, False, [])
+    assert "nothing stops a team that goes beyond its budget" in words(first.output)
+    again = tenancy(TEAMS)
+    assert (again.code, set(again.changed.values())) == (0, {0}), again.output
+    assert api(SERVER, "/v1/node/pool/lent", secrets()["nomad-management"])["Description"] == "For guests"
+
+    jobs.load_image("secure", "t4")
+    # Its allocation runs on the node that has the image.
+    here = [{"LTarget": "${node.unique.name}", "RTarget": NODE, "Operand": "="}]
+    task = {
+        "Name": "train", "Driver": "docker", "Resources": {"Devices": [{"Name": "nvidia/gpu", "Count": 2}]},
+        "Config": {"image": jobs.job_image(), "command": "sleep", "args": ["86400"]},
+    }  # fmt: skip
+    big: dict[str, Any] = {
+        "ID": "big", "Type": "batch", "Namespace": "research", "Datacenters": ["*"], "Constraints": here,
+        "TaskGroups": [{"Name": "all", "Tasks": [task]}],
+    }  # fmt: skip
+    assert api(SERVER, "/v1/jobs", token, "POST", {"Job": {**big, "Namespace": "default"}}) == 403
+    assert "EvalID" in api(SERVER, "/v1/jobs?namespace=research", token, "POST", {"Job": big})
+    wait_for("Nomad has placed the job", lambda: api(SERVER, "/v1/job/big/allocations?namespace=research", token))
+
+    over = "region global: the namespace research uses 2 GPU(s): big 2. Expected: at most 1, its budget. Next step: "
+    refused = tenancy({})
+    assert (refused.code != 0, over in words(refused.output)) == (True, True), refused.output
+    told, report = tmp_path / "told.json", tmp_path / "report.html"
+    verified = run_in_scenario("playbooks/verify.yml", "--extra-vars", f"verify_report={told}")
+    assert (verified.code, over in words(verified.output)) == (0, True), verified.output
+    use = {"region": "global", "namespace": "research", "gpus": 2, "budget": 1}
+    assert use in json.loads(told.read_text(encoding="utf-8"))["namespaces"]
+    assert run_in_scenario("playbooks/report.yml", "--extra-vars", f"report_path={report}").code == 0
+    assert use in json.loads(report.with_suffix(".json").read_text(encoding="utf-8"))["users"]["namespaces"]
+
+    gone = {"nomad_tenancy_namespaces": [{"name": name, "state": "absent"} for name in ("research", "idle")]}
+    refused = tenancy(gone)
+    assert refused.code != 0
+    assert 'namespace "research" has non-terminal jobs in regions: [global]' in words(refused.output), refused.output
+    api(SERVER, "/v1/job/big?purge=true&namespace=research", token, "DELETE")
+    wait_for(
+        "the job has ended",
+        lambda: [
+            each["ClientStatus"] for each in api(SERVER, "/v1/allocations?namespace=research", token)
+        ] in ([], ["complete"]),
+    )  # fmt: skip
+    assert tenancy(gone).code == 0
+    names = {each["Name"] for each in api(SERVER, "/v1/namespaces", secrets()["nomad-management"])}
+    assert names == {"default"}
+    path.unlink()
 
 
 def test_certificates_are_renewed_while_the_farm_works() -> None:

@@ -61,7 +61,14 @@ def run_until(moment: str, later: float) -> None:
     A run that does not have the task comes to its end.
     """
     inventory = str(Path(os.environ["MOLECULE_INVENTORY_FILE"]).parent)
-    command = [str(Path(sys.executable).with_name("ansible-playbook")), "-i", inventory, "playbooks/site.yml"]
+    command = [
+        str(Path(sys.executable).with_name("ansible-playbook")),
+        "-i",
+        inventory,
+        "playbooks/site.yml",
+        "--limit",
+        NODE,
+    ]
     with subprocess.Popen(
         command, cwd=ROOT, env={**environment(os.environ["GPUFARM_FARM"]), "PYTHONUNBUFFERED": "1"}, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,

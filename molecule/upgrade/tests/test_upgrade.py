@@ -75,7 +75,7 @@ def ask_with_secrets() -> None:
     tls = "/etc/nomad.d/tls"
     given = {
         "ADDR": "https://127.0.0.1:4646", "CACERT": f"{tls}/ca.pem", "CLIENT_CERT": f"{tls}/agent.pem",
-        "CLIENT_KEY": f"{tls}/agent-key.pem", "TOKEN": (SECRETS / "nomad-management.token").read_text("ascii"),
+        "CLIENT_KEY": f"{tls}/agent-key.pem", "TOKEN": (SECRETS / "nomad-management-token.txt").read_text("ascii"),
     }  # fmt: skip
     HOW_TO_ASK.extend(part for name, value in given.items() for part in ("--env", f"NOMAD_{name}={value}"))
 

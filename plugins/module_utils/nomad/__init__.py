@@ -37,4 +37,11 @@ from ansible_collections.gpufarm.core.plugins.module_utils.nomad.nodes import (
     gpus_of_node,
     rank,
 )
+from ansible_collections.gpufarm.core.plugins.module_utils.nomad.usage import (
+    BUDGET_KEY,
+    NamespaceUse,
+    Usage,
+    budget_of,
+    usage_of,
+)
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad.waiting import wait_until

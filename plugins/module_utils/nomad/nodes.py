@@ -177,7 +177,7 @@ ALLOCATIONS_QUERY = {
 
 
 def devices_in_use(allocations: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
-    """Node ID and device UUID to the allocation that holds it, from C(GET /v1/allocations?resources=true)."""
+    """Node ID and UUID of a GPU to the allocation that holds it, from C(GET /v1/allocations?resources=true)."""
     held: dict[tuple[str, str], dict[str, Any]] = {}
     for allocation in allocations:
         if allocation.get("ClientStatus") in ("complete", "failed", "lost"):
@@ -185,7 +185,9 @@ def devices_in_use(allocations: Iterable[Mapping[str, Any]]) -> dict[tuple[str, 
         tasks = (allocation.get("AllocatedResources") or {}).get("Tasks") or {}
         for task, resources in tasks.items():
             for device in (resources or {}).get("Devices") or []:
-                for uuid in (device or {}).get("DeviceIDs") or []:
+                if not device or device.get("Type") != GPU_DEVICE_TYPE:
+                    continue
+                for uuid in device.get("DeviceIDs") or []:
                     held[allocation.get("NodeID") or "", uuid] = {
                         "id": allocation.get("ID"),
                         "namespace": allocation.get("Namespace"),

@@ -134,13 +134,17 @@ def _prove_once(run: Run, name: str, node: nomad.Node, pins: Sequence[Pin], ling
     if run.seconds_left() <= 0:
         return {pin: result_of(pin, _out_of_time(run, "that no job of this node had begun")) for pin in pins}
     gives_up_at = int(time.time() + run.seconds_left()) + 60
+    refusal = None
     try:
-        _register(run, job_of(name, node, pins, run.settings, gives_up_at=gives_up_at, linger=linger))
+        refusal = _register(run, job_of(name, node, pins, run.settings, gives_up_at=gives_up_at, linger=linger))
+        if refusal:
+            raise refusal
         return _watch(run, name, pins)
     finally:
         # A request that failed may have arrived all the same.
         error = purge(run.client, name)
-        if error:
+        # Whose token may not run jobs may not purge them.
+        if error and not refusal:
             run.left.append(
                 problem_of(
                     node["name"],
@@ -152,15 +156,19 @@ def _prove_once(run: Run, name: str, node: nomad.Node, pins: Sequence[Pin], ling
             )
 
 
-def _register(run: Run, body: Mapping[str, Any]) -> None:
+def _register(run: Run, body: Mapping[str, Any]) -> nomad.NomadError | None:
+    """Nomad's refusal of the first request, after which there is no job."""
     for attempt in range(1, ATTEMPTS + 1):
         try:
             run.client.call("POST", "/v1/jobs", body)
-            return
+            return None
         except nomad.NomadError as error:
+            if attempt == 1 and error.status in (400, 403):
+                return error
             if not error.transient or attempt == ATTEMPTS:
                 raise
         run.pause(attempt * PAUSE_S)
+    return None
 
 
 def purge(client: nomad.Client, name: str) -> str | None:

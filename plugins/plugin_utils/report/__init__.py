@@ -13,5 +13,14 @@ shares say of how many GPUs they are.
 from __future__ import annotations
 
 from ansible_collections.gpufarm.core.plugins.plugin_utils.report.document import Options, build
-from ansible_collections.gpufarm.core.plugins.plugin_utils.report.records import VERDICTS, Document, Gpu, Node, Problem
+from ansible_collections.gpufarm.core.plugins.plugin_utils.report.records import (
+    VERDICTS,
+    Document,
+    Gpu,
+    JobUse,
+    NamespaceUse,
+    Node,
+    Problem,
+)
 from ansible_collections.gpufarm.core.plugins.plugin_utils.report.sums import mean, parse_time, total
+from ansible_collections.gpufarm.core.plugins.plugin_utils.report.users import is_over

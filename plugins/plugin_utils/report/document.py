@@ -18,8 +18,14 @@ from ansible_collections.gpufarm.core.plugins.plugin_utils.report.history import
     points_of,
     read_history,
 )
-from ansible_collections.gpufarm.core.plugins.plugin_utils.report.nodes import NomadView, nodes_of, nomad_view
-from ansible_collections.gpufarm.core.plugins.plugin_utils.report.records import SCHEMA, Document, Notice, notice
+from ansible_collections.gpufarm.core.plugins.plugin_utils.report.nodes import REGION, NomadView, nodes_of, nomad_views
+from ansible_collections.gpufarm.core.plugins.plugin_utils.report.records import (
+    SCHEMA,
+    Document,
+    NomadRegion,
+    Notice,
+    notice,
+)
 from ansible_collections.gpufarm.core.plugins.plugin_utils.report.sums import number_of, one_line
 from ansible_collections.gpufarm.core.plugins.plugin_utils.report.users import users_of
 
@@ -43,15 +49,21 @@ def build(
     *,
     made_at: str,
     history: str = "",
+    regions: Mapping[str, str] | None = None,
 ) -> tuple[Document, str | None]:
     """The document, and the new text of the history; None where the present one must not be written over.
 
     C(answers) has for each host C(name), C(nomad_name), C(asked_at), C(gpus_expected) and C(health), the registered
     result of nvidia_gpu_health. C(servers) has for each Nomad server that was asked C(server), C(asked_at), and
-    C(result), the registered result of nomad_gpu_info.
+    C(result), the registered result of nomad_gpu_info. Where Nomad has several regions its C(region) is there, too, and
+    C(regions) has that of each host.
     """
-    view, failures = nomad_view(servers)
-    nodes = nodes_of(hosts, answers, view)
+    views, failures = nomad_views(servers)
+    placed = {host: (regions or {}).get(host) or REGION for host in hosts}
+    known = sorted({*placed.values(), *views, *(entry["region"] for entry in failures)} or {REGION})
+    # With a region that is silent nobody knows what is allocated in the whole farm.
+    answered = all(region in views for region in known)
+    nodes = nodes_of(placed, answers, views)
     prices, notices = read_prices(options.models)
     productivity = number_of(options.productivity)
     if productivity is None:
@@ -66,19 +78,20 @@ def build(
         "made_at": made_at,
         "currency": options.currency,
         "productivity": productivity,
-        "summary": summary_of(nodes, view is not None),
+        "summary": summary_of(nodes, answered),
         "nomad": {
-            "answered": view is not None,
-            "server": view.server if view else None,
-            "asked_at": view.asked_at if view else None,
+            "answered": answered,
+            "regions": [_region(region, views.get(region)) for region in known],
             "failures": failures,
         },
-        "notices": _nomad_notices(view, failures) + notices + ([damaged] if damaged else []),
+        "notices": _nomad_notices([region for region in known if region not in views], failures)
+        + notices
+        + ([damaged] if damaged else []),
         "nodes": nodes,
         "drift": drift_of(nodes),
-        "mig": mig_of(nodes, view is not None),
-        "users": users_of(nodes),
-        "cost": cost_of(nodes, prices, productivity, view is not None),
+        "mig": mig_of(nodes, answered),
+        "users": users_of(nodes, views),
+        "cost": cost_of(nodes, prices, productivity, answered),
         "history": {"path": options.history_path, "points": []},
     }
     line = history_line(data)
@@ -86,7 +99,15 @@ def build(
     return data, None if damaged else extend_history(lines, line)
 
 
-def _nomad_notices(view: NomadView | None, failures: list[dict[str, str]]) -> list[Notice]:
+def _region(region: str, view: NomadView | None) -> NomadRegion:
+    return {
+        "region": region,
+        "server": view.server if view else None,
+        "asked_at": view.asked_at if view else None,
+    }
+
+
+def _nomad_notices(silent: Sequence[str], failures: list[dict[str, str]]) -> list[Notice]:
     notices = []
     for failure in failures:
         # The modules' own errors say what to do; others, such as Ansible's, only what happened.
@@ -99,10 +120,13 @@ def _nomad_notices(view: NomadView | None, failures: list[dict[str, str]]) -> li
                 action.rstrip(".") or "run playbooks/verify.yml and read 'journalctl -u nomad' on that server",
             )
         )
-    if view is None and not failures:
+    asked = {entry["region"] for entry in failures}
+    for region in silent:
+        if region in asked:
+            continue
         notices.append(
             notice(
-                "No Nomad server was asked",
+                "No Nomad server was asked" + (f" in region {region}" if region != REGION else ""),
                 "a host in the group nomad_servers that is part of this run",
                 "add the servers to the inventory, or make the report without --limit",
             )

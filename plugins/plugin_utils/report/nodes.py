@@ -24,6 +24,9 @@ from ansible_collections.gpufarm.core.plugins.plugin_utils.report.records import
 )
 from ansible_collections.gpufarm.core.plugins.plugin_utils.report.sums import mean, natural_key, one_line, total
 
+# The region of who names none.
+REGION = "global"
+
 
 class ListedNode(nomad.Node):
     """A node as nomad_gpu_info lists it."""
@@ -33,11 +36,12 @@ class ListedNode(nomad.Node):
 
 @dataclasses.dataclass(frozen=True)
 class NomadView:
-    """What the first server that answered knows."""
+    """What the first server of a region that answered knows."""
 
     server: str
     asked_at: str | None
     nodes: list[ListedNode]
+    namespaces: list[nomad.NamespaceUse]
 
 
 def failure_reason(result: Mapping[str, Any]) -> str:
@@ -61,16 +65,21 @@ def state_of(answer: Mapping[str, Any] | None) -> tuple[str, str | None]:
     return "answered", None
 
 
-def nomad_view(servers: Sequence[Mapping[str, Any]]) -> tuple[NomadView | None, list[dict[str, str]]]:
-    """The first server that answered, and those before it that did not."""
+def nomad_views(servers: Sequence[Mapping[str, Any]]) -> tuple[dict[str, NomadView], list[dict[str, str]]]:
+    """The first server of each region that answered, and those before it that did not."""
+    views: dict[str, NomadView] = {}
     failures: list[dict[str, str]] = []
     for entry in servers:
+        region = str(entry.get("region") or REGION)
         result = entry.get("result") or {}
+        if region in views:
+            continue
         if isinstance(result.get("nodes"), Sequence):
-            view = NomadView(entry["server"], entry.get("asked_at"), list(result["nodes"]))
-            return view, failures
-        failures.append({"server": str(entry.get("server")), "reason": failure_reason(result)})
-    return None, failures
+            used = (result.get("usage") or {}).get("namespaces") or []
+            views[region] = NomadView(entry["server"], entry.get("asked_at"), list(result["nodes"]), list(used))
+        else:
+            failures.append({"server": str(entry.get("server")), "region": region, "reason": failure_reason(result)})
+    return views, failures
 
 
 def _health_keys(gpu: Mapping[str, Any]) -> list[str]:
@@ -244,7 +253,20 @@ def _worse(*verdicts: str) -> str:
     return min(verdicts, key=VERDICTS.index)
 
 
-def nodes_of(hosts: Sequence[str], answers: Sequence[Mapping[str, Any]], view: NomadView | None) -> list[Node]:
+def nodes_of(
+    hosts: Mapping[str, str], answers: Sequence[Mapping[str, Any]], views: Mapping[str, NomadView]
+) -> list[Node]:
+    """The nodes of hosts by their regions."""
+    nodes = []
+    for region in sorted({*hosts.values(), *views}):
+        inside = [host for host, other in hosts.items() if other == region]
+        nodes += _nodes_of_region(region, inside, answers, views.get(region))
+    return sorted(nodes, key=lambda node: (VERDICTS.index(node["verdict"]), natural_key(node["name"])))
+
+
+def _nodes_of_region(
+    region: str, hosts: Sequence[str], answers: Sequence[Mapping[str, Any]], view: NomadView | None
+) -> list[Node]:
     by_host = {answer["name"]: answer for answer in answers}
     by_name: dict[str, ListedNode] = {}
     for known in view.nodes if view else []:
@@ -254,7 +276,7 @@ def nodes_of(hosts: Sequence[str], answers: Sequence[Mapping[str, Any]], view: N
     for host in hosts:
         answer = by_host.get(host)
         name = str((answer or {}).get("nomad_name") or host)
-        node, told = _node(host, name, answer, by_name.get(name), view)
+        node, told = _node(host, name, region, answer, known=by_name.get(name), view=view)
         nodes.append(node)
         driver = node["driver_version"]
         wanted.append(
@@ -265,12 +287,18 @@ def nodes_of(hosts: Sequence[str], answers: Sequence[Mapping[str, Any]], view: N
         names = {node["nomad_name"] for node in nodes}
         for name, extra in by_name.items():
             if extra["gpus"] and extra["status"] != "down" and name not in names:
-                nodes.append(_node_outside(name, extra))
-    return sorted(nodes, key=lambda node: (VERDICTS.index(node["verdict"]), natural_key(node["name"])))
+                nodes.append(_node_outside(name, region, extra))
+    return nodes
 
 
 def _node(
-    host: str, name: str, answer: Mapping[str, Any] | None, known: ListedNode | None, view: NomadView | None
+    host: str,
+    name: str,
+    region: str,
+    answer: Mapping[str, Any] | None,
+    *,
+    known: ListedNode | None,
+    view: NomadView | None,
 ) -> tuple[Node, list[Mapping[str, Any]]]:
     """One host of the inventory, and its GPUs as nvidia-smi told them."""
     state, reason = state_of(answer)
@@ -286,6 +314,7 @@ def _node(
     node: Node = {
         "name": host,
         "nomad_name": name,
+        "region": region,
         "asked_at": (answer or {}).get("asked_at"),
         "state": state,
         "reason": reason,
@@ -302,14 +331,17 @@ def _node(
     return node, told
 
 
-def _node_outside(name: str, known: ListedNode) -> Node:
+def _node_outside(name: str, region: str, known: ListedNode) -> Node:
     gpus = _gpus_of_nomad(known)
     return {
         "name": name,
         "nomad_name": name,
+        "region": region,
         "asked_at": None,
         "state": "not_in_inventory",
-        "reason": "Nomad lists it with GPUs, and no host of the group gpu_nodes has this name",
+        "reason": "Nomad lists it with GPUs, and no host of the group gpu_nodes"
+        + (f" in region {region}" if region != REGION else "")
+        + " has this name",
         "verdict": "unknown",
         "platform": None,
         "driver_version": None,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, NotRequired, TypedDict
 
+from ansible_collections.gpufarm.core.plugins.module_utils import nomad
 from ansible_collections.gpufarm.core.plugins.module_utils.health import problems as health
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.facts import Process
 
@@ -90,6 +91,8 @@ class Node(NodeSums):
 
     name: str
     nomad_name: str
+    # Nomad's.
+    region: str
     asked_at: str | None
     # answered, unreachable, failed, not_asked or not_in_inventory.
     state: str
@@ -126,11 +129,18 @@ class Summary(TypedDict):
     memory_total_mib: float | None
 
 
-class NomadAnswer(TypedDict):
-    answered: bool
+class NomadRegion(TypedDict):
+    region: str
+    # The server that answered for it; None where none did.
     server: str | None
     asked_at: str | None
-    # Each with server and reason.
+
+
+class NomadAnswer(TypedDict):
+    # Whether a server of each region answered.
+    answered: bool
+    regions: list[NomadRegion]
+    # Each with server, region and reason.
     failures: list[dict[str, str]]
 
 
@@ -182,6 +192,7 @@ class Mig(TypedDict):
 
 
 class JobUse(TypedDict):
+    region: str
     namespace: str
     job_id: str
     devices: int
@@ -204,7 +215,14 @@ class ProgramUse(TypedDict):
     nodes: list[str]
 
 
+class NamespaceUse(nomad.NamespaceUse):
+    # Nomad's.
+    region: str
+
+
 class Users(TypedDict):
+    # Those that a budget or a job has. Empty without Nomad.
+    namespaces: list[NamespaceUse]
     jobs: list[JobUse]
     outside: list[ProgramUse]
 

@@ -10,30 +10,55 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from ansible_collections.gpufarm.core.plugins.plugin_utils.report.records import Gpu, JobUse, Node, ProgramUse, Users
+from ansible_collections.gpufarm.core.plugins.plugin_utils.report.nodes import NomadView
+from ansible_collections.gpufarm.core.plugins.plugin_utils.report.records import (
+    Gpu,
+    JobUse,
+    NamespaceUse,
+    Node,
+    ProgramUse,
+    Users,
+)
 from ansible_collections.gpufarm.core.plugins.plugin_utils.report.sums import mean, natural_key, total
 
 
-def users_of(nodes: list[Node]) -> Users:
-    jobs: dict[tuple[str, str], list[tuple[str, Gpu, dict[str, Any]]]] = defaultdict(list)
+def namespaces_of(views: Mapping[str, NomadView]) -> list[NamespaceUse]:
+    """The use of each namespace, those that are over their budgets first."""
+    found: list[NamespaceUse] = [
+        {"region": region, **use}
+        for region, view in views.items()
+        for use in view.namespaces
+        if use["gpus"] or use["budget"] is not None
+    ]
+    return sorted(found, key=lambda use: (not is_over(use), use["namespace"], use["region"]))
+
+
+def is_over(use: NamespaceUse) -> bool:
+    return use["budget"] is not None and use["gpus"] > use["budget"]
+
+
+def users_of(nodes: list[Node], views: Mapping[str, NomadView]) -> Users:
+    jobs: dict[tuple[str, str, str], list[tuple[str, Gpu, dict[str, Any]]]] = defaultdict(list)
     outside: dict[str, list[tuple[str, str, int | None]]] = defaultdict(list)
     for node in nodes:
         for gpu in node["gpus"]:
             for held in gpu["allocations"]:
-                jobs[str(held.get("namespace")), str(held.get("job_id"))].append((node["name"], gpu, held))
+                key = (node["region"], str(held.get("namespace")), str(held.get("job_id")))
+                jobs[key].append((node["name"], gpu, held))
             if not gpu["allocations"]:
                 for process in gpu["processes"] or []:
                     # Displays draw on every gaming PC; only what computes uses the farm.
                     if "C" in str(process.get("type")):
                         program = posixpath.basename(str(process.get("name") or "").replace("\\", "/")) or "not told"
-                        key = str(gpu["uuid"] or gpu["pci_bus_id"])
-                        outside[program].append((node["name"], key, process.get("memory_used_mib")))
+                        name = str(gpu["uuid"] or gpu["pci_bus_id"])
+                        outside[program].append((node["name"], name, process.get("memory_used_mib")))
     found: list[JobUse] = []
-    for (namespace, job), uses in jobs.items():
+    for (region, namespace, job), uses in jobs.items():
         whole = {str(gpu["uuid"]): gpu for _node_, gpu, _held in uses if not gpu["mig_devices"]}
         shares = [_share_of(gpu, allocation) for _node_, gpu, allocation in uses]
         found.append(
             {
+                "region": region,
                 "namespace": namespace,
                 "job_id": job,
                 "devices": len(uses),
@@ -45,7 +70,7 @@ def users_of(nodes: list[Node]) -> Users:
                 "power_draw_w": total(gpu["power_draw_w"] for gpu in whole.values()),
             }
         )
-    found.sort(key=lambda user: (-user["gpus"], -user["devices"], user["namespace"], user["job_id"]))
+    found.sort(key=lambda user: (-user["gpus"], -user["devices"], user["namespace"], user["job_id"], user["region"]))
     programs: list[ProgramUse] = [
         {
             "program": program,
@@ -55,7 +80,11 @@ def users_of(nodes: list[Node]) -> Users:
         }
         for program, used in outside.items()
     ]
-    return {"jobs": found, "outside": sorted(programs, key=lambda entry: (-entry["gpus"], entry["program"]))}
+    return {
+        "namespaces": namespaces_of(views),
+        "jobs": found,
+        "outside": sorted(programs, key=lambda entry: (-entry["gpus"], entry["program"])),
+    }
 
 
 def _share_of(gpu: Gpu, allocation: Mapping[str, Any]) -> float:

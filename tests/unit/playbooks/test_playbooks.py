@@ -141,23 +141,29 @@ def test_a_wrong_variable_is_refused_before_a_node_is_asked(
 # --- verify.yml's comparison -----------------------------------------------------------------
 
 
+def leads(request: Any) -> bool:
+    if request.path != "/v1/status/leader":
+        return False
+    request.reply(200, b'"127.0.0.1:4647"', {"Content-Type": "application/json"})
+    return True
+
+
+def refuse(request: Any) -> bool:
+    request.reply(403, b"Permission denied", {})
+    return True
+
+
 @pytest.fixture
 def agent() -> Iterator[nomad_helper.Agent]:
     running = nomad_helper.Agent()
     running.nodes = [nomad_helper.make_node(0, 2)]
 
-    def leader(request: Any) -> bool:
-        if request.path != "/v1/status/leader":
-            return False
-        request.reply(200, b'"127.0.0.1:4647"', {"Content-Type": "application/json"})
-        return True
-
-    running.answer = leader
+    running.answer = leads
     yield running
     running.close()
 
 
-def compare(folder: Path, agent: nomad_helper.Agent, **variables: Any) -> tuple[int, str]:
+def compare(folder: Path, agent: nomad_helper.Agent, *entries: dict[str, Any], **variables: Any) -> tuple[int, str]:
     """Run verify.yml's comparison on a host of which nothing but its Nomad is asked."""
     (folder / "compare.yml").write_text(
         yaml.safe_dump(
@@ -186,36 +192,81 @@ def compare(folder: Path, agent: nomad_helper.Agent, **variables: Any) -> tuple[
         "all": {
             "vars": {"ansible_become": True, "ansible_become_exe": str(forbidden)},
             "hosts": {"control": {**LOCAL, "ansible_become": False}},
+            "children": {"gpu_nodes": {"hosts": {entry["__farm_verify_expected"]["node"]: entry for entry in entries}}},
         }
     }
-    extra = {"__nomad_local_url": agent.url, "verify_timeout": 0, **variables}
+    extra = {
+        "__nomad_local_url": agent.url, "verify_timeout": 0, "__farm_speakers": {"global": "control"}, **variables
+    }  # fmt: skip
     result = playbook_helper.run_playbook(folder, hosts, str(folder / "compare.yml"), "--extra-vars", json.dumps(extra))
     return result.returncode, words(result.stdout + result.stderr)
 
 
 def node_entry(gpus: int) -> dict[str, Any]:
     (expected,) = nomad_helper.make_expected(1, gpus)
-    return {"__farm_verify_expected": expected, "__farm_verify_report_entry": {"node": expected["node"], "gpus": gpus}}
+    told = {"node": expected["node"], "region": "global", "gpus": gpus}
+    return {"__farm_verify_expected": expected, "__farm_verify_report_entry": told}
 
 
 def test_the_written_report_needs_no_root_on_the_control_machine(tmp_path: Path, agent: nomad_helper.Agent) -> None:
     told = tmp_path / "told.json"
-    code, output = compare(tmp_path, agent, __farm_verify_nodes=[node_entry(2)], verify_report=str(told))
+    code, output = compare(tmp_path, agent, node_entry(2), verify_report=str(told))
     assert code == 0, output
     report = json.loads(told.read_text(encoding="utf-8"))
-    assert report["expected"] == [{"node": "node00000", "gpus": 2}]
+    assert report["expected"] == [{"node": "node00000", "region": "global", "gpus": 2}]
+    assert report["regions"] == [
+        {"region": "global", "host": "control", "failed": None, "budgets_failed": None, "jobs_failed": None}
+    ]
+    assert [node["region"] for node in report["nodes"]] == ["global"]
     assert [(node["name"], node["verdict"]) for node in report["nodes"]] == [("node00000", "ok")]
+
+
+def test_who_is_over_budget_is_told_and_when_that_is_not_known(tmp_path: Path, agent: nomad_helper.Agent) -> None:
+    told = tmp_path / "told.json"
+    (held,) = nomad_helper.recorded("allocations-1.11.3")
+    agent.allocations = [{**held, "NodeID": agent.nodes[0]["ID"]}]
+    agent.namespaces = [{"Name": "default", "Meta": {"gpufarm_gpus": "1"}}]
+    code, output = compare(tmp_path, agent, node_entry(2), verify_report=str(told))
+    assert (code, "the namespace default uses 2 GPU(s): training 2. Expected: at most 1, its" in output) == (0, True), (
+        output
+    )
+    namespaces = json.loads(told.read_text(encoding="utf-8"))["namespaces"]
+    assert namespaces == [{"region": "global", "namespace": "default", "gpus": 2, "budget": 1}]
+
+    def no_jobs(request: Any) -> bool:
+        refused = request.path.startswith("/v1/allocations")
+        if refused:
+            request.reply(403, b"Permission denied", {})
+        return refused or leads(request)
+
+    agent.answer = no_jobs
+    code, output = compare(tmp_path, agent, node_entry(2), verify_report=str(told))
+    assert (code, "Nobody was compared with a budget: " in output) == (0, True), output
+    (region,) = json.loads(told.read_text(encoding="utf-8"))["regions"]
+    assert "/v1/allocations" in region["budgets_failed"] and region["failed"] is None
 
 
 def test_a_missing_gpu_fails_and_is_in_the_written_report(tmp_path: Path, agent: nomad_helper.Agent) -> None:
     told = tmp_path / "told.json"
-    code, output = compare(tmp_path, agent, __farm_verify_nodes=[node_entry(3)], verify_report=str(told))
+    code, output = compare(tmp_path, agent, node_entry(3), verify_report=str(told))
     assert code == 2
     assert f"Node node00000: found 2 GPUs without it. Expected: GPU {nomad_helper.uuid_of(0, 2)}." in output
     assert json.loads(told.read_text(encoding="utf-8"))["nodes"][0]["verdict"] == "failed"
 
 
+def test_a_region_that_could_not_be_compared_says_why_in_the_written_report(
+    tmp_path: Path, agent: nomad_helper.Agent
+) -> None:
+    told = tmp_path / "told.json"
+    agent.answer = lambda request: refuse(request) if request.path.startswith("/v1/nodes") else leads(request)
+    code, _output = compare(tmp_path, agent, node_entry(2), verify_report=str(told))
+    assert code == 2
+    report = json.loads(told.read_text(encoding="utf-8"))
+    assert report["nodes"] == []
+    assert "was refused (HTTP 403: Permission denied)" in report["regions"][0]["failed"]
+
+
 def test_nothing_to_compare_is_no_success(tmp_path: Path, agent: nomad_helper.Agent) -> None:
-    code, output = compare(tmp_path, agent, __farm_verify_nodes=[])
+    code, output = compare(tmp_path, agent)
     assert code == 2
     assert "the option 'expected' is empty, so nothing would be compared. Expected: at least one node." in output

@@ -314,7 +314,7 @@ def test_playbook_reports_who_answers_and_who_does_not(tmp_path: Path, fake_smi:
     data = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     states = {node["name"]: node["state"] for node in data["nodes"]}
     assert states == {"good": "answered", "broken": "failed", "silent": "unreachable", "gpu01": "not_in_inventory"}
-    assert data["nomad"]["server"] == "control"
+    assert data["nomad"]["regions"][0]["server"] == "control"
     assert [failure["server"] for failure in data["nomad"]["failures"]] == ["dead"]
     assert {job["job_id"] for job in data["users"]["jobs"]} == {"training"}
     text = (tmp_path / "report.html").read_text(encoding="utf-8")

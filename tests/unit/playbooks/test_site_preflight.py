@@ -23,6 +23,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "nomad_client": {"nomad_client_host_volumes": [{"name": "results"}]},
     "nomad_device_nvidia": {"nomad_device_nvidia_ignored_gpu_ids": {"a": 1}},
     "nomad_server": {"nomad_server_bootstrap_expect": "three"},
+    "nomad_tenancy": {"nomad_tenancy_namespaces": {"name": "research"}},
     "node_maintenance": {"node_maintenance_policy": "ask"},
     "nvidia_driver": {"nvidia_driver_kernel_modules": "closed"},
     "nvidia_repository": {"nvidia_repository_key_fingerprints": {"a": 1}},

@@ -53,7 +53,7 @@ def run(folder: Path, hosts: Hosts, *plays: dict[str, Any]) -> tuple[int, str]:
 def test_each_wave_has_its_own_speaker(tmp_path: Path) -> None:
     """Who is in another wave does not get to the question, and nothing would be compared with Nomad."""
     hosts = {"a": {"__nomad_agent": OK}, "b": {"__nomad_agent": OK}, "c": {"__nomad_agent": OK}}
-    chosen = say("{{ inventory_hostname }} hears {{ __farm_speaker }}.")
+    chosen = say("{{ inventory_hostname }} hears {{ __farm_speakers.global }}.")
     code, output = run(
         tmp_path, hosts, {"hosts": "gpu_nodes", "serial": [1, 2], "tasks": [part("speaker.yml"), chosen]}
     )
@@ -62,12 +62,26 @@ def test_each_wave_has_its_own_speaker(tmp_path: Path) -> None:
         assert told in output
 
 
+def test_each_region_has_its_own_speaker(tmp_path: Path) -> None:
+    hosts = {"a": {"__nomad_agent": OK, "nomad_region": "east"}, "b": {"__nomad_agent": OK, "nomad_region": "west"},
+             "c": {"__nomad_agent": OK, "nomad_region": "west"}, "d": {"__nomad_agent": OK}}  # fmt: skip
+    chosen = say("they hear {{ __farm_speakers | to_json }}.")
+    code, output = run(tmp_path, hosts, {"hosts": "gpu_nodes", "tasks": [part("speaker.yml"), chosen]})
+    assert code == 0, output
+    assert '"east": "a"' in output and '"west": "b"' in output and '"global": "d"' in output
+    # One that a play names for all.
+    named = {"hosts": "gpu_nodes", "vars": {"nomad_region": "lab"}, "tasks": [part("speaker.yml"), chosen]}
+    code, output = run(tmp_path, {"a": {"__nomad_agent": OK}, "b": {"__nomad_agent": OK}}, named)
+    assert (code, '"lab": "a"' in output) == (0, True), output
+
+
 def test_a_wave_without_a_speaker_names_its_own_hosts(tmp_path: Path) -> None:
     stopped = {"__nomad_agent": {"state": "stopped", "message": "gone"}}
     hosts = {"a": {"__nomad_agent": OK}, "b": stopped}
     code, output = run(tmp_path, hosts, {"hosts": "gpu_nodes", "serial": [1, 1], "tasks": [part("speaker.yml")]})
     assert code != 0
-    assert 'b: no Nomad agent of b answers as healthy; here http://127.0.0.1:9 said "gone".' in output
+    said = 'b: no Nomad agent of b in the region global answers as healthy; here http://127.0.0.1:9 said "gone".'
+    assert said in output
 
 
 # --- hosts that are lost on the way ----------------------------------------------------------

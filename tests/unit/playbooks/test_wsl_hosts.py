@@ -41,6 +41,8 @@ BELOW = {"ansible_connection": "gpufarm.core.wsl_windows"}
 ALONE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "--")
 # What the role itself says of them.
 OURS = {"node_maintenance_owner", "node_maintenance_change"}
+# The agents of these tests are asked by everybody.
+OPEN = {"nomad_tls": "off", "nomad_acl_enabled": False}
 SU = {"ansible_become_method": "ansible.builtin.su"}
 
 
@@ -83,7 +85,7 @@ class Lab:
             "all": {
                 "children": {
                     "wsl_hosts": {"hosts": {"gaming-pc": {**machine, **variables}}},
-                    "wsl_instances": {"hosts": nodes, "vars": {**LOCAL, **(of_instances or {})}},
+                    "wsl_instances": {"hosts": nodes, "vars": {**LOCAL, **OPEN, **(of_instances or {})}},
                     "gpu_nodes": {"hosts": members},
                 }
             }

@@ -5,18 +5,27 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import pty
 import re
 import shutil
 import socket
+import ssl
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
+from tests.simulator.galaxy import archive_of
 from tests.simulator.windows.host import SYSTEM32, Distribution, Machine, Windows
 
 pytestmark = pytest.mark.controller
@@ -27,12 +36,13 @@ WINDOWS = "gpufarm/windows.wsl.yml"
 
 
 @pytest.fixture(scope="module")
-def tarball(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tarball(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The collection and what it depends on, as they are named where Galaxy is out of reach."""
     folder = tmp_path_factory.mktemp("tarball")
     galaxy = Path(sys.executable).with_name("ansible-galaxy")
     subprocess.run([galaxy, "collection", "build", ROOT, "--output-path", folder], check=True, capture_output=True)
     (found,) = folder.iterdir()
-    return found
+    return f"{found} {archive_of('community.crypto', folder)}"
 
 
 @pytest.fixture
@@ -83,10 +93,143 @@ def run(
     return found
 
 
+@contextmanager
+def nomad(context: ssl.SSLContext | None = None) -> Iterator[str]:
+    """Give the address of what does with a first byte what a server of Nomad does with and without TLS."""
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _peer = listening.accept()
+            except OSError:
+                return
+            with connection, suppress(OSError):
+                if connection.recv(1) == b"\x04" and context:
+                    with context.wrap_socket(connection, server_side=True) as inside:
+                        inside.recv(1)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+        listening.shutdown(socket.SHUT_RDWR)
+
+
 @pytest.fixture
 def server() -> Iterator[str]:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        yield f"127.0.0.1:{listening.getsockname()[1]}"
+    with nomad() as address:
+        yield address
+
+
+class Farm:
+    """A CA, and what is made with it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.key = ec.generate_private_key(ec.SECP256R1())
+        self.name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "CA of a farm")])
+        folder.mkdir()
+        self.make("nomad-ca", "CA of a farm", self.key)
+
+    def make(self, file: str, name: str, key: ec.EllipticCurvePrivateKey) -> None:
+        now, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)
+        subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+        own = self.key.public_key()
+        made = (
+            x509.CertificateBuilder(self.name, subject, key.public_key(), 1, now - day, now + day)
+            .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+            .add_extension(x509.BasicConstraints(file == "nomad-ca", None), critical=True)
+            # Python 3.13 wants both.
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(own), critical=False)
+            .sign(self.key, hashes.SHA256())
+        )
+        pem = serialization.Encoding.PEM
+        (self.folder / f"{file}.pem").write_bytes(made.public_bytes(pem))
+        if file != "nomad-ca":
+            form = (serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+            (self.folder / f"{file}-key.pem").write_bytes(key.private_bytes(pem, *form))
+
+    @contextmanager
+    def server(self) -> Iterator[str]:
+        self.make("server", "server.lab.nomad", ec.generate_private_key(ec.SECP256R1()))
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=self.folder / "nomad-ca.pem")
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_cert_chain(self.folder / "server.pem", self.folder / "server-key.pem")
+        with nomad(context) as address:
+            yield address
+
+    def given(self) -> Path:
+        """Return a folder as the farm's owner makes it."""
+        self.make("lab-client-nomad", "client.lab.nomad", ec.generate_private_key(ec.SECP256R1()))
+        folder = self.folder / "given"
+        folder.mkdir()
+        for name in ("nomad-ca.pem", "lab-client-nomad.pem", "lab-client-nomad-key.pem"):
+            shutil.copy(self.folder / name, folder)
+        (folder / "nomad-farm-token.txt").write_text("token")
+        return folder
+
+
+def test_a_closed_farm_is_joined_with_what_its_owner_gives(home: Path, tarball: str) -> None:
+    farm = Farm(home / "farm")
+    secrets = home / "gpufarm-secrets"
+    with farm.server() as server:
+        done = run(home, server, "--", "--list-hosts", collections=tarball)
+        assert "127.0.0.1 wants a certificate. Expected: the folder that the farm's owner has made for" in done.stderr
+        assert (done.returncode, (home / SERVERS).exists()) == (1, False)
+        # What was there of another farm gives way.
+        secrets.mkdir()
+        (secrets / "global-client-nomad.pem").touch()
+        (secrets / "global-client-nomad-key.pem").touch()
+        good(run(home, "--secrets", farm.given(), server, "--", "--list-hosts"))
+        assert yaml.safe_load((home / SERVERS).read_text())["all"]["vars"] == {
+            "nomad_client_servers": [server],
+            "nomad_region": "lab",
+            "nomad_tls": "files",
+            "nomad_tls_ca_file": f"{secrets}/nomad-ca.pem",
+            "nomad_tls_cert_file": f"{secrets}/lab-client-nomad.pem",
+            "nomad_tls_key_file": f"{secrets}/lab-client-nomad-key.pem",
+        }
+        assert sorted((path.name, oct(path.stat().st_mode & 0o777)) for path in secrets.iterdir()) == [
+            ("lab-client-nomad-key.pem", "0o600"), ("lab-client-nomad.pem", "0o600"),
+            ("nomad-ca.pem", "0o600"), ("nomad-farm-token.txt", "0o600"),
+        ]  # fmt: skip
+        # It is kept, so another run needs not name it.
+        shutil.rmtree(farm.folder)
+        good(run(home, server, "--", "--list-hosts"))
+    shutil.rmtree(home / "gpufarm-secrets")
+
+
+def test_what_does_not_fit_a_closed_farm_is_refused(home: Path, tarball: str, server: str) -> None:
+    farm, other = Farm(home / "farm"), Farm(home / "other")
+    given, wrong = farm.given(), other.given()
+    done = run(home, "--secrets", given, server, "--", "--list-hosts", collections=tarball)
+    assert f"127.0.0.1 knows no TLS, and {given} has certificates. Expected: a server of the farm" in done.stderr
+    with farm.server() as closed:
+        done = run(home, "--secrets", wrong, closed, "--", "--list-hosts")
+        assert f"127.0.0.1 and the certificates of {wrong} do not fit (" in done.stderr
+        assert "and of the server's region, which is to be lab. Next step: have the farm's owner" in done.stderr
+        # A certificate that the servers' CA has not signed, with the right CA.
+        shutil.copy(given / "nomad-ca.pem", wrong)
+        done = run(home, "--secrets", wrong, closed, "--", "--list-hosts")
+        assert f"127.0.0.1 and the certificates of {wrong} do not fit (" in done.stderr
+        assert not (home / SERVERS).exists()
+        assert list(home.glob("gpufarm-secrets*")) == []
+        # What works is not lost to what does not, nor to itself.
+        good(run(home, "--secrets", given, closed, "--", "--list-hosts"))
+        kept = {path.name: path.read_bytes() for path in (home / "gpufarm-secrets").iterdir()}
+        assert run(home, "--secrets", wrong, closed, "--", "--list-hosts").returncode == 1
+        good(run(home, "--secrets", home / "gpufarm-secrets", closed, "--", "--list-hosts"))
+        assert {path.name: path.read_bytes() for path in (home / "gpufarm-secrets").iterdir()} == kept
+        # A token of a farm without ACLs would be that of another.
+        (given / "nomad-farm-token.txt").unlink()
+        (home / SERVERS).unlink()
+        good(run(home, "--secrets", given, closed, "--", "--list-hosts"))
+        assert not (home / "gpufarm-secrets/nomad-farm-token.txt").exists()
+        assert yaml.safe_load((home / SERVERS).read_text())["all"]["vars"]["nomad_acl_enabled"] is False
+    (given / "lab-client-nomad-key.pem").unlink()
+    done = run(home, "--secrets", given, "192.0.2.10")
+    assert f"{given} has not one file *-client-nomad-key.pem. Expected: what the farm's owner has" in done.stderr
+    shutil.rmtree(home / "gpufarm-secrets")
 
 
 def nobody() -> str:
@@ -106,7 +249,7 @@ def good(done: subprocess.CompletedProcess[str]) -> str:
     return done.stdout
 
 
-def test_this_distribution_alone_becomes_a_node_and_leaves(home: Path, tarball: Path, server: str) -> None:
+def test_this_distribution_alone_becomes_a_node_and_leaves(home: Path, tarball: str, server: str) -> None:
     # The playbook itself would make this machine a node.
     said = good(run(home, server, "--", "--list-hosts", "-e", "token=secret", collections=tarball))
     name = re.sub("[^a-z0-9]", "-", os.uname().nodename.partition(".")[0].lower()).strip("-")
@@ -116,7 +259,9 @@ def test_this_distribution_alone_becomes_a_node_and_leaves(home: Path, tarball: 
     assert "secret" not in said
     # With this the role writes what the distribution is to start by.
     assert ("-e wsl_terminate=true" in said) is not Path("/run/systemd/system").exists()
-    assert f'nomad_client_servers: ["{server}"]' in (home / SERVERS).read_text()
+    assert yaml.safe_load((home / SERVERS).read_text())["all"]["vars"] == {
+        "nomad_client_servers": [server], "nomad_tls": "off", "nomad_acl_enabled": False
+    }  # fmt: skip
     core = home / ".local/share/gpufarm/collections/ansible_collections/gpufarm/core"
     assert (core / "playbooks/wsl.yml").exists()
     assert (core / "examples/wsl/setup.sh").exists()
@@ -135,7 +280,7 @@ def test_this_distribution_alone_becomes_a_node_and_leaves(home: Path, tarball: 
     assert f"{home / 'gpufarm'} does not have this distribution" in run(home, "--remove", "--", "--list-hosts").stderr
 
 
-def test_a_file_of_the_user_stays_unless_he_says_otherwise(home: Path, tarball: Path, server: str) -> None:
+def test_a_file_of_the_user_stays_unless_he_says_otherwise(home: Path, tarball: str, server: str) -> None:
     good(run(home, server, "--", "--list-hosts", collections=tarball))
     (home / SERVERS).write_text("all: {vars: {mine: true}}\n")
     (home / WINDOWS).write_text((home / WINDOWS).read_text() + "details: all\n")
@@ -156,7 +301,7 @@ def test_a_file_of_the_user_stays_unless_he_says_otherwise(home: Path, tarball: 
 
 
 def test_servers_of_which_none_answers_are_refused_before_anything_is_installed(
-    home: Path, tarball: Path, server: str
+    home: Path, tarball: str, server: str
 ) -> None:
     closed = nobody()
     done = run(home, closed, "--", "--list-hosts", collections=tarball)
@@ -180,7 +325,7 @@ def test_the_printed_address_is_that_of_this_script() -> None:
     assert printed == [f"https://raw.githubusercontent.com/{repository}/main/{path}"]
 
 
-def test_it_asks_for_the_server_and_the_playbook_may_ask_too(home: Path, tarball: Path, server: str) -> None:
+def test_it_asks_for_the_server_and_the_playbook_may_ask_too(home: Path, tarball: str, server: str) -> None:
     # It has the input of the playbook.
     (home / "gpufarm").mkdir()
     (home / "gpufarm/tells").write_text(
@@ -207,7 +352,7 @@ def test_an_ansible_of_a_python_that_is_gone_is_made_anew(home: Path, monkeypatc
 
 
 def test_galaxy_may_be_out_of_reach_once_the_collections_are_there(
-    home: Path, tarball: Path, server: str, monkeypatch: pytest.MonkeyPatch
+    home: Path, tarball: str, server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ANSIBLE_GALAXY_SERVER", f"http://{nobody()}/")
     for named in (None, home / "nothing.tar.gz"):
@@ -223,7 +368,7 @@ def test_galaxy_may_be_out_of_reach_once_the_collections_are_there(
 
 
 def test_a_locale_that_was_never_made_is_no_obstacle(
-    home: Path, tarball: Path, server: str, monkeypatch: pytest.MonkeyPatch
+    home: Path, tarball: str, server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LC_ALL", "xx_XX.UTF-8")
     good(run(home, server, "--", "--list-hosts", collections=tarball))
@@ -242,7 +387,15 @@ def test_it_tells_how_it_is_called(home: Path, word: str) -> None:
             None,
             "this is no terminal of a WSL distribution, for WSL_DISTRO_NAME is not set. Exp",
         ),
-        (["a", "--remove"], None, "--remove came with a. Expected: no server with it. Next step: leave out the one or"),
+        (["a", "--remove"], None, "--remove came with a. Expected: nothing with it. Next step: leave out the one or"),
+        (["--secrets", "x", "--remove"], None, "--remove came with --secrets. Expected: nothing with it."),
+        (["--secrets", "x"], None, "--secrets came without a server. Expected: setup.sh --secrets FOLDER SERVER."),
+        (["--secrets", ""], None, "--secrets came without a folder. Expected: setup.sh --secrets FOLDER SERVER."),
+        (
+            ["--secrets"],
+            None,
+            "--secrets came without a folder. Expected: setup.sh --secrets FOLDER SERVER. Next step:",
+        ),
         (["--rm"], None, "--rm is no address. Expected: a name or an IP address. Next step: correct it."),
         (
             ["192.0.2.10:4646"],

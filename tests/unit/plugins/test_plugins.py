@@ -8,6 +8,8 @@ import inspect
 import json
 import re
 import runpy
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -93,6 +95,28 @@ def plain(value: Any) -> Any:
 
 def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) or (isinstance(value, tuple) and value != () and all(map(is_number, value)))
+
+
+LOADED_WITH_FILTERS = """
+import importlib, pathlib, sys, time
+from ansible.plugins.loader import init_plugin_loader
+init_plugin_loader([sys.argv[1]])
+ours = "ansible_collections.gpufarm.core.plugins."
+for path in pathlib.Path(sys.argv[1], "ansible_collections/gpufarm/core/plugins/filter").glob("*.py"):
+    importlib.import_module(f"{ours}filter.{path.stem}")
+print(*(name.removeprefix(ours) for name in sys.modules if name.startswith(ours) and name.count(".") > 4))
+"""
+
+
+@pytest.mark.controller
+def test_filters_import_little_when_they_are_loaded() -> None:
+    """Every task in which a template names one of them loads those before it by the alphabet."""
+    collections = next(path for path in map(Path, sys.path) if (path / "ansible_collections/gpufarm/core").exists())
+    command = [sys.executable, "-c", LOADED_WITH_FILTERS, str(collections)]
+    loaded = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    filters = {name for name in loaded if name.startswith("filter.")}
+    assert len(filters) == len(list((PLUGINS / "filter").glob("*.py")))
+    assert set(loaded) - filters <= {"module_utils.problem", "module_utils.text", "module_utils.wsl_settings"}
 
 
 @pytest.mark.parametrize("path", sorted((PLUGINS / "modules").glob("[!_]*.py")), ids=lambda path: path.stem)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,9 @@ def values(name: str, roles: Sequence[str], cases: Sequence[dict[str, Any]]) -> 
 def host(*paths: str, packages: tuple[str, ...] = (), **more: Any) -> dict[str, Any]:
     """Return what the module host_info tells of a host that has these paths."""
     files = [{"path": path, "mode": "0644", "uid": 0, "gid": 0, "isdir": False, "isreg": True} for path in paths]
+    now = int(time.time())
     empty = {
+        "clock": {"asked_at": now, "host": now},
         "certificates": {},
         "json_errors": {},
         "keyrings": {},

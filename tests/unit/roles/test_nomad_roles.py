@@ -16,8 +16,8 @@ from ansible_collections.gpufarm.core.tests.unit.roles import role_helper
 
 ROOT = Path(__file__).resolve().parents[3]
 NAMES = (
-    "nomad_token|__nomad_token|__nomad_gate_token|__gpu_health_(connection|content)|__nomad_server_tokens_to_keep"
-    "|nomad_server_gossip_key|__nomad_server_gossip_text|_common_repository_login_text"
+    "nomad_token|__nomad_token|__nomad_gate_token|__gpu_health_(connection|content)|__nomad_acl_tokens_to_keep"
+    "|__nomad_client_jwt|nomad_server_gossip_key|__nomad_server_gossip_text|_common_repository_login_text"
 )
 SECRETS = re.compile(rf"\b({NAMES})\b")
 # Their own options are no_log, which the unit tests of the modules see.
@@ -185,7 +185,8 @@ def test_gossip_key_is_in_no_file_that_is_shown() -> None:
 
 def valued(name: str, **given: Any) -> Any:
     loader = DataLoader()
-    variables = {**role_helper.variables("_common", "nomad"), "_common_host": role_helper.host(), **given}
+    looked_at = {"_common_host": role_helper.host(), "inventory_hostname": "gpu1", "groups": {}, "hostvars": {}}
+    variables = {**role_helper.variables("_common", "nomad"), **looked_at, **given}
     return Templar(loader, variables=variables).template(trust_as_template("{{ " + name + " }}"))
 
 
@@ -193,6 +194,7 @@ def test_files_that_an_agent_reads_when_it_starts() -> None:
     assert valued("__nomad_files", nomad_plugin_dir="/p", nomad_config_dir="/etc/nomad.d")[1:] == [
         "/p/nomad-device-nvidia", "/etc/systemd/system/nomad.service", "/etc/nomad.d/nomad.hcl",
         "/etc/nomad.d/server.hcl", "/etc/nomad.d/client.hcl", "/etc/nomad.d/device_nvidia.hcl",
+        "/etc/nomad.d/tls/ca.pem", "/etc/nomad.d/tls/agent.pem", "/etc/nomad.d/tls/agent-key.pem",
     ]  # fmt: skip
 
 
@@ -333,7 +335,8 @@ def test_configuration_of_a_client() -> None:
 
 
 def test_configuration_that_every_agent_shares() -> None:
-    plain = config("nomad", nomad_agent_options={"ui": {"enabled": False}, "log_level": "DEBUG"})
+    opened = {"nomad_tls": "off", "nomad_acl_enabled": False}
+    plain = config("nomad", nomad_agent_options={"ui": {"enabled": False}, "log_level": "DEBUG"}, **opened)
     assert 'log_level            = "DEBUG"' in plain and "leave_on_interrupt   = false" in plain
     assert plain[-3:] == ["ui {", "  enabled = false", "}"]
     assert not [line for line in plain if line.startswith(("advertise", "tls", "acl", "telemetry"))]
@@ -342,6 +345,9 @@ def test_configuration_that_every_agent_shares() -> None:
         "nomad", nomad_advertise_addr="192.0.2.1", nomad_acl_enabled=True, nomad_tls="files",
         nomad_telemetry={"prometheus_metrics": True}, **files,
     )  # fmt: skip
+    closed = "\n".join(config("nomad"))
+    assert '  key_file               = "/etc/nomad.d/tls/agent-key.pem"' in closed
+    assert "acl {\n  enabled = true\n}" in closed
     for block in (
         ["advertise {", '  http = "192.0.2.1"', '  rpc  = "192.0.2.1"', '  serf = "192.0.2.1"', "}"],
         ["  verify_server_hostname = true", "  verify_https_client    = true", "}"],
@@ -349,6 +355,148 @@ def test_configuration_that_every_agent_shares() -> None:
         ["telemetry {", "  prometheus_metrics = true", "}"],
     ):
         assert "\n".join(block) in "\n".join(full)
+
+
+REGIONS = {
+    "e1": {"nomad_region": "east", "ansible_host": "192.0.2.1"},
+    "w1": {"nomad_region": "west", "ansible_host": "192.0.2.11"},
+    "w2": {"nomad_region": "west", "nomad_advertise_addr": "192.0.2.12"},
+}
+
+
+@pytest.mark.parametrize(
+    ("host", "hosts", "servers"),
+    [
+        ("w1", REGIONS, ["w1", "w2"]),
+        ("e1", REGIONS, ["e1"]),
+        ("gpu", {**REGIONS, "gpu": {"nomad_region": "west"}}, ["w1", "w2"]),
+        # Who names none is in Nomad's own,
+        ("x", {**REGIONS, "x": {}}, ["x"]),
+        ("w1", {**REGIONS, "x": {}}, ["w1", "w2"]),
+        # but where a play names it for all of its hosts.
+        ("x", {"x": {}, "y": {}}, ["x", "y"]),
+    ],
+)
+def test_servers_are_those_of_the_region(host: str, hosts: dict[str, Any], servers: list[str]) -> None:
+    own = hosts[host].get("nomad_region", "global" if "e1" in hosts else "lab")
+    group = [name for name in hosts if name != "gpu"]
+    given = {"inventory_hostname": host, "nomad_region": own, "hostvars": hosts, "groups": {"nomad_servers": group}}
+    assert valued("__nomad_servers", **given) == servers
+    assert valued("__nomad_is_server", **given) is (host in servers)
+
+
+def region_server(host: str, tmp_path: Path, **given: Any) -> dict[str, Any]:
+    return {
+        "inventory_hostname": host, "hostvars": REGIONS, "groups": {"nomad_servers": list(REGIONS)},
+        "nomad_secrets_dir": str(tmp_path), "nomad_server_authoritative_region": "east", "_common_paths": [],
+        "ansible_play_hosts_all": list(REGIONS), **REGIONS[host], **given,
+    }  # fmt: skip
+
+
+def test_configuration_of_servers_of_two_regions(tmp_path: Path) -> None:
+    (tmp_path / "nomad-management-token.txt").write_text("management", encoding="ascii")
+    cases = [
+        region_server("e1", tmp_path),
+        region_server("w1", tmp_path, nomad_server_federation_servers=["198.51.100.1"]),
+        region_server("w1", tmp_path, nomad_server_replication_token="given"),
+        region_server("w1", tmp_path, nomad_acl_enabled=False),
+    ]
+    found = role_helper.values("__nomad_server_config", ["_common", "nomad", "nomad_server"], cases)
+    assert [each["server"]["server_join"]["retry_join"] for each in found[:2]] == [
+        ["192.0.2.11", "192.0.2.12"], ["192.0.2.12", "192.0.2.1", "198.51.100.1"],
+    ]  # fmt: skip
+    assert [each["server"]["bootstrap_expect"] for each in found[:2]] == [1, 2]
+    assert [each["server"]["authoritative_region"] for each in found] == ["east", "east", "east", None]
+    assert [each["acl"] for each in found] == [
+        None, {"replication_token": "management"}, {"replication_token": "given"}, None
+    ]  # fmt: skip
+
+
+def test_clients_are_introduced_from_nomad_1_11_on(tmp_path: Path) -> None:
+    strict = {"nomad_client_introduction": "strict"}
+    cases = [region_server("e1", tmp_path, nomad_tls="off", **given) for given in ({}, strict)]
+    found = role_helper.values("__nomad_server_config", ["_common", "nomad", "nomad_server"], cases)
+    assert [each["server"]["client_introduction"] for each in found] == [None, {"enforcement": "strict"}]
+    old = {"nomad_version": "1.10.5"}
+    cases = [region_server("e1", tmp_path, nomad_tls="off", **given) for given in (strict, old, {**strict, **old})]
+    *rest, told = role_helper.values("__nomad_refusal", ["nomad", "_common"], cases)
+    assert rest == ["", ""]
+    assert told.startswith(
+        "nomad_client_introduction is strict, and nomad_version is 1.10.5. Expected: 1.11.0 or newer"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "there", "introduces"),
+    [
+        ({}, [], False),
+        ({"nomad_client_introduction": "none"}, [], False),
+        ({"nomad_client_introduction": "warn"}, ["client-id"], True),
+        ({"nomad_client_introduction": "strict", "__nomad_client_introduction": {}}, [], False),
+        ({"nomad_client_introduction_token": "given"}, [], True),
+        ({"nomad_client_introduction_token": "given"}, ["client-id", "intro_token.jwt"], True),
+        ({"nomad_client_introduction": "strict", "nomad_client_introduction_token": "given"}, ["client-id"], False),
+    ],
+)
+def test_who_is_introduced(given: dict[str, Any], there: list[str], introduces: bool) -> None:
+    files = [{"path": f"/opt/nomad/data/client/{name}"} for name in there]
+    case = {"_common_host": {"files": files}, "inventory_hostname": "gpu01", **given}
+    (found,) = role_helper.values("__nomad_client_introduces", ["_common", "nomad", "nomad_client"], [case])
+    assert found is introduces
+
+
+def test_acls_are_kept_by_one_server_of_the_region_whose_acls_count(tmp_path: Path) -> None:
+    kept = "{{ __nomad_server_keeps_acls }} {{ __nomad_server_replicates }}"
+    both = {"ansible_play_hosts": list(REGIONS)}
+    found = {host: templated(kept, "nomad_server", **region_server(host, tmp_path, **both)) for host in REGIONS}
+    assert found == {"e1": "True False", "w1": "False True", "w2": "False True"}
+    west = {"ansible_play_hosts": ["w2"], "nomad_server_authoritative_region": "west"}
+    assert templated(kept, "nomad_server", **region_server("w2", tmp_path, **west)) == "True False"
+
+
+ELSEWHERE = {"nomad_server_authoritative_region": "north", "nomad_server_federation_servers": ["198.51.100.1"]}
+OF_ANOTHER = {"nomad_tls": "off", "nomad_server_replication_token": "given"}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, ""),
+        ({"nomad_acl_enabled": False, "nomad_server_authoritative_region": ""}, ""),
+        (
+            {"nomad_server_authoritative_region": ""},
+            "the servers are in the regions east, west, and nomad_server_authoritative_region is empty. Expected: ",
+        ),
+        (
+            {"nomad_server_authoritative_region": "north"},
+            "nomad_server_authoritative_region is north, which is no region of the servers here (east, west), and ",
+        ),
+        # A token that nobody has bootstrapped is not made up.
+        (
+            {"ansible_play_hosts_all": ["w1", "w2"]},
+            "the ACLs are those of region east, and there is no management token to ",
+        ),
+        (
+            {"nomad_token": "of my own"},
+            "the ACLs are those of region east, and there is no management token to fetch them ",
+        ),
+        (
+            ELSEWHERE,
+            "the ACLs are those of region north, and there is no management token to fetch them with: nomad_ser",
+        ),
+        ({**ELSEWHERE, **OF_ANOTHER}, ""),
+        (
+            {**ELSEWHERE, **OF_ANOTHER, "nomad_tls": "generate"},
+            "the farm is that of another inventory, which has region north, and nomad-ca.pem, nomad-gossip-key.txt is ",
+        ),
+    ],
+)
+def test_what_is_refused_of_regions(tmp_path: Path, given: dict[str, Any], said: str) -> None:
+    (found,) = role_helper.values(
+        "__nomad_server_refusal", ["_common", "nomad", "nomad_server"], [region_server("w1", tmp_path, **given)]
+    )
+    assert found.startswith(said) and bool(found) is bool(said)
+    assert not said or found.count("Next step: ") == 1
 
 
 def test_configuration_of_a_server() -> None:
@@ -371,7 +519,14 @@ def test_a_server_with_an_ipv6_address_gets_its_port(group: bool) -> None:
         "fe.example:1",
     ]
     known = role_helper.variables("nomad_client")
-    known |= {"__nomad_server_addresses": " ".join(servers)} if group else {"nomad_client_servers": servers}
+    known |= (
+        {
+            "__nomad_servers": ["s", *servers],
+            "__nomad_addresses": {"s": "s.example", **{each: each for each in servers}},
+        }
+        if group
+        else {"nomad_client_servers": ["s.example", *servers]}
+    )
     assert role_helper.value("__nomad_client_servers", known) == [
-        "[2001:db8::1]:4647", "[2001:db8::2]:4647", "[::1]:4747", "[::ffff:192.0.2.1]:4647", *servers[4:],
+        "s.example", "[2001:db8::1]:4647", "[2001:db8::2]:4647", "[::1]:4747", "[::ffff:192.0.2.1]:4647", *servers[4:],
     ]  # fmt: skip

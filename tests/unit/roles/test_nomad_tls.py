@@ -8,10 +8,14 @@ from __future__ import annotations
 import datetime
 import hashlib
 import ipaddress
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from ansible_collections.gpufarm.core.tests.unit.patience import PATIENCE_S
 from ansible_collections.gpufarm.core.tests.unit.roles import role_helper
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -128,6 +132,133 @@ def test_what_is_refused_of_tls(secrets: Path, tmp_path: Path) -> None:
     for text, (_case, expected) in zip(found, cases, strict=True):
         assert (expected in text) if expected else text == "", text
         assert not text or text.count("Next step: ") == 1
+
+
+def test_who_joins_the_servers_of_others_makes_no_ca(tmp_path: Path, secrets: Path) -> None:
+    """Servers that it has not made know no certificate of its own."""
+    joins = {"nomad_client_servers": ["192.0.2.10", "192.0.2.11"]}
+    ours = {"groups": {"nomad_servers": ["s1"]}}
+    cases = [node(tmp_path / "new", **joins), node(tmp_path / "new", **joins, **ours), node(secrets, **joins)]
+    told, *rest = role_helper.values("__nomad_refusal", ["nomad", "_common"], cases)
+    assert (
+        f"nomad_servers has no host of region global, and {tmp_path}/new on the control machine no CA. Expected: "
+        in told
+    )
+    assert "192.0.2.10, 192.0.2.11, because these" in told and "`nomad_tls: off` and `nomad_acl_enabled: false`" in told
+    assert rest == ["", ""]
+
+
+def test_the_first_run_with_tls_has_all_servers(tmp_path: Path, secrets: Path) -> None:
+    """Others would let no node in that has a certificate, or would get another CA."""
+    servers = {"groups": {"nomad_servers": ["s1", "s2"]}, "ansible_play_hosts_all": ["s1", "t4"]}
+    cases = [
+        node(tmp_path / "new", ansible_limit="s1,t4", **servers),
+        node(tmp_path / "new", **servers),
+        node(tmp_path / "new", ansible_limit="all", **{**servers, "ansible_play_hosts_all": ["s1", "s2"]}),
+        node(secrets, ansible_limit="s1,t4", **servers),
+        node(tmp_path / "new", ansible_limit="s1,t4", nomad_tls="off", nomad_acl_enabled=False, **servers),
+    ]
+    told, *rest = role_helper.values("__nomad_refusal", ["nomad", "_common"], cases)
+    assert told.startswith(
+        f"--limit leaves out s2, and {tmp_path}/new on the control machine has no CA. Expected: every"
+    )
+    assert rest == [""] * 4
+
+
+def control_tasks(found: Any) -> list[dict[str, Any]]:
+    """Return the tasks, blocks and attributes of includes that are for the control machine."""
+    if isinstance(found, list):
+        return [task for each in found for task in control_tasks(each)]
+    if not isinstance(found, dict):
+        return []
+    inner = [task for value in found.values() for task in control_tasks(value)]
+    return [found, *inner] if found.get("delegate_to") == "localhost" else inner
+
+
+def test_nobody_becomes_root_on_the_control_machine() -> None:
+    """The README's inventory has ansible_become for all hosts; it goes before the keyword become, for localhost too."""
+    paths = [
+        path
+        for role in ("nomad", "nomad_server", "nomad_device_nvidia")
+        for path in (role_helper.ROLES / role / "tasks").glob("*.yml")
+    ]
+    tasks = [
+        (path.name, task) for path in paths for task in control_tasks(yaml.safe_load(path.read_text(encoding="utf-8")))
+    ]
+    assert {name for name, _ in tasks} == {
+        "acl.yml",
+        "certificate.yml",
+        "configure.yml",
+        "management.yml",
+        "install_own.yml",
+    }
+    assert [(name, task["vars"]["ansible_become"]) for name, task in tasks] == [(name, False) for name, _ in tasks]
+
+
+@pytest.mark.parametrize(
+    ("sources", "folder"),
+    [
+        (["/farm/my-lab.yml", "/farm/windows.wsl.yml"], "/farm/my-lab-secrets"),
+        # Never in a folder that is an inventory, of which Ansible reads every file.
+        (["/farm/my-lab"], "/farm/my-lab-secrets"),
+        (["/farm/lab.v2/hosts.ini"], "/farm/lab.v2/hosts-secrets"),
+        (["/farm/ec2.py"], "/farm/ec2.py-secrets"),
+        (["a,b", "/farm/lab.json"], "/farm/lab-secrets"),
+        (["a,b"], ""),
+        ([], ""),
+    ],
+)
+def test_secrets_lie_beside_the_inventory(sources: list[str], folder: str) -> None:
+    given = {"ansible_inventory_sources": sources}
+    assert role_helper.values("nomad_secrets_dir", ["nomad"], [given]) == [folder]
+
+
+def test_no_inventory_takes_a_secret_for_a_host(secrets: Path) -> None:
+    """Somebody may name the folder in which an inventory lies that was named alone before."""
+    known = role_helper.variables("nomad", "nomad_server")
+    given = {**known, "nomad_secrets_dir": str(secrets)}
+    for name in ("__nomad_gossip_key_path", "__nomad_management", "__nomad_token_meant"):
+        Path(role_helper.value(name, given)).write_text("2b2a6ff8-1f0c-4c3e-9d8a-0f4c1f3f7a55", encoding="ascii")
+    found = subprocess.run(
+        [Path(sys.executable).with_name("ansible-inventory"), "-i", secrets, "--graph"],
+        capture_output=True, text=True, check=True, timeout=PATIENCE_S,
+    )  # fmt: skip
+    assert "2b2a6ff8" not in found.stdout + found.stderr
+
+
+def test_gossip_of_a_new_farm_is_encrypted_and_that_of_others_stays_as_it_is(secrets: Path) -> None:
+    def server(*paths: str, **given: Any) -> dict[str, Any]:
+        hosts = {"t4": {"_common_host": role_helper.host(*paths)}, "s2": {"_common_host": role_helper.host()}}
+        own = node(secrets, groups={"nomad_servers": ["t4", "s2"]}, hostvars=hosts, _common_paths=list(paths))
+        return {**own, **given}
+
+    runs, gossip = "/etc/nomad.d/server.hcl", "/etc/nomad.d/gossip.hcl"
+    cases = [
+        (server(), True, False),
+        (server("/etc/nomad.d/nomad.hcl"), True, False),
+        (server(nomad_tls="off"), False, False),
+        (server(nomad_tls="files"), False, False),
+        (server(nomad_server_gossip_key=""), False, False),
+        (server(nomad_server_gossip_key="a" * 32), False, False),
+        # Servers that run; one of them could not be seen; a key that was given once, and is no more.
+        (server(runs), False, False),
+        (
+            server(groups={"nomad_servers": ["t4", "s2", "s3"]}, hostvars={**server()["hostvars"], "s3": {}}),
+            False,
+            False,
+        ),
+        (server(runs, gossip), False, True),
+        (server(runs, gossip, nomad_server_gossip_key=""), False, False),
+    ]
+    for wanted, number in (("__nomad_server_makes_key", 1), ("__nomad_server_keeps_gossip", 2)):
+        found = role_helper.values(wanted, ["nomad", "_common", "nomad_server"], [case[0] for case in cases])
+        assert found == [case[number] for case in cases], wanted
+    (secrets / "nomad-gossip-key.txt").write_text("made", encoding="ascii")
+    more = [server(runs), server(nomad_tls="off"), server(nomad_server_gossip_key="given"), server(runs, gossip)]
+    roles = ["nomad", "_common", "nomad_server"]
+    assert role_helper.values("__nomad_gossip_key", roles, more) == ["made", "", "given", "made"]
+    assert role_helper.values("__nomad_server_makes_key", roles, [server()]) == [False]
+    assert role_helper.values("__nomad_server_keeps_gossip", roles, more[3:]) == [False]
 
 
 def test_an_agent_is_asked_without_tls_only_where_it_is_known_to_have_no_certificate(secrets: Path) -> None:

@@ -6,6 +6,7 @@ Each has the key file that NVIDIA signs its repository with, and the one fingerp
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -243,3 +244,27 @@ def test_packages_of_the_driver(platform: str, modules: str, packages: list[str]
 def test_headers_of_the_running_kernel_and_on_debian_of_the_next(platform: str, kernel: str, more: list[str]) -> None:
     running = f"{'kernel-devel' if platform.startswith('RedHat') else 'linux-headers'}-{kernel}"
     assert value("_common_family", platform, kernel=kernel)["headers"] == [running, *more]
+
+
+@pytest.mark.parametrize(
+    ("host", "answered", "told"),
+    [
+        (0, 0, ""),
+        (-299, 0, ""),
+        (-3600, 0, "the clock is 3600 s behind that of the control machine. Expected: at most 300 s, because"),
+        (3600, 0, " s ahead of that of the control machine. Expected: at most 300 s, because"),
+        # Who answers late is not wrong.
+        (3600, 3600, ""),
+    ],
+)
+def test_a_clock_that_is_wrong_is_refused(host: int, answered: int, told: str) -> None:
+    """It was asked C(answered) seconds ago, and said a time that is C(host) seconds from that of who asked."""
+    asked_at = int(time.time()) - answered
+    clock = {"asked_at": asked_at, "host": asked_at + host}
+    looked_at = role_helper.host("/run/systemd/system", clock=clock)
+    found = value("_common_refusal", "Debian: Debian 12.11", _common_host=looked_at)
+    assert (told in found and found.endswith("`timedatectl set-ntp true`.")) if told else found == ""
+    # Who leaves need not be right.
+    assert value("_common_refusal", "Debian: Debian 12.11", _common_host=looked_at, common_scope="remove") == ""
+    # The role wsl asks for itself.
+    assert value("_common_refusal", "Debian: Debian 12.11", kernel=WSL, _common_host=looked_at) == ""

@@ -72,7 +72,7 @@ def test_text_from_outside_is_clean() -> None:
     data = json.loads(result["json"])
     (gpu,) = next(node for node in data["nodes"] if node["name"] == farm["hosts"][0])["gpus"]
     assert (gpu["model"], gpu["pci_bus_id"], gpu["uuid"]) == ("H100   [2J", "00000000:01:00.0", "GPU-1")
-    assert data["nomad"]["failures"] == [{"server": "a", "reason": "last words"}]
+    assert data["nomad"]["failures"] == [{"server": "a", "region": "global", "reason": "last words"}]
     assert (data["title"], data["currency"], data["history"]["path"]) == ("A  farm", "E", "/x")
     assert data["cost"]["unmatched"] == ["H100"]
     assert {node["name"] for node in data["nodes"]} == {farm["hosts"][0], "b"}

@@ -98,6 +98,7 @@ class Agent:
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.nodes: list[dict[str, Any]] = []
         self.allocations: list[dict[str, Any]] = []
+        self.namespaces: list[dict[str, Any]] = []
         self.index = 10
         self.requests: list[tuple[str, dict[str, str], dict[str, str]]] = []
         self.writes: list[tuple[str, Any]] = []
@@ -114,7 +115,8 @@ class Agent:
                     return
                 if "index" in query:
                     outer.wait_for_change(int(query["index"]), float(query["wait"].rstrip("ms")) / 1000)
-                items = outer.allocations if parts.path == "/v1/allocations" else outer.nodes
+                lists = {"/v1/allocations": outer.allocations, "/v1/namespaces": outer.namespaces}
+                items = lists.get(parts.path, outer.nodes)
                 self.reply(200, json.dumps(items).encode(), {"X-Nomad-Index": str(outer.index)})
 
             def do_POST(self) -> None:
@@ -124,6 +126,11 @@ class Agent:
                     self.reply(200, b"{}", {})
 
             do_PUT = do_POST
+
+            def do_DELETE(self) -> None:
+                outer.writes.append((self.path, None))
+                if not outer.answer(self):
+                    self.reply(200, b"", {})
 
             def reply(self, status: int, body: bytes, headers: dict[str, str]) -> None:
                 self.send_response(status)

@@ -71,6 +71,12 @@ def test_nothing_is_told_that_nobody_asked_for(host: Host) -> None:
     assert not any(found[name] for name in names)
 
 
+def test_the_clock_is_told_beside_that_of_who_asks(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_info.time, "time", lambda: 1795536000.9)
+    assert host.look(asked_at=1795532400)["clock"] == {"asked_at": 1795532400, "host": 1795536000}
+    assert host.look()["clock"]["asked_at"] is None
+
+
 def test_files_and_folders(host: Host, tmp_path: Path) -> None:
     (tmp_path / "conf").mkdir(mode=0o750)
     (tmp_path / "conf/b.hcl").write_text("b", encoding="utf-8")

@@ -27,10 +27,12 @@ class Region(farm.Agent):
         self.policies: dict[str, str] = {}
         self.answer = self.as_nomad
 
-    def has(self, name: str, secret: str, policies: list[str], kind: str = "client") -> None:
+    def has(
+        self, name: str, secret: str, policies: list[str], kind: str = "client", *, everywhere: bool = True
+    ) -> None:
         number = len(self.tokens)
         self.tokens.append(
-            {"Name": name, "Type": kind, "Policies": policies or None, "SecretID": secret,
+            {"Name": name, "Type": kind, "Policies": policies or None, "SecretID": secret, "Global": everywhere,
              "AccessorID": f"accessor-{number}", "CreateIndex": 100 - number}
         )  # fmt: skip
 
@@ -73,11 +75,13 @@ class Region(farm.Agent):
             self.policies[body["Name"]] = body["Rules"]
             return 200, ""
         if asked == "token":
-            self.has(body["Name"], f"secret-of-{body['Name']}", body["Policies"])
+            everywhere = body.get("Global", False)
+            self.has(body["Name"], f"secret-of-{body['Name']}", body["Policies"], everywhere=everywhere)
             return 200, self.tokens[-1]
         token = next(each for each in self.tokens if asked == f"token/{each['AccessorID']}")
-        token.update(body)
-        return 200, token
+        toggles = token["Global"] != body.get("Global", False)
+        token.update({} if toggles else body)
+        return (400, f"cannot toggle global mode of {token['AccessorID']}") if toggles else (200, token)
 
 
 @pytest.fixture
@@ -114,12 +118,14 @@ def test_what_others_have_changed_is_put_right(region: Region, capsys: pytest.Ca
     region.has("one", "newer", [])
     region.has("one", "older", ["see", "do"])
     region.has("another", "another", ["do"])
+    # Of this region alone, which cannot be changed.
+    region.has("one", "oldest", ["do"], everywhere=False)
     region.policies = {"see": WRITE, "do": WRITE}
     found = run(region, capsys, policies={"see": READ, "do": WRITE}, tokens={"one": ["see"]})
     # The oldest of a name, whose rights are changed and whose secret stays.
     assert (found["changed"], found["secrets"]) == (True, {"one": "older"})
     assert region.written == ["/v1/acl/policy/see", "/v1/acl/token/accessor-2"]
-    assert [token["Policies"] for token in region.tokens] == [None, None, ["see"], ["do"]]
+    assert [token["Policies"] for token in region.tokens] == [None, None, ["see"], ["do"], ["do"]]
     # Their order is Nomad's.
     region.tokens[2]["Policies"] = ["do", "see"]
     assert run(region, capsys, tokens={"one": ["see", "do"]})["changed"] is False
@@ -172,3 +178,21 @@ def test_a_server_without_a_leader_is_told(region: Region, capsys: pytest.Captur
     region.answer = no_leader
     assert "answered HTTP 500: No cluster leader" in run(region, capsys)["msg"]
     assert region.writes == []
+
+
+def test_tokens_that_are_somebodys_own_stay(region: Region, capsys: pytest.CaptureFixture[str]) -> None:
+    region.has("Bootstrap Token", FIRST, [], "management")
+    region.has("research", "may-do-everything", [], "management")
+    region.has("research", "ends", ["see"])
+    region.tokens[-1]["ExpirationTime"] = "2026-12-01T00:00:00Z"
+    found = run(region, capsys, tokens={"research": ["see"]})
+    assert found["secrets"] == {"research": "secret-of-research"}
+    assert region.written == ["/v1/acl/token"]
+
+
+def test_roles_of_a_token_stay(region: Region, capsys: pytest.CaptureFixture[str]) -> None:
+    region.has("Bootstrap Token", FIRST, [], "management")
+    region.has("one", "secret", ["do"])
+    region.tokens[-1]["Roles"] = [{"ID": "of-a-team"}]
+    run(region, capsys, tokens={"one": ["see"]})
+    assert (region.tokens[-1]["Policies"], region.tokens[-1]["Roles"]) == (["see"], [{"ID": "of-a-team"}])

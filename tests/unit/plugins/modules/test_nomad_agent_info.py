@@ -425,6 +425,8 @@ def test_client_tells_of_its_node(
         ),
         ("client", SELF, [(200, {"stats": {"nomad": {}}}), (200, own(known_servers="")), (200, own())]),
         ("client", SELF, [(200, None), (200, {"stats": {"client": {"known_servers": "a:1"}}}), (200, own())]),
+        # A token of another region.
+        ("permission", SELF, [(403, "Permission denied"), (500, "a"), (200, own())]),
     ],
 )
 def test_what_is_waited_for_comes(
@@ -453,6 +455,30 @@ def test_an_agent_that_is_not_well_answers(server: Server, capsys: pytest.Captur
     assert server.asked == [HEALTH, LEADER, STATS, SELF]
 
 
+def test_a_token_that_never_comes_from_another_region(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    server.answers[SELF] = [(403, "Permission denied")]
+    result = run(server, capsys, wait_for="permission", timeout=2)
+    assert result["msg"] == (
+        f"{platform.node()}: no permission in 2 s, at last {server.url}{SELF} was refused (HTTP 403: Permission "
+        "denied). "
+        "Expected: an agent that knows the token, and its rule agent:read. "
+        "Next step: read `journalctl -u nomad` on the servers of this region for what keeps them from the ACLs of the "
+        "authoritative one, check that its ports 4647 and 4648 are open to them, and join them by `nomad server join` "
+        "where `nomad server members` lacks that region."
+    )
+    assert result["version"] is None
+
+
+def test_who_has_no_token_waits_for_no_permission(
+    server: Server, capsys: pytest.CaptureFixture[str], clock: Clock
+) -> None:
+    result = run(server, capsys, wait_for="permission", token="")
+    assert (
+        f"{platform.node()}: no token was given. Expected: one that the authoritative region has made." in result["msg"]
+    )
+    assert (server.asked.count(SELF), clock.now) == (1, 1000)
+
+
 def test_an_agent_that_starts_is_waited_for(
     server: Server, capsys: pytest.CaptureFixture[str], clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -462,7 +488,7 @@ def test_an_agent_that_starts_is_waited_for(
     assert clock.now == 1001
 
 
-@pytest.mark.parametrize("goal", ["answer", "leader", "client"])
+@pytest.mark.parametrize("goal", ["answer", "leader", "client", "permission"])
 @pytest.mark.parametrize(("timeout", "asked"), [(-1, 1), (0, 1), (1, 2), (60, 61)])
 def test_time_is_what_was_given(
     server: Server,
@@ -474,8 +500,8 @@ def test_time_is_what_was_given(
     timeout: int,
     asked: int,
 ) -> None:
-    path = {"answer": HEALTH, "leader": LEADER, "client": SELF}[goal]
-    server.answers[path] = [(502, "x")]
+    path = {"answer": HEALTH, "leader": LEADER, "client": SELF, "permission": SELF}[goal]
+    server.answers[path] = [(403 if goal == "permission" else 502, "x")]
     result = run(server, capsys, wait_for=goal, timeout=timeout)
     assert result["failed"] is True
     assert server.asked.count(path) == asked
@@ -541,8 +567,9 @@ def test_an_agent_that_hangs_does_not_hang_the_module(
             "no heartbeats in 3 s, at last the client knows 192.0.2.1:4647, 192.0.2.2:4647, "
             "its heartbeat_ttl is 0s and its last_heartbeat 3.1s ago. "
             "Expected: heartbeats to a server. "
-            "Next step: read `journalctl -u nomad` on this host and check that port 4647 of the servers is open to it; "
-            "with TLS, also that its certificate has the name of this region.",
+            "Next step: read `journalctl -u nomad` on this host, where `Permission denied` is that of servers that "
+            "want a client introduced (nomad_client_introduction), and check that port 4647 of the servers is open to "
+            "it; with TLS, also that its certificate has the name of this region.",
             ("ok", None, "192.0.2.1:4647", 86400, ["192.0.2.1:4647", "192.0.2.2:4647"]),
         ),
         (
@@ -551,8 +578,9 @@ def test_an_agent_that_hangs_does_not_hang_the_module(
             "no heartbeats in 3 s, at last the client knows no servers, its heartbeat_ttl is 9s and its "
             "last_heartbeat 3.1s ago. "
             "Expected: heartbeats to a server. "
-            "Next step: read `journalctl -u nomad` on this host and check that port 4647 of the servers is open to it; "
-            "with TLS, also that its certificate has the name of this region.",
+            "Next step: read `journalctl -u nomad` on this host, where `Permission denied` is that of servers that "
+            "want a client introduced (nomad_client_introduction), and check that port 4647 of the servers is open to "
+            "it; with TLS, also that its certificate has the name of this region.",
             ("ok", None, "192.0.2.1:4647", 86400, []),
         ),
         (
@@ -560,8 +588,9 @@ def test_an_agent_that_hangs_does_not_hang_the_module(
             {SELF: [(200, {"stats": {"nomad": {}}})], STATS: [(400, "No local Node")]},
             "no heartbeats in 3 s, at last an agent that is no client. "
             "Expected: heartbeats to a server. "
-            "Next step: read `journalctl -u nomad` on this host and check that port 4647 of the servers is open to it; "
-            "with TLS, also that its certificate has the name of this region.",
+            "Next step: read `journalctl -u nomad` on this host, where `Permission denied` is that of servers that "
+            "want a client introduced (nomad_client_introduction), and check that port 4647 of the servers is open to "
+            "it; with TLS, also that its certificate has the name of this region.",
             ("ok", None, "192.0.2.1:4647", None, []),
         ),
     ],

@@ -148,6 +148,51 @@ def test_allocations_are_a_second_request(agent: farm.Agent, capsys: pytest.Capt
     assert agent.requests[3][1]["namespace"] == "ml"
 
 
+def test_use_is_told_by_namespace_job_and_node_pool(agent: farm.Agent, capsys: pytest.CaptureFixture[str]) -> None:
+    agent.namespaces = [
+        {"Name": "default", "Meta": {"gpufarm_gpus": "1"}},
+        {"Name": "idle", "Meta": None},
+        {"Name": "odd", "Meta": {"gpufarm_gpus": "many"}},
+    ]
+    agent.nodes.append({**farm.make_node(7, 0), "NodePool": "cpu"})
+    result = run(capsys, address=agent.url, gather_usage=True)
+    pools = [
+        {"node_pool": "cpu", "nodes": 1, "gpus": 0, "gpus_used": 0},
+        {"node_pool": "default", "nodes": 1, "gpus": 4, "gpus_used": 2},
+    ]
+    assert result["usage"] == {
+        "namespaces": [
+            {"namespace": "default", "gpus": 2, "budget": 1},
+            {"namespace": "idle", "gpus": 0, "budget": None},
+            {"namespace": "odd", "gpus": 0, "budget": None},
+        ],
+        "jobs": [{"namespace": "default", "job_id": "training", "gpus": 2}],
+        "node_pools": pools,
+    }
+    assert [path for path, _query, _headers in agent.requests] == ["/v1/nodes", "/v1/allocations", "/v1/namespaces"]
+    # Who holds which was not asked for.
+    assert {gpu["allocation_id"] for node in result["nodes"] for gpu in node["gpus"]} == {None}
+    # What each node has is not needed for it.
+    small = run(capsys, address=agent.url, gather_usage=True, gather_gpus=False)["usage"]
+    assert small == {**result["usage"], "node_pools": [{**pool, "gpus": None} for pool in pools]}
+    only = run(capsys, address=agent.url, gather_usage=True, namespace="idle")["usage"]
+    assert [each["namespace"] for each in only["namespaces"]] == ["default", "idle"]
+
+
+def test_use_is_that_of_the_nodes_that_are_chosen(agent: farm.Agent, capsys: pytest.CaptureFixture[str]) -> None:
+    agent.nodes = [farm.make_node(7, 2)]
+    usage = run(capsys, address=agent.url, gather_usage=True)["usage"]
+    assert (usage["namespaces"], usage["jobs"]) == ([], [])
+    assert run(capsys, address=agent.url)["usage"] is None
+
+
+def test_what_is_no_gpu_is_no_use(agent: farm.Agent, capsys: pytest.CaptureFixture[str]) -> None:
+    for task in agent.allocations[0]["AllocatedResources"]["Tasks"].values():
+        for device in task["Devices"]:
+            device["Type"] = "fpga"
+    assert run(capsys, address=agent.url, gather_usage=True)["usage"]["jobs"] == []
+
+
 def test_filters_are_nomads_own(agent: farm.Agent, capsys: pytest.CaptureFixture[str]) -> None:
     run(capsys, address=agent.url, filter='Status == "ready" or Drain == true', node_name=["gpu01", "gpu02"])
     assert agent.requests[0][1]["filter"] == (

@@ -226,6 +226,19 @@ def test_a_token_without_the_right_to_submit(nomad_server: FakeNomad, capsys: py
     assert next(query for method, _path, query in nomad_server.requests if method == "POST")["namespace"] == "ops"
 
 
+@pytest.mark.parametrize(("statuses", "left"), [([403], False), ([400], False), ([500, 403], True)])
+def test_a_job_that_nomad_has_refused_is_not_left(
+    nomad_server: FakeNomad, capsys: pytest.CaptureFixture[str], statuses: list[int], left: bool
+) -> None:
+    """With a token that may only read it would be told to be left, for it may purge none either."""
+    nomad_server.nodes = nomad_server.nodes[:1]
+    nomad_server.refuse = {("POST", "/v1/jobs"): statuses, ("DELETE", "/v1/job/"): [403]}
+    nomad_server.arrives = False
+    result = run(capsys, nomad_server)
+    assert result["failed"] and ("job is left" in result["msg"]) is left
+    assert ".." not in result["msg"]
+
+
 def test_a_job_that_is_left_is_a_problem(nomad_server: FakeNomad, capsys: pytest.CaptureFixture[str]) -> None:
     nomad_server.nodes = nomad_server.nodes[:1]
     nomad_server.refuse = {("DELETE", "/v1/job/"): [403]}
@@ -242,7 +255,7 @@ def test_an_aborted_run_tells_what_it_could_not_purge(
     nomad_server.refuse = {("GET", "/v1/allocation/"): [403], ("DELETE", "/v1/job/"): [403]}
     result = run(capsys, nomad_server)
     (job,) = nomad_server.jobs
-    assert result["failed"] and "1 jobs are left" in result["msg"] and f"nomad job stop -purge {job}" in result["msg"]
+    assert result["failed"] and "1 job is left" in result["msg"] and f"nomad job stop -purge {job}" in result["msg"]
 
 
 def test_a_nomad_that_does_not_answer(nomad_server: FakeNomad, capsys: pytest.CaptureFixture[str]) -> None:

@@ -183,8 +183,11 @@ def devices(smi: dict[str, Any], held: dict[int, str] | None = None) -> list[dic
     return found
 
 
-def server(nodes: list[dict[str, Any]], **values: Any) -> dict[str, Any]:
-    entry = {"server": "control", "asked_at": MADE_AT, "result": {"nodes": nodes}}
+def server(
+    nodes: list[dict[str, Any]], namespaces: list[dict[str, Any]] | None = None, **values: Any
+) -> dict[str, Any]:
+    result = {"nodes": nodes, "usage": {"namespaces": namespaces or []}}
+    entry = {"server": "control", "asked_at": MADE_AT, "result": result}
     return {**entry, **values}
 
 
@@ -218,6 +221,7 @@ def build(arguments: dict[str, Any], history: str = "", **options: Any) -> tuple
         report.Options(**{"models": PRICES, **options}),
         made_at=made_at,
         history=history,
+        regions=arguments.get("regions"),
     )
 
 

@@ -108,9 +108,8 @@ def test_dead_nomad_is_told_and_nothing_is_guessed() -> None:
     data = helper.document(of(one(), servers=[dead]))
     assert data["nomad"] == {
         "answered": False,
-        "server": None,
-        "asked_at": None,
-        "failures": [{"server": "control", "reason": dead["result"]["msg"]}],
+        "regions": [{"region": "global", "server": None, "asked_at": None}],
+        "failures": [{"server": "control", "region": "global", "reason": dead["result"]["msg"]}],
     }
     assert data["notices"] == [
         {
@@ -124,12 +123,131 @@ def test_dead_nomad_is_told_and_nothing_is_guessed() -> None:
     assert by_name(data, "gpu01")["verdict"] == "ok"
 
 
+def two_regions(**west: Any) -> dict[str, Any]:
+    """Two regions with a node each, which has the same name in Nomad."""
+    answers = [
+        helper.answer(host, helper.health(helper.facts(helper.H100, number, 1)), nomad_name="gpu")
+        for number, host in enumerate(("east-gpu", "west-gpu"))
+    ]
+    servers = [
+        helper.server(
+            [helper.nomad_node("gpu", helper.devices(helper.facts(helper.H100, number, 1), {0: f"job-{region}"}))],
+            server=f"{region}-control", region=region,
+        )
+        for number, region in enumerate(("east", "west"))
+    ]  # fmt: skip
+    servers[1].update(west)
+    return of(*answers, servers=servers, regions={"east-gpu": "east", "west-gpu": "west"})
+
+
+NAMESPACES = [
+    {"namespace": "default", "gpus": 1, "budget": None},
+    {"namespace": "idle", "gpus": 0, "budget": None},
+    {"namespace": "inference", "gpus": 0, "budget": 2},
+    {"namespace": "research", "gpus": 3, "budget": 2},
+]
+
+
+def test_who_is_over_budget_is_told_first_and_in_the_headline() -> None:
+    arguments = two_regions()
+    arguments["servers"][0]["result"]["usage"] = {"namespaces": NAMESPACES}
+    arguments["servers"][1]["result"]["usage"] = {"namespaces": [{"namespace": "inference", "gpus": 2, "budget": 2}]}
+    data = helper.document(arguments)
+    told = [(use["namespace"], use["region"], use["gpus"], use["budget"]) for use in data["users"]["namespaces"]]
+    assert told == [
+        ("research", "east", 3, 2), ("default", "east", 1, None),
+        ("inference", "east", 0, 2), ("inference", "west", 2, 2),
+    ]  # fmt: skip
+    page = report_page.page(data)
+    assert page["headline"] == {"level": "warning", "text": "1 namespace over budget"}
+    assert page["users"]["namespaces"][0] == {"namespace": "east, research", "gpus": "3", "budget": "2", "over": True}
+    assert [use["over"] for use in page["users"]["namespaces"]] == [True, None, False, False]
+    # Where nobody has a budget the list of jobs says it all.
+    arguments["servers"][0]["result"]["usage"] = {"namespaces": NAMESPACES[:2]}
+    del arguments["servers"][1]["result"]["usage"]
+    data = helper.document(arguments)
+    assert [use["namespace"] for use in data["users"]["namespaces"]] == ["default"]
+    assert report_page.page(data)["users"]["namespaces"] == []
+
+
+def test_each_region_has_a_server_that_speaks_for_it() -> None:
+    data = helper.document(two_regions())
+    assert [(each["region"], each["server"]) for each in data["nomad"]["regions"]] == [
+        ("east", "east-control"), ("west", "west-control")
+    ]  # fmt: skip
+    assert [(node["name"], node["region"], node["verdict"], node["problems"]) for node in data["nodes"]] == [
+        ("east-gpu", "east", "ok", []), ("west-gpu", "west", "ok", [])
+    ]  # fmt: skip
+    held = {node["name"]: node["gpus"][0]["allocations"][0]["job_id"] for node in data["nodes"]}
+    assert held == {"east-gpu": "job-east", "west-gpu": "job-west"}
+    view = report_page.page(data)
+    assert [node["versions"].split(",")[0] for node in view["nodes"]] == ["region east", "region west"]
+    assert view["headline"]["text"].startswith("All 2")
+    assert "east-control, asked" in view["nomad"] and "west-control, asked" in view["nomad"]
+
+
+def test_a_region_without_an_answer_is_told_and_the_other_goes_on() -> None:
+    data = helper.document(two_regions(result={"msg": "west-control: refused"}))
+    assert data["nomad"]["answered"] is False
+    assert [each["server"] for each in data["nomad"]["regions"]] == ["east-control", None]
+    # Nobody knows of the other half, so of the whole nothing is told.
+    assert data["summary"]["allocated_gpus"] is None and data["cost"]["total"]["idle_cost_per_hour"] is None
+    assert data["history"]["points"][-1]["allocated_gpus"] is None
+    assert [(job["region"], job["job_id"], job["gpus"]) for job in data["users"]["jobs"]] == [("east", "job-east", 1.0)]
+    assert [notice["found"] for notice in data["notices"]] == [
+        "Nomad could not be asked on west-control: west-control: refused"
+    ]
+    east, west = by_name(data, "east-gpu"), by_name(data, "west-gpu")
+    assert (east["gpus"][0]["in_nomad"], east["allocated_gpus"]) == (True, 1.0)
+    assert (west["gpus"][0]["in_nomad"], west["allocated_gpus"], west["problems"]) == (None, None, [])
+    view = report_page.page(data)
+    assert "Nomad in west without an answer" in view["headline"]["text"]
+    assert [node["nomad"] for node in view["nodes"]] == ["ready, eligible", "Nomad gave no answer"]
+
+
+def test_a_region_that_was_not_asked_or_has_no_host_is_told() -> None:
+    arguments = two_regions()
+    del arguments["servers"][1]
+    data = helper.document(arguments)
+    assert [notice["found"] for notice in data["notices"]] == ["No Nomad server was asked in region west"]
+    # A region of servers alone.
+    dead = {"server": "north-control", "region": "north", "result": {"msg": "refused"}}
+    arguments = two_regions()
+    arguments["servers"].append(dead)
+    view = report_page.page(helper.document(arguments))
+    assert "Nomad in north without an answer" in view["headline"]["text"]
+
+
+def test_what_has_one_name_in_two_regions_is_two() -> None:
+    arguments = two_regions()
+    for entry in arguments["servers"]:
+        for gpu in entry["result"]["nodes"][0]["gpus"]:
+            gpu["allocation"] = helper.allocation("same")
+    strange = helper.nomad_node("stranger", helper.devices(helper.facts(helper.H100, 7, 1)))
+    arguments["servers"][1]["result"]["nodes"].append(strange)
+    data = helper.document(arguments)
+    assert [(job["region"], job["job_id"], job["nodes"]) for job in data["users"]["jobs"]] == [
+        ("east", "same", ["east-gpu"]), ("west", "same", ["west-gpu"])
+    ]  # fmt: skip
+    assert [job["namespace"] for job in report_page.page(data)["users"]["jobs"]] == ["east, default", "west, default"]
+    found = by_name(data, "stranger")
+    assert (found["region"], found["reason"]) == (
+        "west", "Nomad lists it with GPUs, and no host of the group gpu_nodes in region west has this name"
+    )  # fmt: skip
+
+
+def test_a_region_without_a_name_is_nomads_own() -> None:
+    data = helper.document({**of(one(), nomad=[]), "regions": {}})
+    assert data["nodes"][0]["region"] == data["nomad"]["regions"][0]["region"] == "global"
+    assert not report_page.page(data)["nodes"][0]["versions"].startswith("region")
+
+
 def test_the_second_server_speaks_when_the_first_is_dead() -> None:
     dead = {"server": "control-a", "result": {"unreachable": True, "msg": "no route"}}
     smi = helper.facts(helper.H100, 1, 2)
     alive = helper.server([helper.nomad_node("gpu01", helper.devices(smi))], server="control-b")
     data = helper.document(of(one(), servers=[dead, alive]))
-    assert data["nomad"]["answered"] and data["nomad"]["server"] == "control-b"
+    assert data["nomad"]["answered"] and data["nomad"]["regions"][0]["server"] == "control-b"
     assert [failure["server"] for failure in data["nomad"]["failures"]] == ["control-a"] and len(data["notices"]) == 1
 
 
@@ -895,7 +1013,7 @@ def motley() -> dict[str, Any]:
         ],
         "servers": [
             *dead,
-            helper.server(nodes),
+            helper.server(nodes, namespaces=NAMESPACES),
         ],
     }
 

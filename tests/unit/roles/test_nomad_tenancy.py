@@ -1,0 +1,72 @@
+"""What the role says of teams that cannot be had, and of those that use too much."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.gpufarm.core.tests.unit.roles import role_helper
+
+OWN = {"nomad_token": "from-a-vault", "nomad_acl_enabled": True, "nomad_secrets_dir": "/nowhere"}
+POLICIES, TOKENS = "nomad_tenancy_policies", "nomad_tenancy_tokens"
+REFUSALS: list[tuple[dict[str, Any], str]] = [
+    ({}, ""),
+    ({POLICIES: {"a": "node {}"}, TOKENS: {"a": ["a"]}}, ""),
+    ({"nomad_acl_enabled": False}, ""),
+    ({POLICIES: {"a": "node {}"}, "nomad_acl_enabled": False}, "nomad_acl_enabled is false. Expected: a farm with"),
+    ({TOKENS: {"a": ["a"]}, "nomad_acl_enabled": False}, "nomad_acl_enabled is false. Expected: a farm with"),
+    ({POLICIES: {"gpufarm-farm": "node {}"}}, "found gpufarm-farm in nomad_tenancy_policies"),
+    ({TOKENS: {"gpufarm-gate": ["a"]}}, "found gpufarm-gate in nomad_tenancy_policies or nomad_tenancy_tokens"),
+    ({TOKENS: {"../a": ["a"]}}, "nomad_tenancy_tokens has ../a. Expected: names of letters, digits"),
+    ({TOKENS: {"a": []}}, "nomad_tenancy_tokens has a without a policy."),
+    ({"nomad_token": ""}, "found no /nowhere/nomad-management-token.txt on the control machine, and nomad_token"),
+    ({"nomad_token": "", "nomad_acl_enabled": False}, ""),
+    ({TOKENS: {"a": ["a"]}, "nomad_secrets_dir": "secrets"}, 'nomad_secrets_dir is "secrets". Expected: an absolute'),
+]  # fmt: skip
+
+
+def test_what_cannot_be_had_is_told() -> None:
+    cases = [{**OWN, **given} for given, _ in REFUSALS]
+    told = role_helper.values("__nomad_tenancy_refusal", ["nomad", "nomad_tenancy"], cases)
+    for found, (given, expected) in zip(told, REFUSALS, strict=True):
+        assert (expected in found) if expected else found == "", (given, found)
+        assert found == "" or found.count("Next step: ") == 1
+
+
+def over(use: Any) -> list[str]:
+    given = {**role_helper.variables("nomad", "nomad_tenancy"), "__nomad_tenancy_use": use}
+    found: list[str] = role_helper.value("__nomad_tenancy_over", given)
+    return found
+
+
+@pytest.mark.parametrize("use", [{}, {"msg": "refused"}, {"usage": None}, {"usage": {"namespaces": [], "jobs": []}}])
+def test_nothing_is_said_of_use_that_is_not_known(use: Any) -> None:
+    assert over(use) == []
+
+
+def test_who_is_over_budget_is_named_with_the_jobs() -> None:
+    namespaces = [
+        {"namespace": "free", "gpus": 9, "budget": None},
+        {"namespace": "full", "gpus": 2, "budget": 2},
+        {"namespace": "none", "gpus": 1, "budget": 0},
+        {"namespace": "research", "gpus": 13, "budget": 8},
+    ]
+    jobs = [{"namespace": "research", "job_id": f"train-{gpus}", "gpus": gpus} for gpus in (4, 3, 2, 2, 1, 1)]
+    usage = {"namespaces": namespaces, "jobs": [*jobs, {"namespace": "none", "job_id": "look", "gpus": 1}]}
+    assert over({"usage": usage}) == [
+        f"region global: the namespace {name} uses {gpus} GPU(s): {told}. Expected: at most {budget}, its budget. "
+        "Next step: stop jobs of it, or raise gpus in nomad_tenancy_namespaces."
+        for name, gpus, budget, told in [
+            ("none", 1, 0, "look 1"),
+            ("research", 13, 8, "train-4 4, train-3 3, train-2 2, train-2 2, train-1 1 and 1 more job(s)"),
+        ]
+    ]
+
+
+def test_tokens_of_teams_lie_beside_those_of_the_farm(tmp_path: Path) -> None:
+    (tmp_path / "team-same-token.txt").write_text("kept", encoding="ascii")
+    secrets = {"gpufarm-farm": "1", "research": "2", "same": "kept"}
+    given = {**OWN, "nomad_secrets_dir": str(tmp_path), "__nomad_acl": {"secrets": secrets}}
+    (found,) = role_helper.values("__nomad_acl_tokens_to_keep", ["nomad"], [given])
+    assert found == [{"key": "nomad-farm", "value": "1"}, {"key": "team-research", "value": "2"}]
