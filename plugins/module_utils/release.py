@@ -16,6 +16,7 @@ import hashlib
 import http.client
 import itertools
 import json
+import os
 import re
 import signal
 import ssl
@@ -104,7 +105,20 @@ class ReleaseFiles:
     signature_url: str
 
 
+def check_name(option: str, value: str, pattern: str, expected: str) -> None:
+    """Refuse an option that is no such name, before it becomes a part of an address or of a path."""
+    if not re.match(pattern, value):
+        raise ReleaseError(
+            found=f"the option '{option}' is '{value}'",
+            expected=expected,
+            next_step=f"correct the option '{option}'",
+        )
+
+
 def release_files(base_url: str, product: str, version: str, architecture: str) -> ReleaseFiles:
+    check_name("product", product, r"^[a-z0-9][a-z0-9-]*$", "a product name such as nomad or nomad-device-nvidia")
+    check_name("version", version, r"^[0-9][0-9A-Za-z.+~-]*$", "a version such as 1.11.3, without a leading v")
+    check_name("architecture", architecture, r"^[a-z0-9_]+$", "an architecture such as amd64 or arm64")
     folder = f"{base_url.rstrip('/')}/{product}/{version}"
     archive = f"{product}_{version}_linux_{architecture}.zip"
     sums = f"{folder}/{product}_{version}_SHA256SUMS"
@@ -302,11 +316,13 @@ def _final_answer(url: str, status: int, reason: str) -> ReleaseError:
 
 
 def download(url: str, network: Network, limit: int = ARCHIVE_LIMIT, seconds: float = ARCHIVE_SECONDS) -> IO[bytes]:
-    """What is at C(url), as an open file that has no name, tried again where that can help.
+    """What is at C(url), as an open file that has no name, tried again where that can help; a path is opened itself.
 
     Each try has a file of its own: in one file, a long answer that broke off would stay behind the short one that
     came whole.
     """
+    if url.startswith("/"):
+        return _open_local(Path(url), limit)
     check_address(url)
     deadline = time.monotonic() + seconds
     for attempt in itertools.count(1):
@@ -348,6 +364,24 @@ def download(url: str, network: Network, limit: int = ARCHIVE_LIMIT, seconds: fl
         found=f"{url} could not be downloaded ({trouble}; {tried})",
         expected="a complete answer of the server",
         next_step="check name resolution, proxy and firewall of this node, or set the address of a mirror",
+    )
+
+
+def _open_local(path: Path, limit: int) -> IO[bytes]:
+    """A file that somebody has brought to this machine."""
+    trouble = f"is larger than {limit} bytes"
+    try:
+        with contextlib.ExitStack() as stack:
+            file = stack.enter_context(path.open("rb"))
+            if os.fstat(file.fileno()).st_size <= limit:
+                stack.pop_all()
+                return file
+    except OSError as error:
+        trouble = f"cannot be read ({error.strerror})"
+    raise ReleaseError(
+        found=f"{path} {trouble}",
+        expected="a file of a release, in a folder laid out like releases.hashicorp.com",
+        next_step="bring the file there, or name the address of a server that has it",
     )
 
 

@@ -66,6 +66,8 @@ options:
   base_url:
     description:
       - Address of the releases server or of its mirror. The files are at C(base_url/product/version/).
+      - An absolute path is a folder on the node that has the files in the same layout, as
+        M(gpufarm.core.hashicorp_release_download) makes it. Then no network is used.
       - Name and password may stand in it, C(https://name:password@host/); they are shown nowhere, and sent to no other
         server. Redirections from https to http are refused.
     type: str
@@ -79,7 +81,7 @@ options:
     default: true
   key_url:
     description:
-      - Address of the file with the public key.
+      - Address of the file with the public key, or its absolute path on the node.
     type: str
     default: https://www.hashicorp.com/.well-known/pgp-key.txt
   key_fingerprints:
@@ -145,6 +147,7 @@ options:
       - File with the CA certificates to trust for the downloads, where the node's own do not do.
     type: path
 seealso:
+  - module: gpufarm.core.hashicorp_release_download
   - module: gpufarm.core.openpgp_key
   - name: HashiCorp's notes on verifying its archives
     description: The manual steps that this module takes.
@@ -254,25 +257,14 @@ class Plan:
     receipt_path: Path
 
 
-def check_name(option: str, value: str, pattern: str, expected: str) -> None:
-    if not re.match(pattern, value):
-        raise release.ReleaseError(
-            found=f"the option '{option}' is '{value}'",
-            expected=expected,
-            next_step=f"correct the option '{option}'",
-        )
-
-
 def make_plan(params: dict[str, Any]) -> Plan:
     product, version = params["product"], params["version"]
-    check_name("product", product, r"^[a-z0-9][a-z0-9-]*$", "a product name such as nomad or nomad-device-nvidia")
-    check_name("version", version, r"^[0-9][0-9A-Za-z.+~-]*$", "a version such as 1.11.3, without a leading v")
+    architecture = params["architecture"] or release.architecture_of(platform.machine())
+    files = release.release_files(params["base_url"], product, version, architecture)
     binary = params["binary"] or product
     dest_name = params["dest_name"] or binary
     for option, value in (("binary", binary), ("dest_name", dest_name)):
-        check_name(option, value, r"^(?!\.{1,2}$)[^/\0]+$", "a file name without a folder")
-    architecture = params["architecture"] or release.architecture_of(platform.machine())
-    check_name("architecture", architecture, r"^[a-z0-9_]+$", "an architecture such as amd64 or arm64")
+        release.check_name(option, value, r"^(?!\.{1,2}$)[^/\0]+$", "a file name without a folder")
     path = str(Path(params["dest"]) / dest_name)
     signers = (
         release.pinned_fingerprints("key_fingerprints", params["key_fingerprints"])
@@ -288,7 +280,7 @@ def make_plan(params: dict[str, Any]) -> Plan:
             checksum=release.normalize_checksum(params["checksum"]) if params["checksum"] else None,
             signers=tuple(signers),
         ),
-        files=release.release_files(params["base_url"], product, version, architecture),
+        files=files,
         binary=binary,
         receipt_path=receipt_path(Path(params["receipt_dir"]), product, path),
     )

@@ -50,11 +50,11 @@ def test_nomad_has_all_13_gpus() -> None:
 
 
 def test_meta_of_nodes_tells_jobs_of_their_gpus() -> None:
-    names = ("gpu_model", "gpu_count", "gpu_memory_mib", "gpu_mig", "gpu_driver_branch", "wsl")
+    names = ("gpu_model", "gpu_count", "gpu_memory_mib", "gpu_mig", "gpu_numa_nodes", "gpu_driver_branch", "wsl")
     expected = {
-        "t4": ("Tesla T4", "4", "15360", "false", "570", "false"),
-        "h100": ("NVIDIA H100 80GB HBM3", "8", "81559", "false", "580", "false"),
-        "wsl": ("NVIDIA GeForce RTX 4090", "1", "24564", "false", "581", "true"),
+        "t4": ("Tesla T4", "4", "15360", "false", "", "570", "false"),
+        "h100": ("NVIDIA H100 80GB HBM3", "8", "81559", "false", "", "580", "false"),
+        "wsl": ("NVIDIA GeForce RTX 4090", "1", "24564", "false", "", "581", "true"),
     }
 
     def told() -> dict[str, tuple[str | None, ...]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -126,6 +127,20 @@ def at_work() -> Iterator[dict[str, list[tuple[str, str, list[str]]]]]:
 
 def test_farm_begins_with_the_older_version() -> None:
     assert running() == {OLD: sorted([*SERVERS, T4, H200, H100])}
+
+
+def test_nodes_were_handed_what_the_control_machine_downloaded() -> None:
+    """One download of each file, whose signature each node has verified; none of it stays on a node."""
+    folder = Path(os.environ["MOLECULE_EPHEMERAL_DIRECTORY"]) / "releases"
+    release = f"{folder}/nomad/{OLD}/nomad_{OLD}_"
+    assert {str(path) for path in folder.glob(f"nomad/{OLD}/nomad*")} == {
+        f"{release}linux_amd64.zip", f"{release}SHA256SUMS", f"{release}SHA256SUMS.sig"
+    }  # fmt: skip
+    for node in [*SERVERS, T4, H200, H100]:
+        receipts = docker("exec", node, "sh", "-c", "cat /var/lib/gpufarm/releases/nomad*; ls /var/lib/gpufarm")
+        sources = re.findall(r'"source": "(.*)"', receipts)
+        assert sources and all(source.startswith("/var/lib/gpufarm/handed/nomad") for source in sources), receipts
+        assert receipts.count('"signed_by": "') == len(sources) and "\nhanded" not in receipts
 
 
 def test_check_mode_announces_the_upgrade_and_changes_nothing(at_work: dict[str, Any]) -> None:

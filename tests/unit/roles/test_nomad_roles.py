@@ -445,6 +445,27 @@ def test_who_is_introduced(given: dict[str, Any], there: list[str], introduces: 
     assert found is introduces
 
 
+def test_meta_of_a_node_tells_of_its_gpus() -> None:
+    """What is not known is empty, and a GPU that the plugin hides is none of the node's."""
+    gpus = [
+        {"uuid": f"GPU-{number}", "name": "NVIDIA H200", "memory_total_mib": size, "mig_mode": mode, "numa_node": numa}
+        for number, (size, mode, numa) in enumerate([(143771, "Enabled", 1), (143770, "Disabled", 0), (9, None, None)])
+    ]
+    facts = {"nvidia_smi": {"gpus": gpus, "driver_version": "580.95.05"}}
+    case = {"ansible_facts": facts, "nomad_device_nvidia_ignored_gpu_ids": ["GPU-2"], "_common_is_wsl": False}
+    unknown = {**case, "ansible_facts": {"nvidia_smi": {"gpus": gpus[2:], "driver_version": None}}}
+    unknown["nomad_device_nvidia_ignored_gpu_ids"] = []
+    found = role_helper.values("__nomad_client_gpu_meta", ["_common", "nomad", "nomad_client"], [case, unknown])
+    assert found[0] == {
+        "gpu_model": "NVIDIA H200", "gpu_count": "2", "gpu_memory_mib": "143770", "gpu_mig": "true",
+        "gpu_numa_nodes": "0,1", "gpu_driver_branch": "580", "wsl": "false",
+    }  # fmt: skip
+    assert found[1] == {
+        "gpu_model": "NVIDIA H200", "gpu_count": "1", "gpu_memory_mib": "9", "gpu_mig": "false",
+        "gpu_numa_nodes": "", "gpu_driver_branch": "", "wsl": "false",
+    }  # fmt: skip
+
+
 def test_acls_are_kept_by_one_server_of_the_region_whose_acls_count(tmp_path: Path) -> None:
     kept = "{{ __nomad_server_keeps_acls }} {{ __nomad_server_replicates }}"
     both = {"ansible_play_hosts": list(REGIONS)}

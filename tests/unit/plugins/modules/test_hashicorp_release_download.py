@@ -1,0 +1,211 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import json
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.gpufarm.core.plugins.module_utils import release
+from ansible_collections.gpufarm.core.plugins.modules import hashicorp_release, hashicorp_release_download
+from ansible_collections.gpufarm.core.tests.unit.plugins.modules import release_helper as helper
+
+pytestmark = pytest.mark.skipif(not helper.HAS_GPG, reason=helper.GPG_MISSING)
+
+FOLDER = "nomad/1.2.3/nomad_1.2.3_"
+ZIP, SUMS, SIGNATURE = f"{FOLDER}linux_amd64.zip", f"{FOLDER}SHA256SUMS", f"{FOLDER}SHA256SUMS.sig"
+
+
+@pytest.fixture(scope="module")
+def gpg() -> Iterator[helper.Gpg]:
+    ring = helper.Gpg()
+    yield ring
+    ring.close()
+
+
+@pytest.fixture(scope="module")
+def signer(gpg: helper.Gpg) -> str:
+    return gpg.new_key("signer")
+
+
+@pytest.fixture
+def releases(gpg: helper.Gpg, signer: str) -> Iterator[helper.Releases]:
+    server = helper.Server()
+    published = helper.Releases(server, gpg, signer)
+    published.publish("nomad", "1.2.3", b"program ", ("amd64", "arm64"))
+    yield published
+    server.close()
+
+
+class Control:
+    """The module on a control machine, with a folder of its own."""
+
+    def __init__(self, folder: Path, releases: helper.Releases, capsys: pytest.CaptureFixture[str]) -> None:
+        self.folder, self._capsys, self._releases = folder, capsys, releases
+        self.arguments: dict[str, Any] = {
+            "product": "nomad",
+            "version": "1.2.3",
+            "base_url": releases.server.url,
+            "key_url": f"{releases.server.url}/key.txt",
+            "key_fingerprints": [releases.signer],
+            "dest": str(folder),
+        }
+
+    def run(self, check: bool = False, **arguments: Any) -> helper.Outcome:
+        main = hashicorp_release_download.main
+        return helper.run_module(main, self._capsys, {**self.arguments, **arguments}, check_mode=check)
+
+    def asked(self) -> list[str]:
+        """What the server was asked for since the last time."""
+        found = [path.lstrip("/") for path in self._releases.server.requests]
+        self._releases.server.requests.clear()
+        return sorted(found)
+
+    def names(self) -> set[str]:
+        return {str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def control(tmp_path: Path, releases: helper.Releases, capsys: pytest.CaptureFixture[str]) -> Control:
+    return Control(tmp_path / "releases", releases, capsys)
+
+
+def test_a_release_is_downloaded_once(control: Control) -> None:
+    everything = [ZIP, SUMS, SIGNATURE, "key.txt"]
+    announced = control.run(check=True)
+    assert announced["changed"] and sorted(announced["downloaded"]) == sorted(everything)
+    assert control.asked() == [] and not control.folder.exists()
+    first = control.run()
+    assert first["changed"] and first["files"] == everything and sorted(first["downloaded"]) == sorted(everything)
+    assert control.asked() == sorted(everything)
+    second = control.run()
+    assert not second["changed"] and second["downloaded"] == [] and control.asked() == []
+    other = control.run(architecture="arm64")
+    assert other["downloaded"] == [ZIP.replace("amd64", "arm64")] == control.asked()
+
+
+def test_a_node_installs_from_the_folder_without_network(
+    control: Control, tmp_path: Path, capsys: pytest.CaptureFixture[str], releases: helper.Releases
+) -> None:
+    control.run()
+    control.asked()
+    arguments = {
+        **{name: control.arguments[name] for name in ("product", "version", "key_fingerprints")},
+        "base_url": str(control.folder),
+        "key_url": str(control.folder / "key.txt"),
+        "dest": str(tmp_path / "bin"),
+        "receipt_dir": str(tmp_path / "receipts"),
+        "architecture": "amd64",
+    }
+    node = functools.partial(helper.run_module, hashicorp_release.main, capsys)
+    done = node(arguments)
+    assert done["changed"] and (tmp_path / "bin/nomad").read_bytes() == b"program amd64"
+    assert done["source"] == str(control.folder / ZIP) and done["signature"] == releases.signer
+    assert control.asked() == []
+    # What was brought is not believed either.
+    (control.folder / SUMS).write_bytes((control.folder / SUMS).read_bytes() + b"\n")
+    assert "BAD" in node({**arguments, "dest": str(tmp_path / "other")})["msg"]
+    (control.folder / SUMS).unlink()
+    missing = node({**arguments, "dest": str(tmp_path / "other")})
+    assert missing["msg"] == (
+        f"{platform.node()}: {control.folder / SUMS} cannot be read (No such file or directory). Expected: a file of a "
+        "release, in a folder laid out like releases.hashicorp.com. Next step: bring the file there, or name the "
+        "address of a server that has it."
+    )
+
+
+def test_a_file_that_is_too_large_is_none_of_a_release(tmp_path: Path) -> None:
+    (tmp_path / "large").write_bytes(b"12345")
+    with pytest.raises(release.ReleaseError, match="is larger than 4 bytes"):
+        release.download(str(tmp_path / "large"), release.Network(), limit=4)
+    with release.download(str(tmp_path / "large"), release.Network(), limit=5) as file:
+        assert file.read() == b"12345"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "asked"),
+    [
+        (ZIP, b"half a zip", [ZIP]),
+        (ZIP, None, [ZIP]),
+        (SUMS, b"<html>please log in</html>", [SUMS, SIGNATURE]),
+        (SUMS, None, [SUMS, SIGNATURE]),
+        (SIGNATURE, None, [SUMS, SIGNATURE]),
+        ("key.txt", b"<html>please log in</html>", ["key.txt"]),
+        ("key.txt", None, ["key.txt"]),
+    ],
+)
+def test_what_is_damaged_or_gone_is_downloaded_again(
+    control: Control, name: str, content: bytes | None, asked: list[str]
+) -> None:
+    control.run()
+    whole = (control.folder / name).read_bytes()
+    control.asked()
+    if content is None:
+        (control.folder / name).unlink()
+    else:
+        (control.folder / name).write_bytes(content)
+    again = control.run()
+    assert again["changed"] and sorted(again["downloaded"]) == sorted(asked)
+    assert control.asked() == sorted(asked) and (control.folder / name).read_bytes() == whole
+    assert (control.folder / name).stat().st_mode & 0o777 == 0o644
+
+
+def test_a_zip_that_the_list_does_not_vouch_for_does_not_stay(control: Control, releases: helper.Releases) -> None:
+    releases.server.files[f"/{ZIP}"] = b"another zip"
+    failed = control.run()
+    assert "has not the sha256" in failed["msg"] and "Next step: download again" in failed["msg"]
+    assert control.names() == {SUMS, SIGNATURE, "nomad/1.2.3/.lock"}
+
+
+def test_an_architecture_that_is_not_released(control: Control) -> None:
+    failed = control.run(architecture="riscv64")
+    assert "lists no nomad_1.2.3_linux_riscv64.zip; it has these Linux architectures: amd64, arm64" in failed["msg"]
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("version", "../1.2.3"), ("product", "../nomad"), ("architecture", "a/b")]
+)
+def test_no_option_leads_out_of_the_folder(control: Control, option: str, value: str) -> None:
+    assert f"the option '{option}' is '{value}'. Expected: " in control.run(**{option: value})["msg"]
+    assert not control.folder.exists()
+
+
+def test_a_folder_that_cannot_be_made(control: Control) -> None:
+    control.folder.write_text("a file")
+    assert "Expected: a folder that this task may write to, with room for the zip." in control.run()["msg"]
+
+
+def test_of_many_processes_one_downloads(control: Control) -> None:
+    """A run over many nodes has a process for each, on one control machine."""
+    module = hashicorp_release_download.__name__
+
+    def one(_number: int) -> dict[str, Any]:
+        given = json.dumps({"ANSIBLE_MODULE_ARGS": control.arguments})
+        command = [sys.executable, "-m", module, given]
+        answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+        found: dict[str, Any] = json.loads(answer.stdout)
+        return found
+
+    with concurrent.futures.ThreadPoolExecutor(5) as pool:
+        outcomes = list(pool.map(one, range(5)))
+    assert [each["changed"] for each in outcomes].count(True) == 1, outcomes
+    assert control.asked() == sorted([ZIP, SUMS, SIGNATURE, "key.txt"])
+
+
+def test_a_password_is_nowhere(control: Control, releases: helper.Releases) -> None:
+    url = releases.server.url.replace("http://", "http://farm:secret@")
+    told = json.dumps([control.run(base_url=url, key_url=f"{url}/key.txt"), control.run(base_url=url, version="9")])
+    assert "secret" not in told and "does not exist (HTTP 404)" in told
+
+
+def test_documentation_and_arguments_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    helper.assert_documented(hashicorp_release_download, monkeypatch)
