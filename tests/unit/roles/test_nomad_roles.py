@@ -426,6 +426,17 @@ def test_clients_are_introduced_from_nomad_1_11_on(tmp_path: Path) -> None:
     )
 
 
+def test_a_package_that_restarts_the_agent_is_refused(tmp_path: Path) -> None:
+    """What apt has left of one that was removed does nothing."""
+    told = [["installed nomad=1.9.7-1"], ["config-files nomad=1.9.7-1"], ["installed nomad-autoscaler=0.4.6-1"]]
+    hosts = [{"_common_host": {"packages": packages}} for packages in told]
+    red_hat = {**hosts[0], "_common_family": {"packages": "dnf"}}
+    cases = [region_server("e1", tmp_path, nomad_tls="off", **host) for host in [*hosts, red_hat]]
+    debian, *rest, other = role_helper.values("__nomad_refusal", ["nomad", "_common"], cases)
+    assert debian.startswith("found the package nomad, which restarts the agent") and rest == ["", ""]
+    assert "Next step: `apt-get remove nomad`, which" in debian and "Next step: `dnf remove nomad`, which" in other
+
+
 @pytest.mark.parametrize(
     ("given", "there", "introduces"),
     [
