@@ -4,7 +4,8 @@
 
 On the demo's farm, with `ansible -m setup` beside it, which asks each host once. With other checkouts of this
 repository the farm goes to the state of each, and what is timed is the run after that one; by turns, so that the
-machine's other work meets all of them. Prints the medians, the ratios to this checkout, and the lines `ok` of the log.
+machine's other work meets all of them. Prints the medians, the ratios to this checkout, and the lines `ok` of the log;
+then the Nomad roles alone on one finished node, by the time in which setup asks that node.
 """
 
 from __future__ import annotations
@@ -35,6 +36,16 @@ OLDER = {
     for what in ("url", "key_fingerprints")
 }
 
+# A client with its plugin, by the roles alone.
+NOMAD = f"""
+- hosts: {NODE}
+  become: true
+  gather_facts: false
+  roles:
+    - gpufarm.core.nomad_device_nvidia
+    - gpufarm.core.nomad_client
+"""
+
 
 def environment(checkout: Path, folder: Path) -> dict[str, str]:
     """Return the environment in which Ansible runs the collection of a checkout."""
@@ -58,6 +69,26 @@ def site(checkout: Path, given: dict[str, str]) -> tuple[float, str]:
     return timed(ansible.command(str(checkout / "playbooks/site.yml"), OLDER), given)
 
 
+def nomad_roles(turns: int, given: dict[str, str], folder: Path) -> None:
+    """Print how long the Nomad roles take on a node that has all of it, and by how many times setup's time."""
+    play = folder / "nomad.yml"
+    play.write_text(NOMAD, encoding="utf-8")
+    asked, seconds, said = [], [], ""
+    for _turn in range(turns):
+        asked.append(timed(setup(NODE), given)[0])
+        took, said = timed(ansible.command(str(play)), given)
+        seconds.append(took)
+    one, roles = statistics.median(asked), statistics.median(seconds)
+    sys.stdout.write(
+        f"Nomad roles again, {NODE} alone {roles:6.1f} s, {roles / one:.1f} times setup's {one:.1f} s; "
+        f"changed: {ansible.recap(said.splitlines())[NODE]['changed']}\n"
+    )
+
+
+def setup(hosts: str) -> list[str]:
+    return [str(Path(sys.executable).with_name("ansible")), "-i", str(farm.INVENTORY), hosts, "-m", "setup"]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkout", nargs="*", type=Path, help="another checkout, to be compared with this one")
@@ -69,12 +100,11 @@ def main() -> int:
     checkouts = [ROOT, *(path.resolve() for path in arguments.checkout)]
     seconds: dict[Path, list[float]] = {checkout: [] for checkout in checkouts}
     counts: dict[Path, tuple[int, int]] = {}
-    setup = [str(Path(sys.executable).with_name("ansible")), "-i", str(farm.INVENTORY), "all:!wsl_hosts", "-m", "setup"]
     asked = []
     with tempfile.TemporaryDirectory() as folder:
         given = {path: environment(path, Path(folder, str(number))) for number, path in enumerate(checkouts)}
         for _turn in range(arguments.turns):
-            asked.append(timed(setup, given[ROOT])[0])
+            asked.append(timed(setup("all:!wsl_hosts"), given[ROOT])[0])
             for checkout in checkouts:
                 if len(checkouts) > 1 or not seconds[checkout]:
                     site(checkout, given[checkout])
@@ -86,6 +116,7 @@ def main() -> int:
                 seconds[checkout].append(took)
                 lines = re.findall(r"^ok: \[(\S+?)\]", said, re.MULTILINE)
                 counts[checkout] = (lines.count(NODE), len(lines))
+        nomad_roles(arguments.turns, given[ROOT], Path(folder))
     ours = statistics.median(seconds[ROOT])
     sys.stdout.write(f"ansible -m setup              {statistics.median(asked):7.1f} s\n")
     for checkout in checkouts:

@@ -186,11 +186,15 @@ def test_a_folder_that_cannot_be_made(control: Control) -> None:
 
 def test_of_many_processes_one_downloads(control: Control) -> None:
     """A run over many nodes has a process for each, on one control machine."""
-    module = hashicorp_release_download.__name__
+    program = f"""
+from ansible.module_utils.testing import patch_module_args
+from {hashicorp_release_download.__name__} import main
+with patch_module_args({control.arguments!r}):
+    main()
+"""
 
     def one(_number: int) -> dict[str, Any]:
-        given = json.dumps({"ANSIBLE_MODULE_ARGS": control.arguments})
-        command = [sys.executable, "-m", module, given]
+        command = [sys.executable, "-c", program]
         answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
         found: dict[str, Any] = json.loads(answer.stdout)
         return found
