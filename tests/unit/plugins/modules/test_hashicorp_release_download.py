@@ -7,6 +7,7 @@ from __future__ import annotations
 import concurrent.futures
 import functools
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -195,7 +196,9 @@ with patch_module_args({control.arguments!r}):
 
     def one(_number: int) -> dict[str, Any]:
         command = [sys.executable, "-c", program]
-        answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+        given = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        answer = subprocess.run(command, env=given, capture_output=True, text=True, check=False, timeout=600)
+        assert answer.stdout, answer.stderr
         found: dict[str, Any] = json.loads(answer.stdout)
         return found
 
