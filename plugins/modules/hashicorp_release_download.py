@@ -101,7 +101,7 @@ EXAMPLES = r"""
     product: nomad
     version: 1.11.3
     base_url: /srv/releases
-    key_url: /srv/releases/key.txt
+    key_url: /srv/releases/pgp-key.txt
     dest: /usr/local/bin
 """
 
@@ -115,7 +115,7 @@ files:
     - nomad/1.11.3/nomad_1.11.3_linux_amd64.zip
     - nomad/1.11.3/nomad_1.11.3_SHA256SUMS
     - nomad/1.11.3/nomad_1.11.3_SHA256SUMS.sig
-    - key.txt
+    - pgp-key.txt
 downloaded:
   description: Those of RV(files) that were, or in check mode would be, downloaded; empty when all were there.
   type: list
@@ -136,7 +136,8 @@ from typing import IO, Any
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufarm.core.plugins.module_utils import openpgp, release
 
-KEY = "key.txt"
+# As upstream calls it.
+KEY = "pgp-key.txt"
 
 
 @contextlib.contextmanager
@@ -185,43 +186,53 @@ def apply(module: AnsibleModule) -> dict[str, Any]:
     archive, sums, signature = (Path(path) for path in (local.archive_url, local.sums_url, local.signature_url))
     network = release.Network(timeout=params["timeout"], retries=params["retries"], ca_path=params["ca_path"])
 
-    downloaded: list[Path] = []
-
-    def fetch(url: str, target: Path) -> None:
-        downloaded.append(target)
-        if not module.check_mode:
-            with release.download(url, network) as source:
-                keep(source, target)
-
     def listed() -> str:
         text = sums.read_text(encoding="utf-8", errors="replace")
         return release.listed_sum(release.parse_sums(text), product, version, architecture, upstream.sums_url)
 
-    def complete() -> None:
+    def missing() -> dict[Path, str]:
+        """What is not there or not whole, and where it comes from. A list and its signature belong together."""
+        found = {}
         try:
             wanted = listed() if signature.is_file() else None
         except (FileNotFoundError, release.ReleaseError):
             wanted = None
         if wanted is None:
-            # A list and its signature belong together.
-            fetch(upstream.signature_url, signature)
-            fetch(upstream.sums_url, sums)
-            wanted = None if module.check_mode else listed()
+            found = {signature: upstream.signature_url, sums: upstream.sums_url}
         if not is_whole(archive, wanted):
-            fetch(upstream.archive_url, archive)
-            if not module.check_mode and not is_whole(archive, wanted):
+            found[archive] = upstream.archive_url
+        if not has_key(there / KEY, pinned):
+            found[there / KEY] = params["key_url"]
+        return found
+
+    def fetch(target: Path, url: str) -> None:
+        downloaded.append(target)
+        with release.download(url, network) as source:
+            keep(source, target)
+
+    def complete() -> None:
+        found = missing()
+        for target in (signature, sums):
+            if target in found:
+                fetch(target, found[target])
+        wanted = listed()
+        if not is_whole(archive, wanted):
+            fetch(archive, upstream.archive_url)
+            if not is_whole(archive, wanted):
                 archive.unlink()
                 raise release.ReleaseError(
                     found=f"{upstream.archive_url} has not the sha256 {wanted} that {upstream.sums_url} lists",
                     expected="the zip of this release",
                     next_step="download again; if it stays so, the file on this server is damaged or was replaced",
                 )
-        if not has_key(there / KEY, pinned):
-            fetch(params["key_url"], there / KEY)
+        if there / KEY in found:
+            fetch(there / KEY, found[there / KEY])
 
+    downloaded: list[Path] = []
+    # A folder that has everything is not written to.
     if module.check_mode:
-        complete()
-    else:
+        downloaded = list(missing())
+    elif missing():
         release.make_folder(archive.parent)
         with one_at_a_time(archive.parent):
             complete()

@@ -129,13 +129,8 @@ def test_farm_begins_with_the_older_version() -> None:
     assert running() == {OLD: sorted([*SERVERS, T4, H200, H100])}
 
 
-def test_nodes_were_handed_what_the_control_machine_downloaded() -> None:
-    """One download of each file, whose signature each node has verified; none of it stays on a node."""
-    folder = Path(os.environ["MOLECULE_EPHEMERAL_DIRECTORY"]) / "releases"
-    release = f"{folder}/nomad/{OLD}/nomad_{OLD}_"
-    assert {str(path) for path in folder.glob(f"nomad/{OLD}/nomad*")} == {
-        f"{release}linux_amd64.zip", f"{release}SHA256SUMS", f"{release}SHA256SUMS.sig"
-    }  # fmt: skip
+def test_nodes_were_handed_what_the_control_machine_has() -> None:
+    """Each has verified it, and none of it stays there."""
     for node in [*SERVERS, T4, H200, H100]:
         receipts = docker("exec", node, "sh", "-c", "cat /var/lib/gpufarm/releases/nomad*; ls /var/lib/gpufarm")
         sources = re.findall(r'"source": "(.*)"', receipts)

@@ -24,6 +24,7 @@ pytestmark = pytest.mark.skipif(not helper.HAS_GPG, reason=helper.GPG_MISSING)
 
 FOLDER = "nomad/1.2.3/nomad_1.2.3_"
 ZIP, SUMS, SIGNATURE = f"{FOLDER}linux_amd64.zip", f"{FOLDER}SHA256SUMS", f"{FOLDER}SHA256SUMS.sig"
+KEY = "pgp-key.txt"
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +68,7 @@ class Control:
 
     def asked(self) -> list[str]:
         """What the server was asked for since the last time."""
-        found = [path.lstrip("/") for path in self._releases.server.requests]
+        found = [path.lstrip("/").replace("key.txt", KEY) for path in self._releases.server.requests]
         self._releases.server.requests.clear()
         return sorted(found)
 
@@ -81,7 +82,7 @@ def control(tmp_path: Path, releases: helper.Releases, capsys: pytest.CaptureFix
 
 
 def test_a_release_is_downloaded_once(control: Control) -> None:
-    everything = [ZIP, SUMS, SIGNATURE, "key.txt"]
+    everything = [ZIP, SUMS, SIGNATURE, KEY]
     announced = control.run(check=True)
     assert announced["changed"] and sorted(announced["downloaded"]) == sorted(everything)
     assert control.asked() == [] and not control.folder.exists()
@@ -90,6 +91,10 @@ def test_a_release_is_downloaded_once(control: Control) -> None:
     assert control.asked() == sorted(everything)
     second = control.run()
     assert not second["changed"] and second["downloaded"] == [] and control.asked() == []
+    # Nor is a folder that has everything written to, which may be somebody else's.
+    lock = control.folder / "nomad/1.2.3/.lock"
+    lock.unlink()
+    assert not control.run()["changed"] and not lock.exists()
     other = control.run(architecture="arm64")
     assert other["downloaded"] == [ZIP.replace("amd64", "arm64")] == control.asked()
 
@@ -102,7 +107,7 @@ def test_a_node_installs_from_the_folder_without_network(
     arguments = {
         **{name: control.arguments[name] for name in ("product", "version", "key_fingerprints")},
         "base_url": str(control.folder),
-        "key_url": str(control.folder / "key.txt"),
+        "key_url": str(control.folder / KEY),
         "dest": str(tmp_path / "bin"),
         "receipt_dir": str(tmp_path / "receipts"),
         "architecture": "amd64",
@@ -140,8 +145,8 @@ def test_a_file_that_is_too_large_is_none_of_a_release(tmp_path: Path) -> None:
         (SUMS, b"<html>please log in</html>", [SUMS, SIGNATURE]),
         (SUMS, None, [SUMS, SIGNATURE]),
         (SIGNATURE, None, [SUMS, SIGNATURE]),
-        ("key.txt", b"<html>please log in</html>", ["key.txt"]),
-        ("key.txt", None, ["key.txt"]),
+        (KEY, b"<html>please log in</html>", [KEY]),
+        (KEY, None, [KEY]),
     ],
 )
 def test_what_is_damaged_or_gone_is_downloaded_again(
@@ -205,7 +210,7 @@ with patch_module_args({control.arguments!r}):
     with concurrent.futures.ThreadPoolExecutor(5) as pool:
         outcomes = list(pool.map(one, range(5)))
     assert [each["changed"] for each in outcomes].count(True) == 1, outcomes
-    assert control.asked() == sorted([ZIP, SUMS, SIGNATURE, "key.txt"])
+    assert control.asked() == sorted([ZIP, SUMS, SIGNATURE, KEY])
 
 
 def test_a_password_is_nowhere(control: Control, releases: helper.Releases) -> None:
