@@ -106,6 +106,19 @@ NVIDIA_PLUGIN = Product(
     module="github.com/hashicorp/nomad",
     keep={"LICENSE.txt": "LICENSE"},
 )
+# A double of that plugin's main branch, which knows MIG and is no Go module that can be had either. It needs nothing
+# that the one above does not, so it is built in seconds. A scenario gives it to the roles as a plugin of one's own.
+NVIDIA_PLUGIN_NEXT = "1.2.0"
+NVIDIA_PLUGIN_MIG = Product(
+    name="nomad-device-nvidia-mig",
+    folder="nvidia-plugin-mig",
+    version=NVIDIA_PLUGIN_NEXT,
+    packages=(".",),
+    ldflags=f"-s -w -X main.version={NVIDIA_PLUGIN_NEXT}",
+    output="nomad-device-nvidia",
+    module="github.com/hashicorp/nomad",
+    keep={"LICENSE.txt": "LICENSE"},
+)
 
 
 def container_toolkit_of(folder: str) -> Product:
@@ -124,7 +137,7 @@ def container_toolkit_of(folder: str) -> Product:
 
 
 CONTAINER_TOOLKITS = (container_toolkit_of("container-toolkit-older"), container_toolkit_of("container-toolkit"))
-PRODUCTS = (*NOMADS, NVIDIA_PLUGIN, *CONTAINER_TOOLKITS)
+PRODUCTS = (*NOMADS, NVIDIA_PLUGIN, NVIDIA_PLUGIN_MIG, *CONTAINER_TOOLKITS)
 
 
 # --- progress ---------------------------------------------------------------------------------------------------------
@@ -357,6 +370,11 @@ def nomad() -> Path:
 def nvidia_plugin() -> Path:
     """Return the folder that holds `nomad-device-nvidia`."""
     return product(NVIDIA_PLUGIN)
+
+
+def nvidia_plugin_mig() -> Path:
+    """Return the path of the double of a plugin that knows MIG. Only who asks for it has it built."""
+    return product(NVIDIA_PLUGIN_MIG) / NVIDIA_PLUGIN_MIG.output
 
 
 def container_toolkits() -> dict[str, Path]:
