@@ -218,6 +218,7 @@ def set_mig(profile: Profile, which: int | str, devices: Sequence[str] | None, *
         gpu["mig_mode"] = {"current_mig": current, "pending_mig": wanted}
         return
     gpu["mig_mode"] = {"current_mig": wanted}
+    gpu.pop("gpu_instances", None)
     gpu["mig_devices"] = []
     known = _mig_profiles(profile, gpu)
     start = 0
@@ -247,11 +248,14 @@ def _mig_profiles(profile: Profile, gpu: Profile) -> list[Profile]:
     return []
 
 
-def add_process(profile: Profile, which: int | str, pid: int, name: str, memory_mib: int) -> None:
-    """Let a compute process hold memory of a GPU."""
-    find_gpu(profile, which).setdefault("processes", []).append(
-        {"pid": str(pid), "type": "C", "process_name": name, "used_memory": f"{memory_mib} MiB"}
-    )
+def add_process(
+    profile: Profile, which: int | str, pid: int, name: str, memory_mib: int, *, instance: str | None = None
+) -> None:
+    """Let a compute process hold memory of a GPU, or of one of its MIG devices: `instance` is GPU/COMPUTE instance."""
+    process = {"pid": str(pid), "type": "C", "process_name": name, "used_memory": f"{memory_mib} MiB"}
+    if instance is not None:
+        process["gpu_instance_id"], _, process["compute_instance_id"] = instance.partition("/")
+    find_gpu(profile, which).setdefault("processes", []).append(process)
 
 
 def end_processes(profile: Profile, which: int | str) -> None:
@@ -393,6 +397,7 @@ def _parser() -> argparse.ArgumentParser:
     process.add_argument("pid", type=int)
     process.add_argument("name")
     process.add_argument("memory_mib", type=int)
+    process.add_argument("--instance", metavar="GPU/COMPUTE", help="the MIG device that it is on")
     setter = faults.add_parser("set-value")
     setter.add_argument("gpu")
     setter.add_argument("key")
@@ -420,7 +425,9 @@ def change_of(arguments: argparse.Namespace) -> Change | None:
         "ecc-errors": lambda profile: ecc_errors(profile, which, arguments.count, corrected=arguments.corrected),
         "remap-rows": lambda profile: remap_rows(profile, which, arguments.count, failed=arguments.failed),
         "set-mig": lambda profile: set_mig(profile, which, arguments.devices or None, pending=arguments.pending),
-        "add-process": lambda profile: add_process(profile, which, arguments.pid, arguments.name, arguments.memory_mib),
+        "add-process": lambda profile: add_process(
+            profile, which, arguments.pid, arguments.name, arguments.memory_mib, instance=arguments.instance
+        ),
         "end-processes": lambda profile: end_processes(profile, which),
         "set-value": lambda profile: set_value(profile, which, arguments.key, arguments.text),
         "unload-driver": unload_driver,

@@ -51,6 +51,11 @@ rm -f "$root"/lib/firmware/nvidia/*/gsp_ga10x.bin "$root"/usr/lib/wsl/drivers/*/
 mkdir -p "$(dirname "$copy")"
 ln -f "$target" "$copy" 2>/dev/null || cp "$target" "$copy"
 
+# In the node itself this is the first time since it booted: GPUs forget what they do not keep.
+if [ -z "$root" ]; then
+    "$tool" --boot "$target"
+fi
+
 # What commands set at run time belongs to the profile that was there before.
 rm -f "$root/run/gpufarm-simulator/state.yml"
 

@@ -69,7 +69,7 @@ static void add_mig_devices(const struct sim_gpu *gpu)
 
     for (unsigned long i = 0; i < count; i++) {
         char key[96], name[160];
-        const char *uuid, *profile;
+        const char *uuid, *profile, *slices;
         double memory = 0.0;
 
         if (!sim_mig_visible(gpu, (unsigned int)i))
@@ -85,7 +85,9 @@ static void add_mig_devices(const struct sim_gpu *gpu)
             snprintf(key, sizeof(key), "mig_profiles.%lu.fb_memory_usage.total", j);
             memory = strtod(text(gpu, key, "0"), NULL);
         }
-        snprintf(name, sizeof(name), "%s MIG %s", text(gpu, "product_name", ""), profile);
+        snprintf(key, sizeof(key), "mig_devices.%lu.compute_slices", i);
+        slices = text(gpu, key, "");
+        snprintf(name, sizeof(name), "%s MIG %s%s%s", text(gpu, "product_name", ""), slices, *slices ? "c." : "", profile);
         add(name, uuid, text(gpu, "compute_cap", "0.0"), memory, true);
     }
 }

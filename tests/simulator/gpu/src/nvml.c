@@ -1,6 +1,7 @@
 /* The NVML double: libnvidia-ml.so.1. It answers from the node's profile and opens no device. */
 #define _GNU_SOURCE 1
 #include "nvml.h"
+#include "mig.h"
 #include "profile.h"
 
 #include <ctype.h>
@@ -18,6 +19,7 @@
 #define MAX_HANDLES 512
 #define MIB (1024.0 * 1024.0)
 #define VALUE_SIZE 256
+#define SHARED "device_attributes.shared."
 
 /* A handle outlives changes of the profile: it remembers which GPU (or MIG device) it stands for, by UUID. */
 struct nvmlDevice_st {
@@ -123,16 +125,9 @@ static unsigned int list_length(const struct sim_gpu *gpu, const char *key)
     return count ? (unsigned int)strtoul(count, NULL, 10) : 0;
 }
 
-static bool mig_enabled(const struct sim_gpu *gpu)
-{
-    const char *mode = sim_gpu_value(gpu, "mig_mode.current_mig");
-
-    return mode && !strcmp(mode, "Enabled");
-}
-
 static unsigned int mig_count(const struct sim_gpu *gpu)
 {
-    return mig_enabled(gpu) ? list_length(gpu, "mig_devices") : 0;
+    return mig_is_enabled(gpu) ? list_length(gpu, "mig_devices") : 0;
 }
 
 /* MIG devices are numbered among those that are visible here. Returns the number in mig_devices, or -1. */
@@ -224,6 +219,9 @@ static const char *derived(const struct sim_gpu *gpu, const char *key, char *buf
     unsigned int domain, bus, slot;
     double free_mib;
 
+    /* A GPU in MIG mode reports no utilisation of its own. */
+    if (!strncmp(key, "utilization.", 12) && mig_is_enabled(gpu))
+        return NULL;
     if (!strcmp(key, "index"))
         snprintf(buffer, VALUE_SIZE, "%u", visible_index(gpu));
     else if (!strcmp(key, "fb_memory_usage.used") && sim_gpu_value(gpu, "fb_memory_usage.total")) {
@@ -279,10 +277,43 @@ static int mig_profile(const struct sim_gpu *gpu, int mig)
     return -1;
 }
 
+/* A device that does not have all of its GPU instance has its own number of slices in its name. */
+static const char *mig_name(const struct sim_gpu *gpu, int mig, char *buffer)
+{
+    const char *profile = gpu_text(gpu, "mig_devices.%d.profile", mig);
+    const char *slices = gpu_text(gpu, "mig_devices.%d.compute_slices", mig);
+
+    snprintf(buffer, VALUE_SIZE, "%s%s%s", slices ? slices : "", slices ? "c." : "", profile ? profile : "");
+    return buffer;
+}
+
+/* The multiprocessors of so many slices of a GPU instance: those of the one-slice profile each, or all that it has. */
+static unsigned int multiprocessors(const struct sim_gpu *gpu, unsigned int profile_number, unsigned int slices)
+{
+    struct mig_profile whole, one;
+
+    if (mig_profile_at(gpu, profile_number, &whole) && slices < whole.slices)
+        for (unsigned int i = 0; mig_profile_at(gpu, i, &one); i++)
+            if (one.kind == 0)
+                return slices *
+                       (unsigned int)number(gpu_text(gpu, "mig_profiles.%u." SHARED "multiprocessor_count", i));
+    return (unsigned int)number(gpu_text(gpu, "mig_profiles.%u." SHARED "multiprocessor_count", profile_number));
+}
+
 static const char *mig_value(const struct sim_gpu *gpu, int mig, const char *key, char *buffer)
 {
     const char *value = gpu_text(gpu, "mig_devices.%d.%s", mig, key);
+    const char *own_slices = gpu_text(gpu, "mig_devices.%d.compute_slices", mig);
 
+    if (!strcmp(key, "profile"))
+        return mig_name(gpu, mig, buffer);
+    if (!strcmp(key, "compute_slices") && !own_slices)
+        return gpu_text(gpu, "mig_profiles.%d.slices", mig_profile(gpu, mig));
+    if (!strcmp(key, SHARED "multiprocessor_count") && own_slices) {
+        snprintf(buffer, VALUE_SIZE, "%u",
+                 multiprocessors(gpu, (unsigned int)mig_profile(gpu, mig), (unsigned int)number(own_slices)));
+        return buffer;
+    }
     if (!strcmp(key, "index")) {
         unsigned int index = 0;
 
@@ -292,8 +323,9 @@ static const char *mig_value(const struct sim_gpu *gpu, int mig, const char *key
         return buffer;
     }
     if (!strcmp(key, "product_name")) {
-        snprintf(buffer, VALUE_SIZE, "%s MIG %s", sim_gpu_value(gpu, "product_name"),
-                 gpu_text(gpu, "mig_devices.%d.profile", mig));
+        char name[VALUE_SIZE];
+
+        snprintf(buffer, VALUE_SIZE, "%s MIG %s", sim_gpu_value(gpu, "product_name"), mig_name(gpu, mig, name));
         return buffer;
     }
     if (!value)
@@ -1809,18 +1841,19 @@ API nvmlReturn_t nvmlDeviceGetComputeInstanceId(nvmlDevice_t device, unsigned in
     return mig_only(device, "compute_instance_id", id);
 }
 
-#define SHARED "device_attributes.shared."
-
 API nvmlReturn_t nvmlDeviceGetAttributes_v2(nvmlDevice_t device, nvmlDeviceAttributes_t *attributes)
 {
-    unsigned int slices = 0;
+    unsigned int slices = 0, own = 0;
     nvmlReturn_t result = attributes ? mig_only(device, "slices", &slices) : NVML_ERROR_INVALID_ARGUMENT;
+
+    if (!result)
+        result = mig_only(device, "compute_slices", &own);
 
     if (result)
         return result;
     memset(attributes, 0, sizeof(*attributes));
     attributes->gpuInstanceSliceCount = slices;
-    attributes->computeInstanceSliceCount = slices;
+    attributes->computeInstanceSliceCount = own;
     (void)get_uint(device, SHARED "multiprocessor_count", &attributes->multiprocessorCount);
     (void)get_uint(device, SHARED "copy_engine_count", &attributes->sharedCopyEngineCount);
     (void)get_uint(device, SHARED "decoder_count", &attributes->sharedDecoderCount);
@@ -1846,25 +1879,29 @@ static nvmlGpuInstance_t instance_for(nvmlDevice_t device, unsigned int id)
     return &gpu_instances[gpu_instance_count++];
 }
 
-static int mig_of_instance(const struct sim_gpu *gpu, unsigned int id)
+/* A GPU instance as it is now, or NULL. */
+static bool find_instance(const struct sim_gpu *gpu, unsigned int id, struct mig_gpu_instance *instance)
 {
-    for (unsigned int i = 0; i < mig_count(gpu); i++) {
-        const char *have = gpu_text(gpu, "mig_devices.%u.gpu_instance_id", i);
+    const struct mig_gpu_instance *found;
+    struct mig_layout layout;
 
-        if (have && (unsigned int)number(have) == id && sim_mig_visible(gpu, i))
-            return (int)i;
-    }
-    return -1;
+    mig_layout_of(gpu, &layout);
+    found = mig_find(&layout, id);
+    if (!found || !sim_gpu_instance_visible(gpu, id))
+        return false;
+    *instance = *found;
+    return true;
 }
 
 API nvmlReturn_t nvmlDeviceGetGpuInstanceById(nvmlDevice_t device, unsigned int id, nvmlGpuInstance_t *instance)
 {
+    struct mig_gpu_instance found;
     struct target target;
     nvmlReturn_t result = open_device(device, &target);
 
     if (!result && !instance)
         result = NVML_ERROR_INVALID_ARGUMENT;
-    if (!result && mig_of_instance(target.gpu, id) < 0)
+    if (!result && !find_instance(target.gpu, id, &found))
         result = NVML_ERROR_NOT_FOUND;
     if (!result) {
         *instance = instance_for(device, id);
@@ -1873,7 +1910,7 @@ API nvmlReturn_t nvmlDeviceGetGpuInstanceById(nvmlDevice_t device, unsigned int 
     return leave(result);
 }
 
-static nvmlReturn_t open_instance(nvmlGpuInstance_t instance, struct target *target)
+static nvmlReturn_t open_instance(nvmlGpuInstance_t instance, struct target *target, struct mig_gpu_instance *found)
 {
     nvmlReturn_t result = enter();
 
@@ -1881,10 +1918,8 @@ static nvmlReturn_t open_instance(nvmlGpuInstance_t instance, struct target *tar
         result = NVML_ERROR_INVALID_ARGUMENT;
     if (!result)
         result = resolve(instance->device, target);
-    if (!result) {
-        target->mig = mig_of_instance(target->gpu, instance->id);
-        result = target->mig < 0 ? NVML_ERROR_NOT_FOUND : NVML_SUCCESS;
-    }
+    if (!result && !find_instance(target->gpu, instance->id, found))
+        result = NVML_ERROR_NOT_FOUND;
     return result;
 }
 
@@ -1895,37 +1930,52 @@ static unsigned int profile_number(const struct sim_gpu *gpu, int mig_profile_nu
 
 API nvmlReturn_t nvmlGpuInstanceGetInfo(nvmlGpuInstance_t instance, nvmlGpuInstanceInfo_t *info)
 {
+    struct mig_gpu_instance found;
+    struct mig_profile made_from;
     struct target target;
-    nvmlReturn_t result = open_instance(instance, &target);
+    nvmlReturn_t result = open_instance(instance, &target, &found);
 
     if (!result && !info)
         result = NVML_ERROR_INVALID_ARGUMENT;
-    if (!result) {
-        int made_from = mig_profile(target.gpu, target.mig);
-
+    if (!result && mig_profile_at(target.gpu, found.profile, &made_from)) {
         memset(info, 0, sizeof(*info));
         info->device = instance->device;
         info->id = instance->id;
-        info->profileId = profile_number(target.gpu, made_from, "gi_profile_id");
-        info->placement.start = (unsigned int)number(gpu_text(target.gpu, "mig_devices.%d.placement", target.mig));
-        info->placement.size = profile_number(target.gpu, made_from, "placement_size");
+        info->profileId = made_from.id;
+        info->placement.start = found.start;
+        info->placement.size = made_from.size;
     }
     return leave(result);
 }
+
+#define GPU_INSTANCE_PROFILE_COUNT 17
 
 static nvmlReturn_t find_mig_profile(nvmlDevice_t device, unsigned int wanted, struct target *target, int *found)
 {
     nvmlReturn_t result = open_device(device, target);
 
     *found = -1;
-    if (!result && !mig_enabled(target->gpu))
-        result = NVML_ERROR_NOT_SUPPORTED;
+    if (!result && wanted >= GPU_INSTANCE_PROFILE_COUNT)
+        result = NVML_ERROR_INVALID_ARGUMENT;
     for (unsigned int i = 0; !result && i < list_length(target->gpu, "mig_profiles"); i++)
         if (profile_number(target->gpu, (int)i, "gi_profile") == wanted)
             *found = (int)i;
     if (!result && *found < 0)
         result = NVML_ERROR_NOT_SUPPORTED;
     return result;
+}
+
+static nvmlReturn_t find_profile_id(nvmlDevice_t device, unsigned int id, struct target *target,
+                                    struct mig_profile *profile, unsigned int *number)
+{
+    nvmlReturn_t result = open_device(device, target);
+
+    if (!result && (target->mig >= 0 || !mig_profile_count(target->gpu)))
+        result = NVML_ERROR_NOT_SUPPORTED;
+    for (*number = 0; !result && *number < mig_profile_count(target->gpu); (*number)++)
+        if (mig_profile_at(target->gpu, *number, profile) && profile->id == id)
+            return NVML_SUCCESS;
+    return result ? result : NVML_ERROR_INVALID_ARGUMENT;
 }
 
 API nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfo(nvmlDevice_t device, unsigned int wanted,
@@ -2008,41 +2058,66 @@ API nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfoV(nvmlDevice_t device, unsig
 API nvmlReturn_t nvmlDeviceGetGpuInstances(nvmlDevice_t device, unsigned int id, nvmlGpuInstance_t *instances,
                                            unsigned int *count)
 {
+    struct mig_profile profile;
+    struct mig_layout layout;
     struct target target;
-    nvmlReturn_t result = open_device(device, &target);
+    unsigned int made_from;
+    nvmlReturn_t result = find_profile_id(device, id, &target, &profile, &made_from);
 
     if (!result && (!instances || !count))
         result = NVML_ERROR_INVALID_ARGUMENT;
+    if (!result && !mig_is_enabled(target.gpu))
+        result = NVML_ERROR_NOT_SUPPORTED;
     if (!result) {
         *count = 0;
-        for (unsigned int i = 0; i < mig_count(target.gpu); i++)
-            if (sim_mig_visible(target.gpu, i) &&
-                profile_number(target.gpu, mig_profile(target.gpu, (int)i), "gi_profile_id") == id)
-                instances[(*count)++] = instance_for(
-                    device, (unsigned int)number(gpu_text(target.gpu, "mig_devices.%u.gpu_instance_id", i)));
+        mig_layout_of(target.gpu, &layout);
+        for (unsigned int i = 0; i < layout.gpu_count; i++)
+            if (layout.gpu[i].profile == made_from && sim_gpu_instance_visible(target.gpu, layout.gpu[i].id))
+                instances[(*count)++] = instance_for(device, layout.gpu[i].id);
     }
     return leave(result);
 }
 
 API nvmlReturn_t nvmlDeviceGetGpuInstanceRemainingCapacity(nvmlDevice_t device, unsigned int id, unsigned int *count)
 {
+    struct mig_profile profile;
+    struct mig_layout layout;
     struct target target;
-    nvmlReturn_t result = open_device(device, &target);
+    unsigned int number;
+    nvmlReturn_t result = find_profile_id(device, id, &target, &profile, &number);
 
     if (!result && !count)
         result = NVML_ERROR_INVALID_ARGUMENT;
     if (!result) {
-        unsigned int used = 0, slices = 0, total = (unsigned int)number(sim_gpu_value(target.gpu, "max_mig_devices"));
-
-        for (unsigned int i = 0; i < mig_count(target.gpu); i++)
-            used += profile_number(target.gpu, mig_profile(target.gpu, (int)i), "slices");
-        for (unsigned int i = 0; i < list_length(target.gpu, "mig_profiles"); i++)
-            if (profile_number(target.gpu, (int)i, "gi_profile_id") == id)
-                slices = profile_number(target.gpu, (int)i, "slices");
-        *count = slices && total > used ? (total - used) / slices : 0;
-        result = slices ? NVML_SUCCESS : NVML_ERROR_NOT_FOUND;
+        mig_layout_of(target.gpu, &layout);
+        *count = mig_room(target.gpu, &layout, number);
     }
     return leave(result);
+}
+
+API nvmlReturn_t nvmlDeviceGetGpuInstancePossiblePlacements_v2(nvmlDevice_t device, unsigned int id,
+                                                               nvmlInstancePlacement_t *placements, unsigned int *count)
+{
+    struct mig_profile profile;
+    struct target target;
+    unsigned int number;
+    nvmlReturn_t result = find_profile_id(device, id, &target, &profile, &number);
+
+    if (!result && !count)
+        result = NVML_ERROR_INVALID_ARGUMENT;
+    if (!result && placements && *count < profile.start_count)
+        result = NVML_ERROR_INSUFFICIENT_SIZE;
+    for (unsigned int i = 0; !result && placements && i < profile.start_count; i++)
+        placements[i] = (nvmlInstancePlacement_t){.start = profile.starts[i], .size = profile.size};
+    if (!result)
+        *count = profile.start_count;
+    return leave(result);
+}
+
+API nvmlReturn_t nvmlDeviceGetGpuInstancePossiblePlacements(nvmlDevice_t device, unsigned int id,
+                                                            nvmlInstancePlacement_t *placements, unsigned int *count)
+{
+    return nvmlDeviceGetGpuInstancePossiblePlacements_v2(device, id, placements, count);
 }
 
 static nvmlReturn_t compute_instance(nvmlGpuInstance_t instance, unsigned int id, nvmlComputeInstance_t *out)
@@ -2059,15 +2134,31 @@ static nvmlReturn_t compute_instance(nvmlGpuInstance_t instance, unsigned int id
     return NVML_SUCCESS;
 }
 
+static bool find_compute(const struct sim_gpu *gpu, unsigned int gpu_instance, unsigned int id,
+                         struct mig_compute_instance *compute)
+{
+    struct mig_layout layout;
+
+    mig_layout_of(gpu, &layout);
+    for (unsigned int i = 0; i < layout.compute_count; i++)
+        if (layout.compute[i].gpu_instance == gpu_instance && layout.compute[i].id == id) {
+            *compute = layout.compute[i];
+            return true;
+        }
+    return false;
+}
+
 API nvmlReturn_t nvmlGpuInstanceGetComputeInstanceById(nvmlGpuInstance_t instance, unsigned int id,
                                                        nvmlComputeInstance_t *out)
 {
+    struct mig_compute_instance compute;
+    struct mig_gpu_instance found;
     struct target target;
-    nvmlReturn_t result = open_instance(instance, &target);
+    nvmlReturn_t result = open_instance(instance, &target, &found);
 
     if (!result && !out)
         result = NVML_ERROR_INVALID_ARGUMENT;
-    if (!result && (unsigned int)number(gpu_text(target.gpu, "mig_devices.%d.compute_instance_id", target.mig)) != id)
+    if (!result && !find_compute(target.gpu, instance->id, id, &compute))
         result = NVML_ERROR_NOT_FOUND;
     if (!result)
         result = compute_instance(instance, id, out);
@@ -2077,40 +2168,47 @@ API nvmlReturn_t nvmlGpuInstanceGetComputeInstanceById(nvmlGpuInstance_t instanc
 API nvmlReturn_t nvmlGpuInstanceGetComputeInstances(nvmlGpuInstance_t instance, unsigned int profile_id,
                                                     nvmlComputeInstance_t *out, unsigned int *count)
 {
+    struct mig_gpu_instance found;
+    struct mig_profile profile;
+    struct mig_layout layout;
     struct target target;
-    nvmlReturn_t result = open_instance(instance, &target);
+    nvmlReturn_t result = open_instance(instance, &target, &found);
 
     if (!result && (!out || !count))
         result = NVML_ERROR_INVALID_ARGUMENT;
-    if (!result) {
-        *count = 0;
-        if (profile_number(target.gpu, mig_profile(target.gpu, target.mig), "ci_profile") == profile_id) {
-            result = compute_instance(
-                instance,
-                (unsigned int)number(gpu_text(target.gpu, "mig_devices.%d.compute_instance_id", target.mig)), out);
-            *count = result ? 0 : 1;
-        }
-    }
+    if (result)
+        return leave(result);
+    *count = 0;
+    mig_layout_of(target.gpu, &layout);
+    mig_profile_at(target.gpu, found.profile, &profile);
+    for (unsigned int i = 0; !result && i < layout.compute_count; i++)
+        if (layout.compute[i].gpu_instance == instance->id &&
+            mig_compute_id(&profile, layout.compute[i].slices) == profile_id)
+            result = compute_instance(instance, layout.compute[i].id, &out[(*count)++]);
     return leave(result);
 }
 
 API nvmlReturn_t nvmlComputeInstanceGetInfo_v2(nvmlComputeInstance_t compute, nvmlComputeInstanceInfo_t *info)
 {
+    struct mig_compute_instance own;
+    struct mig_gpu_instance found;
+    struct mig_profile profile;
     struct target target;
     nvmlReturn_t result;
 
     if (!info || !(compute >= compute_instances && compute < compute_instances + compute_instance_count))
         return NVML_ERROR_INVALID_ARGUMENT;
-    result = open_instance(compute->instance, &target);
-    if (!result) {
-        int made_from = mig_profile(target.gpu, target.mig);
-
+    result = open_instance(compute->instance, &target, &found);
+    if (!result && !find_compute(target.gpu, found.id, compute->id, &own))
+        result = NVML_ERROR_NOT_FOUND;
+    if (!result && mig_profile_at(target.gpu, found.profile, &profile)) {
         memset(info, 0, sizeof(*info));
         info->device = compute->instance->device;
         info->gpuInstance = compute->instance;
         info->id = compute->id;
-        info->profileId = profile_number(target.gpu, made_from, "ci_profile");
-        info->placement.size = profile_number(target.gpu, made_from, "slices");
+        info->profileId = mig_compute_id(&profile, own.slices);
+        info->placement.start = own.start;
+        info->placement.size = own.slices;
     }
     return leave(result);
 }
@@ -2120,31 +2218,173 @@ API nvmlReturn_t nvmlComputeInstanceGetInfo(nvmlComputeInstance_t compute, nvmlC
     return nvmlComputeInstanceGetInfo_v2(compute, info);
 }
 
+/* The slices of the compute instances that a GPU instance can have by this profile ID; 0 where there are none. */
+static unsigned int compute_part(const struct mig_profile *profile, unsigned int id)
+{
+    for (unsigned int part = 1; part <= profile->slices; part++)
+        if (mig_compute_size(profile, part) && mig_compute_id(profile, part) == id)
+            return part;
+    return 0;
+}
+
 API nvmlReturn_t nvmlGpuInstanceGetComputeInstanceProfileInfo(nvmlGpuInstance_t instance, unsigned int wanted,
                                                               unsigned int engine,
                                                               nvmlComputeInstanceProfileInfo_t *info)
 {
+    struct mig_gpu_instance found;
+    struct mig_profile profile;
     struct target target;
-    nvmlReturn_t result = open_instance(instance, &target);
+    unsigned int part = 0;
+    nvmlReturn_t result = open_instance(instance, &target, &found);
 
     if (!result && (!info || engine))
         result = NVML_ERROR_INVALID_ARGUMENT;
+    if (!result && (!mig_profile_at(target.gpu, found.profile, &profile) || !(part = compute_part(&profile, wanted))))
+        result = NVML_ERROR_NOT_SUPPORTED;
     if (!result) {
-        int made_from = mig_profile(target.gpu, target.mig);
+        int made_from = (int)found.profile;
 
-        if (profile_number(target.gpu, made_from, "ci_profile") != wanted)
-            return leave(NVML_ERROR_NOT_SUPPORTED);
         memset(info, 0, sizeof(*info));
         info->id = wanted;
-        info->sliceCount = profile_number(target.gpu, made_from, "slices");
-        info->instanceCount = 1;
-        info->multiprocessorCount = profile_number(target.gpu, made_from, SHARED "multiprocessor_count");
+        info->sliceCount = part;
+        info->instanceCount = mig_compute_total(&profile, part);
+        info->multiprocessorCount = multiprocessors(target.gpu, found.profile, part);
         info->sharedCopyEngineCount = profile_number(target.gpu, made_from, SHARED "copy_engine_count");
         info->sharedDecoderCount = profile_number(target.gpu, made_from, SHARED "decoder_count");
         info->sharedEncoderCount = profile_number(target.gpu, made_from, SHARED "encoder_count");
         info->sharedJpegCount = profile_number(target.gpu, made_from, SHARED "jpg_count");
         info->sharedOfaCount = profile_number(target.gpu, made_from, SHARED "ofa_count");
     }
+    return leave(result);
+}
+
+API nvmlReturn_t nvmlGpuInstanceGetComputeInstanceRemainingCapacity(nvmlGpuInstance_t instance, unsigned int wanted,
+                                                                    unsigned int *count)
+{
+    struct mig_gpu_instance found;
+    struct mig_profile profile;
+    struct mig_layout layout;
+    struct target target;
+    unsigned int part = 0;
+    nvmlReturn_t result = open_instance(instance, &target, &found);
+
+    if (!result && !count)
+        result = NVML_ERROR_INVALID_ARGUMENT;
+    if (!result && (!mig_profile_at(target.gpu, found.profile, &profile) || !(part = compute_part(&profile, wanted))))
+        result = NVML_ERROR_NOT_SUPPORTED;
+    if (!result) {
+        mig_layout_of(target.gpu, &layout);
+        *count = mig_compute_room(&layout, &found, &profile, part);
+    }
+    return leave(result);
+}
+
+/* -- changing MIG ------------------------------------------------------------------------------------------------- */
+
+/* For a change of a whole GPU that answers. */
+static nvmlReturn_t open_for_change(nvmlDevice_t device)
+{
+    struct target target;
+    nvmlReturn_t result = open_device(device, &target);
+
+    if (!result && target.mig >= 0)
+        result = NVML_ERROR_INVALID_ARGUMENT;
+    if (!result && (!sim_gpu_value(target.gpu, "mig_mode.current_mig") || sim_is_wsl(profile)))
+        result = NVML_ERROR_NOT_SUPPORTED;
+    return result;
+}
+
+API nvmlReturn_t nvmlDeviceSetMigMode(nvmlDevice_t device, unsigned int mode, nvmlReturn_t *activation)
+{
+    bool pending = false;
+    nvmlReturn_t result = open_for_change(device);
+
+    if (!result && (mode > 1 || !activation))
+        result = NVML_ERROR_INVALID_ARGUMENT;
+    if (!result)
+        result = (nvmlReturn_t)mig_set_mode(device->uuid, mode, &pending);
+    if (!result)
+        *activation = pending ? NVML_ERROR_IN_USE : NVML_SUCCESS;
+    return leave(result);
+}
+
+static nvmlReturn_t create_gpu_instance(nvmlDevice_t device, unsigned int id, int start, nvmlGpuInstance_t *instance)
+{
+    unsigned int made = 0;
+    nvmlReturn_t result = open_for_change(device);
+
+    if (!result && !instance)
+        result = NVML_ERROR_INVALID_ARGUMENT;
+    if (!result)
+        result = (nvmlReturn_t)mig_create_gpu_instance(device->uuid, id, start, &made);
+    if (!result)
+        *instance = instance_for(device, made);
+    return leave(result);
+}
+
+API nvmlReturn_t nvmlDeviceCreateGpuInstance(nvmlDevice_t device, unsigned int id, nvmlGpuInstance_t *instance)
+{
+    return create_gpu_instance(device, id, MIG_ANYWHERE, instance);
+}
+
+API nvmlReturn_t nvmlDeviceCreateGpuInstanceWithPlacement(nvmlDevice_t device, unsigned int id,
+                                                          const nvmlInstancePlacement_t *placement,
+                                                          nvmlGpuInstance_t *instance)
+{
+    return placement ? create_gpu_instance(device, id, (int)placement->start, instance) : NVML_ERROR_INVALID_ARGUMENT;
+}
+
+API nvmlReturn_t nvmlGpuInstanceDestroy(nvmlGpuInstance_t instance)
+{
+    struct mig_gpu_instance found;
+    struct target target;
+    nvmlReturn_t result = open_instance(instance, &target, &found);
+
+    if (!result)
+        result = (nvmlReturn_t)mig_destroy_gpu_instance(instance->device->uuid, instance->id);
+    return leave(result);
+}
+
+API nvmlReturn_t nvmlGpuInstanceCreateComputeInstance(nvmlGpuInstance_t instance, unsigned int id,
+                                                      nvmlComputeInstance_t *compute)
+{
+    struct mig_gpu_instance found;
+    struct target target;
+    unsigned int made = 0;
+    nvmlReturn_t result = open_instance(instance, &target, &found);
+
+    if (!result && !compute)
+        result = NVML_ERROR_INVALID_ARGUMENT;
+    if (!result)
+        result = (nvmlReturn_t)mig_create_compute_instance(instance->device->uuid, instance->id, id, &made);
+    if (!result)
+        result = compute_instance(instance, made, compute);
+    return leave(result);
+}
+
+API nvmlReturn_t nvmlComputeInstanceDestroy(nvmlComputeInstance_t compute)
+{
+    struct mig_gpu_instance found;
+    struct target target;
+    nvmlReturn_t result;
+
+    if (!(compute >= compute_instances && compute < compute_instances + compute_instance_count))
+        return NVML_ERROR_INVALID_ARGUMENT;
+    result = open_instance(compute->instance, &target, &found);
+    if (!result)
+        result = (nvmlReturn_t)mig_destroy_compute_instance(compute->instance->device->uuid, found.id, compute->id);
+    return leave(result);
+}
+
+/* The real nvidia-smi resets by ways that are not public. */
+API nvmlReturn_t gpufarmSimReset(nvmlDevice_t device)
+{
+    nvmlReturn_t result = enter();
+
+    if (!result && !known(device))
+        result = NVML_ERROR_INVALID_ARGUMENT;
+    if (!result)
+        result = (nvmlReturn_t)mig_reset(device->uuid);
     return leave(result);
 }
 

@@ -21,6 +21,7 @@ enum {
     NVML_ERROR_OPERATING_SYSTEM = 17,
     NVML_ERROR_LIB_RM_VERSION_MISMATCH = 18,
     NVML_ERROR_IN_USE = 19,
+    NVML_ERROR_INSUFFICIENT_RESOURCES = 23,
     NVML_ERROR_ARGUMENT_VERSION_MISMATCH = 25,
     NVML_ERROR_UNKNOWN = 999,
 };
@@ -224,5 +225,8 @@ typedef struct {
  * returns. `device` NULL asks for the node. The key is a dotted path in the profile. Only this project's nvidia-smi
  * uses it. */
 nvmlReturn_t gpufarmSimQuery(nvmlDevice_t device, const char *key, char *value, unsigned int size);
+
+/* The other one: resets a GPU. */
+nvmlReturn_t gpufarmSimReset(nvmlDevice_t device);
 
 #endif

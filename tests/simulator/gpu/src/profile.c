@@ -486,21 +486,35 @@ bool sim_read(const char *path, struct sim_profile *profile)
     return good;
 }
 
+/* Whoever changes the state or the profile holds this; readers do without. Returns a descriptor, or -1. */
+static int lock_changes(void)
+{
+    char directory[SIM_PATH_MAX];
+    int lock;
+
+    sim_path(directory, sizeof(directory), STATE_DIR);
+    if (mkdir(directory, 0755) && errno != EEXIST)
+        return -1;
+    lock = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (lock >= 0 && flock(lock, LOCK_EX)) {
+        close(lock);
+        return -1;
+    }
+    return lock;
+}
+
 int sim_set_state(const char *uuid, const char *key, const char *value)
 {
-    char directory[SIM_PATH_MAX], path[SIM_PATH_MAX], temporary[SIM_PATH_MAX + 16];
+    char path[SIM_PATH_MAX], temporary[SIM_PATH_MAX + 16];
     struct signature signature;
     char *before;
     FILE *out;
     int lock, failed;
 
-    sim_path(directory, sizeof(directory), STATE_DIR);
     sim_path(path, sizeof(path), STATE_PATH);
     snprintf(temporary, sizeof(temporary), "%s.%d", path, (int)getpid());
-    if (mkdir(directory, 0755) && errno != EEXIST)
-        return errno;
-    lock = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (lock < 0 || flock(lock, LOCK_EX))
+    lock = lock_changes();
+    if (lock < 0)
         return errno;
     out = fopen(temporary, "we");
     if (!out) {
@@ -522,6 +536,257 @@ int sim_set_state(const char *uuid, const char *key, const char *value)
     failed = fclose(out) || rename(temporary, path) ? errno : 0;
     free(before);
     close(lock);
+    return failed;
+}
+
+/* -- rewriting the profile ---------------------------------------------------------------------------------------- */
+
+struct sim_edit {
+    struct sim_profile before;
+    yaml_document_t document;
+    int lock, file;
+};
+
+static bool load_document(const char *text, yaml_document_t *document)
+{
+    yaml_parser_t parser;
+    bool good;
+
+    if (!yaml_parser_initialize(&parser))
+        return false;
+    yaml_parser_set_input_string(&parser, (const unsigned char *)text, strlen(text));
+    good = yaml_parser_load(&parser, document);
+    yaml_parser_delete(&parser);
+    return good;
+}
+
+struct sim_edit *sim_edit_begin(const char *path)
+{
+    struct sim_edit *edit = calloc(1, sizeof(*edit));
+    char own[SIM_PATH_MAX];
+    bool good = false;
+    int failed;
+
+    if (!edit)
+        return NULL;
+    sim_path(own, sizeof(own), PROFILE_PATH);
+    edit->lock = lock_changes();
+    edit->file = edit->lock < 0 ? -1 : open(path ? path : own, O_RDWR | O_CLOEXEC);
+    failed = errno;
+    /* The faults take no lock: the profile may be half written. */
+    for (int attempt = 0; edit->file >= 0 && !good && attempt < 400; attempt++) {
+        char *text = read_text(path ? path : own);
+
+        good = text && has_end_marker(text) && parse_profile(text, &edit->before) &&
+               load_document(text, &edit->document);
+        free(text);
+        failed = EBUSY;
+        if (!good)
+            usleep(5000);
+    }
+    if (good)
+        return edit;
+    if (edit->file >= 0)
+        close(edit->file);
+    if (edit->lock >= 0)
+        close(edit->lock);
+    profile_clear(&edit->before);
+    free(edit);
+    errno = failed;
+    return NULL;
+}
+
+const struct sim_profile *sim_edit_profile(const struct sim_edit *edit)
+{
+    return &edit->before;
+}
+
+/* Nodes are named by number: an address holds only until a node is added. */
+static yaml_node_pair_t *pair_of(yaml_document_t *document, int mapping, const char *name, size_t length)
+{
+    yaml_node_t *node = yaml_document_get_node(document, mapping);
+
+    for (yaml_node_pair_t *pair = node->data.mapping.pairs.start; pair < node->data.mapping.pairs.top; pair++) {
+        const char *key = scalar(yaml_document_get_node(document, pair->key));
+
+        if (key && strlen(key) == length && !strncmp(key, name, length))
+            return pair;
+    }
+    return NULL;
+}
+
+static bool put(yaml_document_t *document, int mapping, const char *name, size_t length, int value)
+{
+    yaml_node_pair_t *pair = pair_of(document, mapping, name, length);
+    int key;
+
+    if (pair) {
+        pair->value = value;
+        return true;
+    }
+    key = yaml_document_add_scalar(document, NULL, (const yaml_char_t *)name, (int)length, YAML_ANY_SCALAR_STYLE);
+    return key && yaml_document_append_mapping_pair(document, mapping, key, value);
+}
+
+static int text_node(yaml_document_t *document, const char *text)
+{
+    return yaml_document_add_scalar(document, NULL, (const yaml_char_t *)text, -1, YAML_ANY_SCALAR_STYLE);
+}
+
+static int gpu_node(yaml_document_t *document, unsigned int gpu)
+{
+    yaml_node_t *gpus = child(document, yaml_document_get_root_node(document), "gpus");
+
+    return gpus->data.sequence.items.start[gpu];
+}
+
+bool sim_edit_set(struct sim_edit *edit, unsigned int gpu, const char *key, const char *value)
+{
+    yaml_document_t *document = &edit->document;
+    int mapping = gpu_node(document, gpu);
+    const char *rest = key;
+
+    for (const char *dot; (dot = strchr(rest, '.')); rest = dot + 1) {
+        size_t length = (size_t)(dot - rest);
+        yaml_node_pair_t *pair = pair_of(document, mapping, rest, length);
+        int next = pair ? pair->value : 0;
+
+        if (!next || yaml_document_get_node(document, next)->type != YAML_MAPPING_NODE) {
+            if (!value)
+                return true;
+            next = yaml_document_add_mapping(document, NULL, YAML_FLOW_MAPPING_STYLE);
+            if (!next || !put(document, mapping, rest, length, next))
+                return false;
+        }
+        mapping = next;
+    }
+    if (!value) {
+        yaml_node_t *node = yaml_document_get_node(document, mapping);
+        yaml_node_pair_t *pair = pair_of(document, mapping, rest, strlen(rest));
+
+        if (pair) {
+            node->data.mapping.pairs.top--;
+            memmove(pair, pair + 1, (size_t)((char *)node->data.mapping.pairs.top - (char *)pair));
+        }
+        return true;
+    }
+    return put(document, mapping, rest, strlen(rest), text_node(document, value));
+}
+
+bool sim_edit_list(struct sim_edit *edit, unsigned int gpu, const char *key)
+{
+    int list = yaml_document_add_sequence(&edit->document, NULL, YAML_ANY_SEQUENCE_STYLE);
+
+    return list && put(&edit->document, gpu_node(&edit->document, gpu), key, strlen(key), list);
+}
+
+bool sim_edit_add(struct sim_edit *edit, unsigned int gpu, const char *key, const struct sim_pair *pairs, size_t count)
+{
+    yaml_document_t *document = &edit->document;
+    int entry = yaml_document_add_mapping(document, NULL, YAML_FLOW_MAPPING_STYLE);
+
+    for (size_t i = 0; entry && i < count; i++)
+        if (!put(document, entry, pairs[i].key, strlen(pairs[i].key), text_node(document, pairs[i].value)))
+            return false;
+    return entry && yaml_document_append_sequence_item(
+                        document, pair_of(document, gpu_node(document, gpu), key, strlen(key))->value, entry);
+}
+
+struct text {
+    char *start;
+    size_t length, room;
+};
+
+static int collect(void *data, unsigned char *buffer, size_t size)
+{
+    struct text *text = data;
+
+    if (text->length + size > text->room) {
+        size_t room = (text->length + size) * 2;
+        char *more = realloc(text->start, room);
+
+        if (!more)
+            return 0;
+        text->start = more;
+        text->room = room;
+    }
+    memcpy(text->start + text->length, buffer, size);
+    text->length += size;
+    return 1;
+}
+
+static bool emit_document(yaml_document_t *document, struct text *text)
+{
+    yaml_emitter_t emitter;
+    bool good;
+
+    if (!yaml_emitter_initialize(&emitter))
+        return false;
+    yaml_emitter_set_output(&emitter, collect, text);
+    yaml_emitter_set_width(&emitter, -1);
+    yaml_emitter_set_unicode(&emitter, 1);
+    document->start_implicit = 0;
+    document->end_implicit = 0; /* the end marker */
+    good = yaml_emitter_open(&emitter) && yaml_emitter_dump(&emitter, document) && yaml_emitter_close(&emitter);
+    yaml_emitter_delete(&emitter);
+    return good;
+}
+
+/* In place, so that links and mounts follow: first the text, whose end marker ends what is read, then the length. */
+static int overwrite(int file, const struct text *text)
+{
+    ssize_t wrote = pwrite(file, text->start, text->length, 0);
+
+    if (wrote < 0)
+        return errno;
+    if ((size_t)wrote != text->length)
+        return ENOSPC;
+    return ftruncate(file, (off_t)text->length) ? errno : 0;
+}
+
+/* The copies for containers that could not be hard links. */
+static void overwrite_copies(int file, const struct text *text)
+{
+    struct stat own, copy;
+    char pattern[SIM_PATH_MAX];
+    glob_t found;
+
+    for (size_t i = 1; i < sizeof(profile_globs) / sizeof(*profile_globs); i++) {
+        sim_path(pattern, sizeof(pattern), profile_globs[i]);
+        if (glob(pattern, 0, NULL, &found))
+            continue;
+        for (size_t j = 0; j < found.gl_pathc; j++) {
+            int other = open(found.gl_pathv[j], O_RDWR | O_CLOEXEC);
+
+            if (other >= 0 && !fstat(file, &own) && !fstat(other, &copy) &&
+                (own.st_ino != copy.st_ino || own.st_dev != copy.st_dev))
+                (void)overwrite(other, text);
+            if (other >= 0)
+                close(other);
+        }
+        globfree(&found);
+    }
+}
+
+int sim_edit_end(struct sim_edit *edit, bool write)
+{
+    struct text text = {0};
+    int failed = 0;
+
+    if (!write) {
+        yaml_document_delete(&edit->document);
+    } else if (!emit_document(&edit->document, &text)) {
+        failed = ENOMEM;
+    } else {
+        failed = overwrite(edit->file, &text);
+        if (!failed)
+            overwrite_copies(edit->file, &text);
+    }
+    free(text.start);
+    close(edit->file);
+    close(edit->lock);
+    profile_clear(&edit->before);
+    free(edit);
     return failed;
 }
 
@@ -623,22 +888,35 @@ bool sim_gpu_visible(const struct sim_profile *profile, unsigned int gpu)
 }
 
 /* The kernel numbers the capabilities of all GPUs through: 15 GPU instances of 8 compute instances each. */
+static bool capability_visible(const struct sim_gpu *gpu, unsigned int gpu_instance, unsigned int offset)
+{
+    const char *minor = sim_gpu_value(gpu, "minor_number");
+    char device[64];
+
+    if (!minor)
+        return false;
+    snprintf(device, sizeof(device), "/dev/nvidia-caps/nvidia-cap%lu",
+             3 + strtoul(minor, NULL, 10) * 135 + gpu_instance * 9 + offset);
+    return !device_error(device);
+}
+
+bool sim_gpu_instance_visible(const struct sim_gpu *gpu, unsigned int id)
+{
+    return capability_visible(gpu, id, 0);
+}
+
 bool sim_mig_visible(const struct sim_gpu *gpu, unsigned int mig)
 {
-    char key[64], device[64];
-    const char *minor = sim_gpu_value(gpu, "minor_number"), *gi, *ci;
-    unsigned long instance;
+    char key[64];
+    const char *gi, *ci;
+    unsigned int id;
 
     snprintf(key, sizeof(key), "mig_devices.%u.gpu_instance_id", mig);
     gi = sim_gpu_value(gpu, key);
     snprintf(key, sizeof(key), "mig_devices.%u.compute_instance_id", mig);
     ci = sim_gpu_value(gpu, key);
-    if (!gi || !ci || !minor)
+    if (!gi || !ci)
         return false;
-    instance = 3 + strtoul(minor, NULL, 10) * 135 + strtoul(gi, NULL, 10) * 9;
-    snprintf(device, sizeof(device), "/dev/nvidia-caps/nvidia-cap%lu", instance);
-    if (device_error(device))
-        return false;
-    snprintf(device, sizeof(device), "/dev/nvidia-caps/nvidia-cap%lu", instance + 1 + strtoul(ci, NULL, 10));
-    return !device_error(device);
+    id = (unsigned int)strtoul(gi, NULL, 10);
+    return capability_visible(gpu, id, 0) && capability_visible(gpu, id, 1 + (unsigned int)strtoul(ci, NULL, 10));
 }

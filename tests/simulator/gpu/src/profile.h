@@ -62,12 +62,29 @@ int sim_gpu_error(const struct sim_profile *profile, unsigned int gpu);
 bool sim_gpu_visible(const struct sim_profile *profile, unsigned int gpu);
 unsigned int sim_gpu_minor(const struct sim_profile *profile, unsigned int gpu);
 
+/* Whether the capability node of a GPU instance exists. */
+bool sim_gpu_instance_visible(const struct sim_gpu *gpu, unsigned int id);
+
 /* Whether the capability nodes of one entry of mig_devices exist: by them a container gets one MIG device and not the
  * others of the GPU. */
 bool sim_mig_visible(const struct sim_gpu *gpu, unsigned int mig);
 
 /* Remembers a setting that a command made until the node restarts. Returns 0 or an errno. */
 int sim_set_state(const char *uuid, const char *key, const char *value);
+
+/* A profile that is being rewritten: nobody else rewrites it until sim_edit_end. NULL, and errno, where it cannot be.
+ * `path` NULL is the node's own profile. */
+struct sim_edit;
+struct sim_edit *sim_edit_begin(const char *path);
+/* As it was at the beginning. */
+const struct sim_profile *sim_edit_profile(const struct sim_edit *edit);
+/* Sets a GPU's own value at a dotted key; NULL removes what the GPU itself has there. */
+bool sim_edit_set(struct sim_edit *edit, unsigned int gpu, const char *key, const char *value);
+/* Makes a GPU's own list an empty one, and adds a mapping to it. */
+bool sim_edit_list(struct sim_edit *edit, unsigned int gpu, const char *key);
+bool sim_edit_add(struct sim_edit *edit, unsigned int gpu, const char *key, const struct sim_pair *pairs, size_t count);
+/* Writes the profile, if wanted, and lets others at it. Returns 0 or an errno. */
+int sim_edit_end(struct sim_edit *edit, bool write);
 
 /* Joins GPUFARM_SIM_ROOT (tests) and an absolute path. */
 void sim_path(char *out, size_t size, const char *path);

@@ -1,5 +1,6 @@
 /* Tells shell scripts what a profile says: `gpufarm-gpu-profile FILE` prints lines of words. It exits with 1 where the
- * file is no profile. */
+ * file is no profile. `gpufarm-gpu-profile --boot FILE` changes it as a boot changes GPUs. */
+#include "mig.h"
 #include "profile.h"
 
 #include <stdio.h>
@@ -15,8 +16,15 @@ int main(int argc, char **argv)
 {
     struct sim_profile profile = {0};
 
+    if (argc == 3 && !strcmp(argv[1], "--boot")) {
+        int failed = mig_boot(argv[2]);
+
+        if (failed)
+            fprintf(stderr, "gpufarm-gpu-profile: %s was not changed: %s\n", argv[2], strerror(failed));
+        return failed ? 1 : 0;
+    }
     if (argc != 2) {
-        fprintf(stderr, "usage: gpufarm-gpu-profile FILE\n");
+        fprintf(stderr, "usage: gpufarm-gpu-profile [--boot] FILE\n");
         return 2;
     }
     if (!sim_read(argv[1], &profile)) {
@@ -33,20 +41,18 @@ int main(int argc, char **argv)
     printf("store_path %s\n", word(sim_node_value(&profile, "driver.store_path")));
     for (unsigned int i = 0; i < profile.gpu_count; i++) {
         const struct sim_gpu *gpu = &profile.gpus[i];
-        const char *count = sim_gpu_value(gpu, "mig_devices.#"), *mode = sim_gpu_value(gpu, "mig_mode.current_mig");
+        struct mig_layout layout;
         unsigned int minor = sim_gpu_minor(&profile, i);
 
         printf("gpu %u %s %s %s\n", minor, word(sim_gpu_value(gpu, "pci.pci_bus_id")), word(sim_gpu_value(gpu, "uuid")),
                word(sim_gpu_value(gpu, "product_name")));
-        if (mode)
+        if (sim_gpu_value(gpu, "mig_mode.current_mig"))
             printf("mig_capable %u\n", minor);
-        for (unsigned long j = 0; mode && !strcmp(mode, "Enabled") && count && j < strtoul(count, NULL, 10); j++) {
-            char key[64], ci_key[64];
-
-            snprintf(key, sizeof(key), "mig_devices.%lu.gpu_instance_id", j);
-            snprintf(ci_key, sizeof(ci_key), "mig_devices.%lu.compute_instance_id", j);
-            printf("mig %u %s %s\n", minor, word(sim_gpu_value(gpu, key)), word(sim_gpu_value(gpu, ci_key)));
-        }
+        mig_layout_of(gpu, &layout);
+        for (unsigned int j = 0; j < layout.gpu_count; j++)
+            printf("gpu_instance %u %u\n", minor, layout.gpu[j].id);
+        for (unsigned int j = 0; j < layout.compute_count; j++)
+            printf("compute_instance %u %u %u\n", minor, layout.compute[j].gpu_instance, layout.compute[j].id);
     }
     return 0;
 }

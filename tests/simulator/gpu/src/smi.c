@@ -2,7 +2,7 @@
  * real host, and has what no public call returns from the library's one private entry. */
 #define _GNU_SOURCE 1
 #include "smi.h"
-#include "nvml.h"
+#include "smi_gpus.h"
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -16,41 +16,18 @@
 #include <time.h>
 #include <unistd.h>
 
-#define VALUE 256
-#define MAX_GPUS 64
-#define EXIT_INVALID 2
 #define EXIT_NOT_SIMULATED 3
-#define EXIT_NOT_FOUND 6
 #define SEE_HELP "Please run 'nvidia-smi -h' for help."
 #define EXIT_NO_LIBRARY 12
-#define EXIT_OTHER 255
 
-static struct {
-    nvmlReturn_t (*init)(void);
-    nvmlReturn_t (*shutdown)(void);
-    const char *(*error)(nvmlReturn_t);
-    nvmlReturn_t (*count)(unsigned int *);
-    nvmlReturn_t (*by_index)(unsigned int, nvmlDevice_t *);
-    nvmlReturn_t (*mig_by_index)(nvmlDevice_t, unsigned int, nvmlDevice_t *);
-    nvmlReturn_t (*reasons)(nvmlDevice_t, unsigned long long *);
-    nvmlReturn_t (*supported_reasons)(nvmlDevice_t, unsigned long long *);
-    nvmlReturn_t (*common_ancestor)(nvmlDevice_t, nvmlDevice_t, unsigned int *);
-    nvmlReturn_t (*set_persistence)(nvmlDevice_t, unsigned int);
-    nvmlReturn_t (*query)(nvmlDevice_t, const char *, char *, unsigned int);
-} nvml;
-
-struct gpu {
-    unsigned int index;
-    nvmlDevice_t device;
-    nvmlReturn_t result; /* why there is no device */
-};
-
-static struct gpu gpus[MAX_GPUS]; /* those that the command is about */
-static unsigned int gpu_count, attached;
+struct calls nvml;
+struct gpu gpus[MAX_GPUS];
+unsigned int gpu_count;
+static unsigned int attached;
 
 /* -- values ------------------------------------------------------------------------------------------------------- */
 
-static const char *ask(nvmlDevice_t device, char *buffer, const char *format, ...)
+const char *ask(nvmlDevice_t device, char *buffer, const char *format, ...)
 {
     char key[512];
     va_list arguments;
@@ -65,7 +42,7 @@ static const char *ask(nvmlDevice_t device, char *buffer, const char *format, ..
     return buffer;
 }
 
-static bool known(const char *value)
+bool known(const char *value)
 {
     return strcmp(value, "N/A") != 0;
 }
@@ -76,7 +53,7 @@ static bool failed(const char *value)
     return !strcmp(value, nvml.error(NVML_ERROR_RESET_REQUIRED));
 }
 
-static unsigned int list_length(nvmlDevice_t device, const char *key)
+unsigned int list_length(nvmlDevice_t device, const char *key)
 {
     char buffer[VALUE];
 
@@ -91,7 +68,7 @@ static const char *reason(nvmlReturn_t result)
     return nvml.error(result);
 }
 
-static int exit_code(nvmlReturn_t result)
+int exit_code(nvmlReturn_t result)
 {
     return result > 0 && result < 255 ? result : result ? EXIT_OTHER : 0;
 }
@@ -112,25 +89,45 @@ static const char *whole(const char *value, const char *unit, char *out)
 
 static bool bind_calls(void *library)
 {
-    nvml.init = (nvmlReturn_t(*)(void))dlsym(library, "nvmlInit_v2");
-    nvml.shutdown = (nvmlReturn_t(*)(void))dlsym(library, "nvmlShutdown");
-    nvml.error = (const char *(*)(nvmlReturn_t))dlsym(library, "nvmlErrorString");
-    nvml.count = (nvmlReturn_t(*)(unsigned int *))dlsym(library, "nvmlDeviceGetCount_v2");
-    nvml.by_index = (nvmlReturn_t(*)(unsigned int, nvmlDevice_t *))dlsym(library, "nvmlDeviceGetHandleByIndex_v2");
-    nvml.mig_by_index = (nvmlReturn_t(*)(nvmlDevice_t, unsigned int, nvmlDevice_t *))dlsym(
-        library, "nvmlDeviceGetMigDeviceHandleByIndex");
-    nvml.reasons = (nvmlReturn_t(*)(nvmlDevice_t, unsigned long long *))dlsym(
-        library, "nvmlDeviceGetCurrentClocksEventReasons");
-    nvml.supported_reasons = (nvmlReturn_t(*)(nvmlDevice_t, unsigned long long *))dlsym(
-        library, "nvmlDeviceGetSupportedClocksEventReasons");
-    nvml.common_ancestor = (nvmlReturn_t(*)(nvmlDevice_t, nvmlDevice_t, unsigned int *))dlsym(
-        library, "nvmlDeviceGetTopologyCommonAncestor");
-    nvml.set_persistence =
-        (nvmlReturn_t(*)(nvmlDevice_t, unsigned int))dlsym(library, "nvmlDeviceSetPersistenceMode");
-    nvml.query =
-        (nvmlReturn_t(*)(nvmlDevice_t, const char *, char *, unsigned int))dlsym(library, "gpufarmSimQuery");
-    return nvml.init && nvml.shutdown && nvml.error && nvml.count && nvml.by_index && nvml.mig_by_index &&
-           nvml.reasons && nvml.supported_reasons && nvml.common_ancestor && nvml.set_persistence && nvml.query;
+    /* One name for each member of `nvml`, in their order; each is a pointer to a function. */
+    static const char *const names[] = {
+        "nvmlInit_v2",
+        "nvmlShutdown",
+        "nvmlErrorString",
+        "nvmlDeviceGetCount_v2",
+        "nvmlDeviceGetHandleByIndex_v2",
+        "nvmlDeviceGetMigDeviceHandleByIndex",
+        "nvmlDeviceGetCurrentClocksEventReasons",
+        "nvmlDeviceGetSupportedClocksEventReasons",
+        "nvmlDeviceGetTopologyCommonAncestor",
+        "nvmlDeviceSetPersistenceMode",
+        "nvmlDeviceSetMigMode",
+        "nvmlDeviceGetGpuInstances",
+        "nvmlGpuInstanceGetInfo",
+        "nvmlDeviceGetGpuInstanceRemainingCapacity",
+        "nvmlDeviceGetGpuInstancePossiblePlacements_v2",
+        "nvmlDeviceCreateGpuInstance",
+        "nvmlDeviceCreateGpuInstanceWithPlacement",
+        "nvmlGpuInstanceDestroy",
+        "nvmlGpuInstanceGetComputeInstances",
+        "nvmlComputeInstanceGetInfo_v2",
+        "nvmlGpuInstanceGetComputeInstanceProfileInfo",
+        "nvmlGpuInstanceGetComputeInstanceRemainingCapacity",
+        "nvmlGpuInstanceCreateComputeInstance",
+        "nvmlComputeInstanceDestroy",
+        "gpufarmSimReset",
+        "gpufarmSimQuery",
+    };
+
+    _Static_assert(sizeof(names) / sizeof(*names) * sizeof(void *) == sizeof(nvml), "a name for each call");
+    for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++) {
+        void *call = dlsym(library, names[i]);
+
+        if (!call)
+            return false;
+        memcpy((char *)&nvml + i * sizeof(call), &call, sizeof(call));
+    }
+    return true;
 }
 
 static void *open_library(void)
@@ -244,7 +241,7 @@ static bool wanted_by_any(const char *ids, unsigned int index)
 
 /* Fills `gpus` in the order of their indices, whatever the order of the list; what is not there is passed over as long
  * as something is. */
-static int choose(const char *ids)
+int choose(const char *ids)
 {
     gpu_count = 0;
     if (ids && !ids[strspn(ids, ",")]) {
@@ -271,7 +268,7 @@ static int no_handle(const struct gpu *gpu, const char *word)
 }
 
 /* All handles first, as the real one does: one lost GPU spoils a command that is about all of them. */
-static int open_gpus(void)
+int open_gpus(void)
 {
     for (unsigned int i = 0; i < gpu_count; i++) {
         gpus[i].result = nvml.by_index(gpus[i].index, &gpus[i].device);
@@ -633,10 +630,32 @@ static int show_full(bool xml, const char *const *only)
 #define RULE_GPU "+-----------------------------------------+------------------------+----------------------+\n"
 #define RULE "+-----------------------------------------------------------------------------------------+\n"
 
+/* A memory and how much there is of it, in a column of its own. */
+static void mig_memory(const char *used, const char *total)
+{
+    char right[32];
+
+    snprintf(right, sizeof(right), "%8.31s", total);
+    printf("%19s / %-12s", used, right);
+}
+
 static void show_mig_summary(void)
 {
+    char mode[VALUE];
+    unsigned int shown = 0;
     bool any = false;
 
+    for (unsigned int i = 0; i < gpu_count; i++)
+        any |= !strcmp(ask(gpus[i].device, mode, "mig_mode.current_mig"), "Enabled");
+    if (!any)
+        return;
+    printf("\n" RULE
+           "| MIG devices:                                                                            |\n"
+           "+------------------+----------------------------------+-----------+-----------------------+\n"
+           "| GPU  GI  CI  MIG |              Shared Memory-Usage |        Vol|        Shared         |\n"
+           "|      ID  ID  Dev |                Shared BAR1-Usage | SM     Unc| CE ENC  DEC  OFA  JPG |\n"
+           "|                  |                                  |        ECC|                       |\n"
+           "|==================+==================================+===========+=======================|\n");
     for (unsigned int i = 0; i < gpu_count; i++) {
         nvmlDevice_t mig;
 
@@ -644,21 +663,15 @@ static void show_mig_summary(void)
             char gi[VALUE], ci[VALUE], used[VALUE], total[VALUE], bar_used[VALUE], bar_total[VALUE], sm[VALUE];
             char ce[VALUE], enc[VALUE], dec[VALUE], ofa[VALUE], jpg[VALUE], ecc[VALUE], raw[VALUE];
 
-            if (!any)
-                printf("\n" RULE
-                       "| MIG devices:                                                                            |\n"
-                       "+------------------+----------------------------------+-----------+-----------------------+\n"
-                       "| GPU  GI  CI  MIG |                     Memory-Usage |        Vol|        Shared         |\n"
-                       "|      ID  ID  Dev |                       BAR1-Usage | SM     Unc| CE ENC  DEC  OFA  JPG |\n"
-                       "|                  |                                  |        ECC|                       |\n"
-                       "|==================+==================================+===========+=======================|\n");
-            any = true;
+            shown++;
             whole(ask(mig, raw, "fb_memory_usage.used"), "MiB", used);
             whole(ask(mig, raw, "fb_memory_usage.total"), "MiB", total);
             whole(ask(mig, raw, "bar1_memory_usage.used"), "MiB", bar_used);
             whole(ask(mig, raw, "bar1_memory_usage.total"), "MiB", bar_total);
-            printf("|%3u%5s%4s%4u  |%20s / %9s  |%3s%7s |%3s%4s%5s%5s%5s |\n", gpus[i].index,
-                   ask(mig, gi, "gpu_instance_id"), ask(mig, ci, "compute_instance_id"), j, used, total,
+            printf("|%3u%5s%4s%4u  |", gpus[i].index, ask(mig, gi, "gpu_instance_id"),
+                   ask(mig, ci, "compute_instance_id"), j);
+            mig_memory(used, total);
+            printf("|%3s%7s |%3s%4s%5s%5s%5s |\n",
                    ask(mig, sm, "device_attributes.shared.multiprocessor_count"),
                    ask(mig, ecc, "ecc_error_count.volatile_count.sram_uncorrectable"),
                    ask(mig, ce, "device_attributes.shared.copy_engine_count"),
@@ -666,10 +679,14 @@ static void show_mig_summary(void)
                    ask(mig, dec, "device_attributes.shared.decoder_count"),
                    ask(mig, ofa, "device_attributes.shared.ofa_count"),
                    ask(mig, jpg, "device_attributes.shared.jpg_count"));
-            printf("|                  |%20s / %9s  |           |                       |\n", bar_used, bar_total);
-            printf("+------------------+----------------------------------+-----------+-----------------------+\n");
+            printf("|                  |");
+            mig_memory(bar_used, bar_total);
+            printf("|           |                       |\n"
+                   "+------------------+----------------------------------+-----------+-----------------------+\n");
         }
     }
+    if (!shown)
+        printf("|  No MIG devices found                                                                   |\n" RULE);
 }
 
 static void show_processes(void)
@@ -710,6 +727,8 @@ static void show_gpu_summary(const struct gpu *gpu)
     char mode[VALUE], mig[VALUE], raw[VALUE], raw_fan[VALUE], raw_use[VALUE];
     nvmlDevice_t device = gpu->device;
 
+    bool mig_on = !strcmp(ask(device, mig, "mig_mode.current_mig"), "Enabled");
+
     ask(device, name, "product_name");
     if (strlen(name) > 27)
         snprintf(shown, sizeof(shown), "%.24s...", name);
@@ -719,7 +738,7 @@ static void show_gpu_summary(const struct gpu *gpu)
            !strcmp(ask(device, persistence, "persistence_mode"), "Enabled") ? "On" : "Off",
            ask(device, bus_id, "pci.pci_bus_id"),
            !strcmp(ask(device, display, "display_active"), "Enabled") ? "On" : "Off",
-           shown_value(ask(device, ecc, "ecc_errors.volatile.dram_uncorrectable")));
+           mig_on ? "On" : shown_value(ask(device, ecc, "ecc_errors.volatile.dram_uncorrectable")));
     whole(ask(device, raw_fan, "fan_speed"), "%", fan);
     whole(ask(device, raw, "temperature.gpu_temp"), "C", temperature);
     whole(ask(device, raw, "gpu_power_readings.average_power_draw"), "W", draw);
@@ -730,7 +749,6 @@ static void show_gpu_summary(const struct gpu *gpu)
     printf("|%4s%6s%6s%16s / %5s |%11s / %9s |%8s%13s |\n", fan, temperature,
            shown_value(ask(device, state, "performance_state")), draw, limit, used, total, usage,
            !strcmp(ask(device, mode, "compute_mode"), "Exclusive_Process") ? "E. Process" : mode);
-    ask(device, mig, "mig_mode.current_mig");
     ask(device, raw, "mig_mode.pending_mig");
     printf("|                                         |                        |%21s |\n" RULE_GPU,
            strcmp(mig, raw) ? !strcmp(mig, "Enabled") ? "Enabled*" : "Disabled*" : mig);
@@ -943,7 +961,7 @@ static int show_field_help(const struct field *fields, const char *option)
     return 0;
 }
 
-/* -- topology, NVLink, MIG ---------------------------------------------------------------------------------------- */
+/* -- topology, NVLink --------------------------------------------------------------------------------------------- */
 
 static int show_topology(void)
 {
@@ -1010,108 +1028,21 @@ static int show_nvlinks(void)
     return code;
 }
 
-#define MIG_RULE "+-------------------------------------------------------------------------------+\n"
-
-static void show_mig_profiles(void)
-{
-    printf(MIG_RULE "| GPU instance profiles:                                                        |\n"
-                    "| GPU   Name               ID    Instances   Memory     P2P    SM    DEC   ENC  |\n"
-                    "|                                Free/Total   GiB              CE    JPEG  OFA  |\n"
-                    "|===============================================================================|\n");
-    for (unsigned int i = 0; i < gpu_count; i++) {
-        nvmlDevice_t device = gpus[i].device;
-        unsigned int count = list_length(device, "mig_profiles");
-        unsigned int slices_used = 0, made = 0;
-        char value[VALUE], wanted[VALUE], name[VALUE + 8];
-
-        for (; made < list_length(device, "mig_devices"); made++) {
-            ask(device, wanted, "mig_devices.%u.profile", made);
-            for (unsigned int j = 0; j < count; j++)
-                if (!strcmp(ask(device, value, "mig_profiles.%u.name", j), wanted))
-                    slices_used += (unsigned int)strtoul(ask(device, value, "mig_profiles.%u.slices", j), NULL, 10);
-        }
-        for (unsigned int j = 0; j < count; j++) {
-#define NUMBER(key) strtoul(ask(device, value, "mig_profiles.%u." key, j), NULL, 10)
-            unsigned long slices = NUMBER("slices"), total = NUMBER("instances"), left = 7 - slices_used, available;
-            char id[VALUE], memory[VALUE];
-
-            available = slices ? left / slices : 0;
-            snprintf(name, sizeof(name), "MIG %s", ask(device, value, "mig_profiles.%u.name", j));
-            printf("|%4u  %-19s%3s%6lu/%lu        %-11s%s     %-7lu%-6lu%lu   |\n", gpus[i].index, name,
-                   ask(device, id, "mig_profiles.%u.gi_profile_id", j), available < total ? available : total, total,
-                   ask(device, memory, "mig_profiles.%u.memory_gib", j), "No",
-                   NUMBER("device_attributes.shared.multiprocessor_count"),
-                   NUMBER("device_attributes.shared.decoder_count"), NUMBER("device_attributes.shared.encoder_count"));
-            printf("|%64lu%6lu%6lu   |\n" MIG_RULE, NUMBER("device_attributes.shared.copy_engine_count"),
-                   NUMBER("device_attributes.shared.jpg_count"), NUMBER("device_attributes.shared.ofa_count"));
-#undef NUMBER
-        }
-    }
-}
-
-static int show_mig_instances(bool compute)
-{
-    bool any = false;
-    int code = open_gpus();
-
-    for (unsigned int i = 0; !code && i < gpu_count; i++) {
-        nvmlDevice_t mig;
-
-        for (unsigned int j = 0; nvml.mig_by_index(gpus[i].device, j, &mig) == NVML_SUCCESS; j++) {
-            char profile[VALUE], name[VALUE + 8], id[VALUE], gi[VALUE], ci[VALUE], start[VALUE], size[VALUE];
-            char placement[2 * VALUE + 2];
-
-            if (!any && compute)
-                printf("+--------------------------------------------------------------------+\n"
-                       "| Compute instances:                                                 |\n"
-                       "| GPU     GPU       Name             Profile   Instance   Placement  |\n"
-                       "|       Instance                       ID        ID       Start:Size |\n"
-                       "|         ID                                                         |\n"
-                       "|====================================================================|\n");
-            else if (!any)
-                printf("+---------------------------------------------------------+\n"
-                       "| GPU instances:                                          |\n"
-                       "| GPU   Name               Profile  Instance   Placement  |\n"
-                       "|                            ID       ID       Start:Size |\n"
-                       "|=========================================================|\n");
-            any = true;
-            snprintf(name, sizeof(name), "MIG %s", ask(mig, profile, "profile"));
-            ask(mig, gi, "gpu_instance_id");
-            if (compute) {
-                snprintf(placement, sizeof(placement), "0:%s", ask(mig, size, "slices"));
-                printf("|%4u%7s       %-16s%8s%10s%12s     |\n"
-                       "+--------------------------------------------------------------------+\n",
-                       gpus[i].index, gi, name, ask(mig, id, "ci_profile"), ask(mig, ci, "compute_instance_id"),
-                       placement);
-            } else {
-                snprintf(placement, sizeof(placement), "%s:%s", ask(mig, start, "placement"),
-                         ask(mig, size, "placement_size"));
-                printf("|%4u  %-19s%6s%9s%12s     |\n"
-                       "+---------------------------------------------------------+\n",
-                       gpus[i].index, name, ask(mig, id, "gi_profile_id"), gi, placement);
-            }
-        }
-    }
-    if (!code && !any)
-        printf("No MIG-enabled devices found.\n");
-    return code;
-}
-
-static int not_simulated(const char *what)
+int not_simulated(const char *what)
 {
     fprintf(stderr, "nvidia-smi (simulated): %s is not simulated.\n", what);
     return EXIT_NOT_SIMULATED;
 }
 
-/* topo, nvlink and mig with the one or other thing that they can show here. */
+/* topo and nvlink with the one thing that each can show here. */
 static int show_subcommand(int argc, char **argv)
 {
     static const struct {
         const char *word, *option, *long_option;
         bool ids;
     } known_options[] = {
-        {"topo", "-m", "--matrix", false}, {"nvlink", "-s", "--status", true}, {"mig", "-lgip", NULL, true},
-        {"mig", "-lgi", NULL, true},       {"mig", "-lci", NULL, true},
+        {"topo", "-m", "--matrix", false},
+        {"nvlink", "-s", "--status", true},
     };
     const char *ids = NULL, *wanted = NULL;
     char call[VALUE];
@@ -1142,16 +1073,7 @@ static int show_subcommand(int argc, char **argv)
     if (!strcmp(wanted, "-m"))
         return show_topology();
     code = choose(ids);
-    if (code)
-        return code;
-    if (!strcmp(wanted, "-s"))
-        return show_nvlinks();
-    if (strcmp(wanted, "-lgip"))
-        return show_mig_instances(!strcmp(wanted, "-lci"));
-    code = open_gpus();
-    if (!code)
-        show_mig_profiles();
-    return code;
+    return code ? code : show_nvlinks();
 }
 
 /* -- changes ------------------------------------------------------------------------------------------------------ */
@@ -1191,6 +1113,40 @@ static int set_persistence(const char *argument)
     return code;
 }
 
+static int reset_gpus(void)
+{
+    char bus_id[VALUE], failures[MAX_GPUS * 96] = "";
+    unsigned int failed = 0, busy = 0;
+    int code = open_gpus();
+
+    for (unsigned int i = 0; !code && i < gpu_count; i++) {
+        nvmlReturn_t result = nvml.reset(gpus[i].device);
+
+        ask(gpus[i].device, bus_id, "pci.pci_bus_id");
+        if (!result) {
+            printf("GPU %s was successfully reset.\n", bus_id);
+            continue;
+        }
+        failed++;
+        busy += result == NVML_ERROR_IN_USE;
+        snprintf(failures + strlen(failures), sizeof(failures) - strlen(failures), "  GPU %.32s: %s\n", bus_id,
+                 nvml.error(result));
+    }
+    if (code || !failed) {
+        if (!code)
+            printf("All done.\n");
+        return code;
+    }
+    printf("The following GPUs could not be reset:\n%s", failures);
+    if (busy)
+        printf("\n%u device%s currently being used by one or more other processes (e.g., Fabric Manager, CUDA application, "
+               "graphics application such as an X server, or a monitoring application such as another instance of "
+               "nvidia-smi). Please first kill all processes using %s and all compute applications running in the "
+               "system.\n",
+               busy, busy == 1 ? " is" : "s are", busy == 1 ? "this device" : "these devices");
+    return EXIT_OTHER;
+}
+
 /* -- command line ------------------------------------------------------------------------------------------------- */
 
 static int show_version(void)
@@ -1213,8 +1169,7 @@ static int show_help(void)
 {
     fprintf(stderr, "nvidia-smi (simulated): the help of nvidia-smi is not simulated. This double answers:\n"
                     "  no arguments, -L, -q, -q -x, -q -d, --query-gpu, --query-compute-apps, --format, -i, -f, -l, -lms, -pm,\n"
-                    "  topo -m, nvlink -s, mig -lgip, mig -lgi, mig -lci, --version, --help-query-gpu,\n"
-                    "  --help-query-compute-apps\n"
+                    "  -mig, -r, topo -m, nvlink -s, mig, --version, --help-query-gpu, --help-query-compute-apps\n"
                     "What else nvidia-smi knows is refused with exit code 3.\n");
     return EXIT_NOT_SIMULATED;
 }
@@ -1291,6 +1246,8 @@ enum option {
     OPTION_OTHER_FIELDS,
     OPTION_FORMAT,
     OPTION_PERSISTENCE,
+    OPTION_MIG_MODE,
+    OPTION_RESET,
     OPTION_NOT_SIMULATED,
     OPTION_COUNT,
 };
@@ -1334,7 +1291,7 @@ static const struct {
     {"-p", "--reset-ecc-errors", OPTION_NOT_SIMULATED, true},
     {"-c", "--compute-mode", OPTION_NOT_SIMULATED, true},
     {NULL, "--gom", OPTION_NOT_SIMULATED, true},
-    {"-r", "--gpu-reset", OPTION_NOT_SIMULATED, false},
+    {"-r", "--gpu-reset", OPTION_RESET, false},
     {"-vm", "--virt-mode", OPTION_NOT_SIMULATED, true},
     {"-lgc", "--lock-gpu-clocks", OPTION_NOT_SIMULATED, true},
     {"-m", "--mode", OPTION_NOT_SIMULATED, true},
@@ -1352,7 +1309,7 @@ static const struct {
     {"-caa", "--clear-accounted-apps", OPTION_NOT_SIMULATED, false},
     {NULL, "--auto-boost-default", OPTION_NOT_SIMULATED, true},
     {NULL, "--auto-boost-permission", OPTION_NOT_SIMULATED, true},
-    {"-mig", "--multi-instance-gpu", OPTION_NOT_SIMULATED, true},
+    {"-mig", "--multi-instance-gpu", OPTION_MIG_MODE, true},
     {"-gtt", "--gpu-target-temp", OPTION_NOT_SIMULATED, true},
     {"-den", "--dram-encryption", OPTION_NOT_SIMULATED, true},
     {NULL, "--set-hostname", OPTION_NOT_SIMULATED, true},
@@ -1496,8 +1453,9 @@ static int check_arguments(void)
                "flags.\n");
         return EXIT_INVALID;
     }
-    if (given[OPTION_PERSISTENCE] && (given[OPTION_QUERY] || given[OPTION_LOOP] || given[OPTION_LOOP_MS]))
-        return not_simulated("-pm with a query or a loop");
+    for (enum option change = OPTION_PERSISTENCE; change <= OPTION_RESET; change++)
+        if (given[change] && argument_count > given[change] + given[OPTION_IDS])
+            return not_simulated("a change with other options than -i");
     if ((given[OPTION_HELP_GPU] || given[OPTION_HELP_PROCESSES]) && argument_count > 1)
         return not_simulated("--help-query-* with other options");
     return 0;
@@ -1523,6 +1481,10 @@ static int perform(void)
         return show_list();
     if (given[OPTION_PERSISTENCE])
         return set_persistence(values[OPTION_PERSISTENCE]);
+    if (given[OPTION_MIG_MODE])
+        return smi_set_mig_mode(values[OPTION_MIG_MODE]);
+    if (given[OPTION_RESET])
+        return reset_gpus();
     if (given[OPTION_GPU_FIELDS])
         return show_gpu_csv(&csv);
     if (given[OPTION_PROCESS_FIELDS])
@@ -1581,7 +1543,9 @@ int main(int argc, char **argv)
     code = start();
     if (code)
         return code;
-    code = subcommand ? show_subcommand(argc, argv) : given[OPTION_VERSION] ? show_version() : perform_again_and_again();
+    code = !strcmp(word, "mig") ? smi_mig(argc, argv)
+           : subcommand ? show_subcommand(argc, argv)
+           : given[OPTION_VERSION] ? show_version() : perform_again_and_again();
     nvml.shutdown();
     return code;
 }
