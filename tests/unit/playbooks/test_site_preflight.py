@@ -26,6 +26,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "nomad_tenancy": {"nomad_tenancy_namespaces": {"name": "research"}},
     "node_maintenance": {"node_maintenance_policy": "ask"},
     "nvidia_driver": {"nvidia_driver_kernel_modules": "closed"},
+    "nvidia_mig": {"nvidia_mig_gpus": {"index": 0}},
     "nvidia_repository": {"nvidia_repository_key_fingerprints": {"a": 1}},
     "wsl": {"wsl_terminate": "perhaps"},
 }
