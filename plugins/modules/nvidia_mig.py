@@ -271,6 +271,11 @@ class Target:
         found = [process["gpu_instance_id"] for process in self.gpu["processes"] or []]
         return frozenset(number for number in found if number is not None)
 
+    @property
+    def known(self) -> bool:
+        """Whether a plan can be made: some drivers tell no profiles while MIG is off."""
+        return bool(self.profiles) or not self.layout
+
     def plan(self) -> Plan:
         if not self.layout:
             return Plan(tuple(self.instances), ())
@@ -366,8 +371,7 @@ class Node:
     def bring_about(self, target: Target) -> None:
         """Have the layout on one GPU: what is too much goes, then the mode, then what is missing."""
         uuid = str(target.gpu["uuid"])
-        known = bool(target.profiles) or not target.layout
-        going = target.plan() if known else Plan((), ())
+        going = target.plan() if target.known else Plan((), ())
         holders = target.in_the_way(going)
         if holders:
             raise MigError(
@@ -425,31 +429,30 @@ def device_holders(minor: int | None, root: str = "/") -> list[str]:
 # --- what is told ---------------------------------------------------------------------------------
 
 
-def told(before: Target, after: Target) -> dict[str, Any]:
-    known = bool(before.profiles) or not before.layout
-    steps = before.plan() if known else Plan((), ())
+def told(target: Target) -> dict[str, Any]:
+    steps = target.plan() if target.known else Plan((), ())
     changes = [f"destroy {instance.profile} at {instance.start}" for instance in steps.destroy]
-    if not before.mode_fits:
-        changes.append("enable MIG" if before.layout else "disable MIG")
+    if not target.mode_fits:
+        changes.append("enable MIG" if target.layout else "disable MIG")
     changes += [f"create {profile.name} at {start}" for profile, start in steps.create]
-    changes += [] if known else [f"create {number} of {name}" for name, number in before.layout.items()]
-    ids = {profile.name: profile.id for profile in after.profiles}
+    changes += [] if target.known else [f"create {number} of {name}" for name, number in target.layout.items()]
+    ids = {profile.name: profile.id for profile in target.profiles}
     going = {instance.id for instance in steps.destroy}
-    stays = [instance for instance in before.instances if instance.id not in going] if before.layout else []
+    stays = [instance for instance in target.instances if instance.id not in going] if target.layout else []
     planned = [(instance.start, instance.profile) for instance in stays]
     planned += [(start, profile.name) for profile, start in steps.create]
     return {
-        "index": after.gpu["index"],
-        "uuid": after.gpu["uuid"],
-        "name": after.gpu["name"],
-        "mig_mode": after.gpu["mig_mode"],
+        "index": target.gpu["index"],
+        "uuid": target.gpu["uuid"],
+        "name": target.gpu["name"],
+        "mig_mode": target.gpu["mig_mode"],
         "instances": [
             {"id": each.id, "profile": each.profile, "start": each.start}
-            for each in sorted(after.instances, key=lambda each: each.start)
+            for each in sorted(target.instances, key=lambda each: each.start)
         ],
-        "create_at_boot": [f"{ids[name]}:{start}" for start, name in sorted(planned)] if known else [],
+        "create_at_boot": [f"{ids[name]}:{start}" for start, name in sorted(planned)] if target.known else [],
         "changes": changes,
-        "processes": before.in_the_way(steps),
+        "processes": target.in_the_way(steps),
     }
 
 
@@ -465,7 +468,7 @@ def shown(targets: list[Target]) -> str:
 def apply(module: AnsibleModule) -> dict[str, Any]:
     node = Node(module.params)
     before = node.targets()
-    result = [told(target, target) for target in before]
+    result = [told(target) for target in before]
     after = before
     changed = any(each["changes"] for each in result)
     if changed and not module.check_mode:
@@ -473,8 +476,8 @@ def apply(module: AnsibleModule) -> dict[str, Any]:
             if each["changes"]:
                 node.bring_about(target)
         after = node.targets()
-        result = [{**told(new, new), "changes": each["changes"]} for new, each in zip(after, result)]
-        left = [re.sub("^", f"{new.name}: ", change) for new in after for change in told(new, new)["changes"]]
+        result = [{**told(new), "changes": each["changes"]} for new, each in zip(after, result)]
+        left = [re.sub("^", f"{new.name}: ", change) for new in after for change in told(new)["changes"]]
         if left:
             raise MigError(
                 found=f"nvidia-smi did what it was asked for, and this is still to be done: {'; '.join(left)}",
