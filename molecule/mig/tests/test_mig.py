@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.simulator.docker import docker
+from tests.simulator.farm import jobs
 from tests.simulator.gpu import faults
 from tests.testinfra.helpers import wait_for
 from tests.testinfra.playbooks import Run, changed_tasks, enter, run_in_scenario, words
 
+FARM = "mig"
 A100, H100, T4 = "mig-a100", "mig-h100", "mig-t4"
 NOTEBOOKS = Counter({"3g.40gb": 1, "1g.10gb": 4})
 LAYOUTS = {
@@ -20,6 +24,28 @@ LAYOUTS = {
     H100: [NOTEBOOKS, *[Counter()] * 7],
     T4: [Counter()] * 4,
 }
+
+TRAINER = """
+job "trainer" {
+  group "gpu" {
+    task "train" {
+      driver       = "docker"
+      kill_timeout = "1s"
+      config {
+        image        = "IMAGE"
+        network_mode = "none"
+        command      = "sleep"
+        args         = ["86400"]
+      }
+      resources {
+        cpu    = 50
+        memory = 64
+        device "nvidia/gpu/NVIDIA A100-SXM4-80GB MIG 1g.10gb" {}
+      }
+    }
+  }
+}
+"""
 
 
 def devices(node: str) -> dict[int, dict[str, str]]:
@@ -39,6 +65,28 @@ def divided(node: str) -> list[Counter[str]]:
     return [Counter(each.values()) for each in devices(node).values()]
 
 
+def nomad_devices() -> dict[str, str]:
+    """Return the devices that Nomad schedules on the A100s, UUID to name."""
+    groups = jobs.api(FARM, f"/v1/node/{node_of(A100)['ID']}")["NodeResources"]["Devices"] or []
+    return {each["ID"]: group["Name"] for group in groups for each in group["Instances"] if each["Healthy"]}
+
+
+def node_of(name: str) -> dict[str, Any]:
+    (found,) = (node for node in jobs.api(FARM, "/v1/nodes") if node["Name"] == name)
+    return dict(found)
+
+
+def trainers() -> list[str]:
+    return [each["ID"] for each in jobs.api(FARM, "/v1/job/trainer/allocations") if each["ClientStatus"] == "running"]
+
+
+def all_scheduled() -> bool:
+    names = {
+        uuid: f"NVIDIA A100-SXM4-80GB MIG {profile}" for gpu in devices(A100).values() for uuid, profile in gpu.items()
+    }
+    return nomad_devices() == names
+
+
 def mig(node: str, **variables: object) -> Run:
     """Have another layout on one node, by the role alone."""
     given = json.dumps({"nvidia_mig_gpus": [], **variables})
@@ -53,6 +101,7 @@ def restart(node: str) -> None:
 
 def test_gpus_are_divided_as_their_layouts_say() -> None:
     assert {node: divided(node) for node in LAYOUTS} == LAYOUTS
+    assert all_scheduled()
 
 
 def test_containers_can_have_each_instance() -> None:
@@ -82,21 +131,22 @@ def test_layout_is_back_after_a_reboot() -> None:
     for node in (A100, H100):
         restart(node)
         assert divided(node) == LAYOUTS[node]
-    run = enter("nvidia_mig/verify")
+    run = enter("nvidia_mig/verify", limit="all:!nomad_servers")
     assert run.code == 0, run.output
+    wait_for("the agent's plugin has found the instances of this boot", all_scheduled)
 
 
 def test_verification_says_what_is_to_be_done() -> None:
     docker("exec", H100, "sh", "-c", "nvidia-smi mig -i 0 -dci && nvidia-smi mig -i 0 -dgi")
-    run = enter("nvidia_mig/verify")
+    run = enter("nvidia_mig/verify", limit=H100)
     assert run.code != 0
     assert (
         f"{H100}: the GPUs are not divided as their layout says. To be done: GPU 0: create 3g.40gb at 4, create "
         "1g.10gb at 0, create" in words(run.output)
     ), run.output
-    run = run_in_scenario("molecule/mig/converge.yml", "--check")
+    run = run_in_scenario("molecule/mig/layout.yml", "--limit", H100, "--check")
     assert run.code == 0 and changed_tasks(run.output) == ["Compare the layout with what is there"], run.output
-    run = run_in_scenario("molecule/mig/converge.yml")
+    run = run_in_scenario("molecule/mig/layout.yml", "--limit", H100)
     assert run.code == 0 and divided(H100) == LAYOUTS[H100], run.output
 
 
@@ -134,6 +184,37 @@ def test_processes_in_the_way_are_named() -> None:
     assert divided(H100) == LAYOUTS[H100]
     asked = docker("exec", H100, "nvidia-smi", "-i", "3", "--query-gpu=mig.mode.pending", "--format=csv,noheader")
     assert asked.strip() == "Disabled"
+
+
+def test_layout_where_a_job_runs(tmp_path: Path) -> None:
+    """It goes on, until somebody says that the node may be drained; then every device of the layout has one."""
+    jobs.load_image(FARM, "a100")
+    jobs.nomad(FARM, "job", "run", "-detach", "-", text=TRAINER.replace("IMAGE", jobs.job_image()))
+    wait_for("the trainer runs", lambda: bool(trainers()))
+    before, (allocation,) = devices(A100), trainers()
+    layout: dict[str, Any] = {"nvidia_mig_layout": {"1g.10gb": 7}, "nvidia_mig_gpus": []}
+    run = run_in_scenario("playbooks/site.yml", "--limit", A100, "--extra-vars", json.dumps(layout))
+    assert run.code != 0
+    told = words(run.output)
+    assert "1 running allocation, which the MIG layout (GPU 0: destroy 2g.20gb" in told, run.output
+    assert f" would end: trainer.gpu[0] ({allocation[:8]}" in told and "set policy (node_maintenance_policy" in told
+    assert (devices(A100), trainers(), node_of(A100)["SchedulingEligibility"]) == (before, [allocation], "eligible")
+
+    layout["node_maintenance_policy"] = "drain"
+    run = run_in_scenario("playbooks/site.yml", "--limit", A100, "--extra-vars", json.dumps(layout))
+    assert run.code == 0 and divided(A100) == [Counter({"1g.10gb": 7})] * 2, run.output
+    assert devices(A100)[1] == before[1], "what fits stays"
+    wait_for("the trainer runs anew", lambda: bool(trainers()))
+    assert trainers() != [allocation] and jobs.api(FARM, f"/v1/allocation/{allocation}")["ClientStatus"] == "complete"
+    jobs.nomad(FARM, "job", "stop", "-purge", "trainer")
+
+    report = tmp_path / "told.json"
+    asked = {"verify_jobs": True, "verify_jobs_image": jobs.job_image(), "verify_report": str(report)}
+    run = run_in_scenario("playbooks/verify.yml", "--extra-vars", json.dumps({**layout, **asked}))
+    assert run.code == 0, run.output
+    seen = json.loads(report.read_text(encoding="utf-8"))["jobs"]
+    assert {gpu["uuid"]: gpu["verdict"] for gpu in seen["gpus"]} == dict.fromkeys(nomad_devices(), "ok")
+    assert len(seen["gpus"]) == 14 and seen["problems"] == []
 
 
 def test_whole_again_and_nothing_left() -> None:

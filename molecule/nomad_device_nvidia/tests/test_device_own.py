@@ -49,9 +49,13 @@ def test_plugin_of_ones_own(host: Host, own: Path) -> None:
         f"device-t4: {own} on the control node has the SHA-256 {sha256(own)}. Expected: a file with {'0' * 64}."
     ) in words(run.output)
     assert "nomad_device_nvidia_program has path. Expected: checksum" in words(converge(path=str(own)).output)
+    told = f"{own.parent} on the control node is no file. Expected: a file with {'0' * 64}. Next step: "
+    assert told in words(converge(path=str(own.parent), checksum="0" * 64).output)
     assert host.file(PLUGIN).sha256sum == before
 
-    run = converge(path=str(own), checksum=f"sha256:{sha256(own)}")
+    link = own.with_name("link")
+    link.symlink_to(own)
+    run = converge(path=str(link), checksum=f"sha256:{sha256(own)}")
     assert (run.code, host.file(PLUGIN).sha256sum) == (0, sha256(own)), run.output
     wait_for("Nomad has the GPUs", lambda: sorted(nomad_gpus(host, "device-t4")) == sorted(gpu_uuids(host)))
     run = converge(path=str(own), checksum=sha256(own))
