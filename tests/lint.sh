@@ -16,7 +16,8 @@ mypy --cache-dir .cache/mypy -p ansible_collections.gpufarm.core.plugins
 echo "lint: yamllint"
 yamllint --strict .
 echo "lint: shellcheck"
-git ls-files -- '*.sh' tests/simulator/node/gpufarm-node-init tests/simulator/gpu/gpufarm-gpu-devices .ci/run |
+git ls-files -- '*.sh' tests/simulator/node/gpufarm-node-init tests/simulator/gpu/gpufarm-gpu-devices \
+    tests/simulator/gpu/nv-fabricmanager .ci/run |
     xargs shellcheck --external-sources
 echo "lint: ansible-lint"
 (cd .collections/ansible_collections/gpufarm/core && ansible-lint --offline --profile production)

@@ -62,6 +62,11 @@ options:
     type: list
     elements: str
     default: []
+  pci_vendors:
+    description: IDs of vendors of PCI devices, as four hexadecimal digits such as V(10de) for NVIDIA.
+    type: list
+    elements: str
+    default: []
   programs:
     description: Names of programs that are looked for in the folders of the system.
     type: list
@@ -181,6 +186,34 @@ packages_auto:
   elements: str
   returned: success
   sample: [iptables]
+pci_devices:
+  description: What is on the bus of O(pci_vendors), sorted by address, from C(/sys/bus/pci/devices).
+  type: list
+  elements: dict
+  returned: success
+  contains:
+    address:
+      description: Its address.
+      type: str
+      sample: "0000:05:00.0"
+    vendor:
+      description: The ID of its vendor.
+      type: str
+      sample: 10de
+    device:
+      description: Its vendor's ID of it.
+      type: str
+      sample: 22a3
+    class:
+      description: Its class, subclass and programming interface.
+      type: str
+      sample: "068000"
+    nvswitch_bridge:
+      description: >-
+        Whether it is a network card that does nothing but lead to NVSwitches, as on NVIDIA's boards since Blackwell.
+        Such a card says so in its vital product data.
+      type: bool
+      sample: false
 programs:
   description: >-
     By name, the package that has brought each of O(programs); its path where no package has, and an empty text where it
@@ -207,10 +240,11 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufarm.core.plugins.module_utils import openpgp
+from ansible_collections.gpufarm.core.plugins.module_utils import openpgp, pci
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 EXTENDED_STATES = "/var/lib/apt/extended_states"
+PCI_DEVICES = "/sys/bus/pci/devices"
 LARGE = 1 << 20
 CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----[A-Za-z0-9+/=\s]+-----END CERTIFICATE-----")
 
@@ -329,7 +363,7 @@ def units(module: AnsibleModule, names: list[str]) -> dict[str, dict[str, str]]:
 
 
 def main() -> None:
-    names = ("files", "certificates", "json_files", "keyrings", "packages", "programs", "units")
+    names = ("files", "certificates", "json_files", "keyrings", "packages", "pci_vendors", "programs", "units")
     argument_spec: dict[str, dict[str, Any]] = {
         name: {"type": "list", "elements": "str", "default": []} for name in names
     }
@@ -350,6 +384,7 @@ def main() -> None:
         keyrings={path: keys_of(path) for path in params["keyrings"]},
         packages=packages,
         packages_auto=automatic(packages),
+        pci_devices=pci.devices_of(params["pci_vendors"], Path(PCI_DEVICES)),
         programs={program: owner(module, program) for program in params["programs"]},
         units=units(module, params["units"]),
     )

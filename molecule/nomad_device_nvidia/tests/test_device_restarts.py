@@ -65,6 +65,11 @@ def test_node_that_lost_its_power_comes_back_with_its_gpus(host: Host) -> None:
     agent = int(host.check_output(started, "nomad", "ExecMainStartTimestampMonotonic"))
     assert 0 < int(host.check_output(started, "docker", "ActiveEnterTimestampMonotonic")) <= agent
     after = host.check_output(started, "nomad", "After").split()
-    assert {"network-online.target", "docker.service", "nvidia-persistenced.service"} <= set(after)
+    assert {
+        "network-online.target",
+        "docker.service",
+        "nvidia-persistenced.service",
+        "nvidia-fabricmanager.service",
+    } <= set(after)
     (node,) = [item for item in nomad_api(host, "/v1/nodes") if item["Name"] == "device-t4"]
     assert (node["Status"], node["SchedulingEligibility"]) == ("ready", "eligible")

@@ -32,7 +32,9 @@ GO = HERE / "go"
 TOOLCHAIN = GO / "toolchain.txt"
 CUDA = HERE / "cuda.txt"
 GPU = ROOT / "tests/simulator/gpu"
-GPU_SCRIPTS = ("gpufarm-gpu-devices", "gpufarm-gpu-devices.service", "install-driver.sh", "install-profile.sh")
+GPU_SCRIPTS = (
+    "gpufarm-gpu-devices", "gpufarm-gpu-devices.service", "install-driver.sh", "install-profile.sh", "nv-fabricmanager",
+)  # fmt: skip
 BUILDER_SUITE = "bookworm"
 BUILDER_PACKAGES = "gcc libc6-dev libyaml-dev make pkg-config"
 # How this machine reaches Go modules. GOFLAGS is not among them: what is built is said here.

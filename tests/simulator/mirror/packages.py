@@ -281,6 +281,27 @@ ExecStopPost=/usr/bin/nvidia-persistenced 0
 [Install]
 WantedBy=multi-user.target
 """
+# As NVIDIA's package has it: nothing enables or starts it when it is installed, nothing starts it again.
+FABRIC_MANAGER = "nv-fabricmanager"
+FABRIC_MANAGER_UNIT = f"""\
+[Unit]
+Description=NVIDIA fabric manager service
+After=network-online.target {DEVICES}.service
+Requires=network-online.target
+
+[Service]
+User=root
+PrivateTmp=false
+Type=forking
+TimeoutStartSec=240
+PIDFile=/run/nvidia-fabricmanager/nv-fabricmanager.pid
+ExecStart=/usr/bin/{FABRIC_MANAGER} -c /usr/share/nvidia/nvswitch/fabricmanager.cfg
+ExecStopPost=/usr/bin/{FABRIC_MANAGER} --stopped
+LimitCORE=infinity
+
+[Install]
+WantedBy=multi-user.target
+"""
 DOUBLE = "double of NVIDIA's package, with the simulator's GPUs in place of a driver"
 
 
@@ -289,6 +310,7 @@ def drivers(double: Path) -> Iterator[Deb]:
     for branch, versions in DRIVERS.items():
         for version in versions:
             yield from driver(double, branch, version)
+            yield fabric_manager(double, branch, version)
 
 
 def pinning(branch: str) -> str:
@@ -380,6 +402,23 @@ def driver(double: Path, branch: str, upstream: str) -> list[Deb]:
             files={f"/etc/apt/preferences.d/nvidia-driver-pinning-{branch}": File(pinning(branch).encode())},
         ),
     ]
+
+
+def fabric_manager(double: Path, branch: str, upstream: str) -> Deb:
+    """Return Fabric Manager; up to branch 575 its name has the branch."""
+    program = (double / FABRIC_MANAGER).read_text(encoding="utf-8").replace("@VERSION@", upstream)
+    other = {name: "nvidia-fabricmanager" for name in ("Provides", "Replaces", "Conflicts")}
+    return Deb(
+        name="nvidia-fabricmanager" if int(branch) >= 580 else f"nvidia-fabricmanager-{branch}",
+        version=f"{upstream}-1",
+        description=DOUBLE,
+        fields={"Depends": "libc6", **(other if int(branch) < 580 else {})},
+        files={
+            f"/usr/bin/{FABRIC_MANAGER}": File(program.encode(), 0o755),
+            "/usr/share/nvidia/nvswitch/fabricmanager.cfg": File(b"DAEMONIZE=1\nFABRIC_MODE=0\n"),
+            "/lib/systemd/system/nvidia-fabricmanager.service": File(FABRIC_MANAGER_UNIT.encode()),
+        },
+    )
 
 
 # --- CUDA toolkit -----------------------------------------------------------------------------------------------------

@@ -70,6 +70,7 @@ def host(*paths: str, packages: tuple[str, ...] = (), **more: Any) -> dict[str, 
         "json_errors": {},
         "keyrings": {},
         "packages_auto": [],
+        "pci_devices": [],
         "programs": {"dockerd": ""},
         "units": {},
     }

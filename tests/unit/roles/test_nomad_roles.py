@@ -171,7 +171,7 @@ def test_unit_starts_as_upstreams_does() -> None:
         "StartLimitIntervalSec=0",
         "UnsetEnvironment=AWS_CA_BUNDLE",
         "Wants=network-online.target",
-        "After=network-online.target docker.service nvidia-persistenced.service",
+        "After=network-online.target docker.service nvidia-persistenced.service nvidia-fabricmanager.service",
         "WantedBy=multi-user.target",
     ):
         assert lines.count(line) == 1, line

@@ -36,7 +36,10 @@ def test_packages_are_asked_for_by_branch() -> None:
 def test_only_what_is_missing_is_asked_for() -> None:
     """apt would bring what matches a wildcard up to date, and take the GPUs from what runs on them."""
     missing = ["linux-headers-1", "nvidia-driver-cuda=570.*"]
-    found = value("__nvidia_driver_missing", nvidia_driver_branch="570", _common_repository_missing=missing)
+    found = value(
+        "__nvidia_driver_missing", nvidia_driver_branch="570", _common_repository_missing=missing,
+        _common_host=role_helper.host(),
+    )  # fmt: skip
     assert found == ["nvidia-driver-cuda=570.*"]
 
 
@@ -196,3 +199,154 @@ def test_reboot_is_needed(facts: dict[str, Any], check: bool, needed: bool) -> N
 def test_check_mode_verifies_what_is_not_to_come(given: dict[str, Any], to_come: bool) -> None:
     assert value("__nvidia_driver_to_come", ansible_check_mode=True, **given) is to_come
     assert value("__nvidia_driver_to_come", ansible_check_mode=False, **given) is False
+
+
+NVSWITCH = {"address": "0000:05:00.0", "vendor": "10de", "device": "22a3", "class": "068000", "nvswitch_bridge": False}
+BRIDGE = {"address": "0000:19:00.0", "vendor": "15b3", "device": "1021", "class": "020700", "nvswitch_bridge": True}
+GPU = {**NVSWITCH, "device": "2330", "class": "030200"}
+CARD = {**BRIDGE, "nvswitch_bridge": False}
+NFORCE = {**NVSWITCH, "device": "03ef"}
+DRIVERS = {
+    "Debian: Debian 13.1": "nvidia-driver-cuda",
+    "Debian: Ubuntu 24.04": "nvidia-open",
+    "RedHat: RedHat 9.4": "nvidia-open",
+    "RedHat: Rocky 10.1": "nvidia-open",
+}
+
+
+def fabric_value(name: str, *devices: dict[str, Any], packages: tuple[str, ...] = (), **given: Any) -> Any:
+    return value(name, _common_host=role_helper.host(packages=packages, pci_devices=list(devices)), **given)
+
+
+@pytest.mark.parametrize(
+    ("devices", "found"),
+    [
+        ([], False),
+        ([GPU, CARD, NFORCE], False),
+        ([GPU, NVSWITCH], True),
+        ([GPU, {**NVSWITCH, "device": "1af1"}], True),
+        ([GPU, BRIDGE], True),
+    ],
+)
+def test_nvswitches_are_found_on_the_bus(devices: list[dict[str, Any]], found: bool) -> None:
+    assert fabric_value("__nvidia_driver_has_fabric", *devices) is found
+    assert fabric_value("__nvidia_driver_has_fabric", *devices, _common_is_wsl=True) is False
+    assert ("fabric" in fabric_value("__nvidia_driver_facts", *devices)) is found
+    assert bool(fabric_value("__nvidia_driver_fabric_wanted", *devices)) is found
+    repository = fabric_value("__nvidia_driver_of_repository", *devices)
+    assert ("nvidia-fabricmanager=580.*" in repository["packages"]) is found
+
+
+@pytest.mark.parametrize(
+    ("platform", "branch", "package"),
+    [
+        ("Debian: Debian 12.11", "570", "nvidia-fabricmanager-570"),
+        ("Debian: Debian 13.1", "580", "nvidia-fabricmanager"),
+        ("Debian: Ubuntu 24.04", "575", "nvidia-fabricmanager-575"),
+        ("Debian: Ubuntu 22.04", "595", "nvidia-fabricmanager"),
+        ("RedHat: RedHat 9.4", "570", "nvidia-fabric-manager"),
+        ("RedHat: Rocky 10.1", "580", "nvidia-fabricmanager"),
+    ],
+)
+def test_the_name_of_fabric_managers_package(platform: str, branch: str, package: str) -> None:
+    given = {"platform": platform, "nvidia_driver_branch": branch}
+    assert fabric_value("__nvidia_driver_fabric_package", NVSWITCH, **given) == package
+    own = {**given, "nvidia_driver_fabric_manager_package": "mine"}
+    assert fabric_value("__nvidia_driver_fabric_wanted", NVSWITCH, **own) == [f"mine={branch}.*"]
+
+
+@pytest.mark.parametrize("platform", list(DRIVERS))
+@pytest.mark.parametrize(
+    ("version", "wanted"),
+    [
+        ("580.95.05-1", "580.95.05-*"),
+        ("580.95.05-1.el9", "580.95.05-*"),
+        ("3:580.126.20-0ubuntu0.24.04.1", "580.126.20-*"),
+        # It is exchanged, and both come in their newest versions.
+        ("570.195.03-1", "580.*"),
+    ],
+)
+def test_fabric_manager_has_exactly_the_version_of_the_driver_that_stays(
+    platform: str, version: str, wanted: str
+) -> None:
+    there = (f"installed {DRIVERS[platform]}={version}", "installed nvidia-fabricmanager=580.159.04-1")
+    found = fabric_value("__nvidia_driver_fabric_wanted", NVSWITCH, platform=platform, packages=there)
+    assert found == [f"nvidia-fabricmanager={wanted}"]
+
+
+def test_packages_of_ones_own_tell_the_version_by_the_first() -> None:
+    there = ("installed nvidia-headless-580-server=580.126.20-0ubuntu3", "installed nvidia-driver-cuda=580.95.05-1")
+    own = {"nvidia_driver_packages": ["nvidia-headless-580-server=580.*"]}
+    own["nvidia_driver_fabric_manager_package"] = "nvidia-fabricmanager-580"
+    found = fabric_value("__nvidia_driver_fabric_wanted", NVSWITCH, packages=there, **own)
+    assert found == ["nvidia-fabricmanager-580=580.126.20-*"]
+
+
+def test_behind_network_cards_it_needs_the_subnet_manager() -> None:
+    assert fabric_value("__nvidia_driver_fabric_wanted", BRIDGE) == [
+        "nvidia-fabricmanager=580.*", "nvlsm", "infiniband-diags",
+    ]  # fmt: skip
+
+
+def test_what_is_exchanged_is_named() -> None:
+    there = ("installed nvidia-driver-cuda=580.95.05-1",)
+    wanted = "nvidia-fabricmanager=580.95.05-*"
+    for missing, told in (
+        ([wanted], "Fabric Manager 580.95.05"),
+        ([wanted, "nvidia-kernel-open-dkms=580.*"], "the driver of branch 580"),
+    ):
+        given = {"packages": there, "_common_repository_missing": missing}
+        assert fabric_value("__nvidia_driver_exchanged", NVSWITCH, **given) == told
+    new = {"_common_repository_missing": ["nvidia-fabricmanager=580.*"]}
+    assert fabric_value("__nvidia_driver_exchanged", NVSWITCH, **new) == "the driver of branch 580"
+
+
+def joined(state: str | None = "Completed", status: str | None = "Success") -> dict[str, Any]:
+    return {"index": 3, "fabric_state": state, "fabric_status": status}
+
+
+@pytest.mark.parametrize(
+    ("version", "unit", "gpus", "broken"),
+    [
+        ("580.95.05", ("enabled", "active"), [joined()], False),
+        ("580.95.05", ("enabled", "active"), [joined(), joined("In Progress", None)], True),
+        ("580.95.05", ("enabled", "active"), [joined(), joined("Not Started", None)], True),
+        ("580.95.05", ("enabled", "active"), [joined("Completed", "Insufficient Resources")], True),
+        ("580.159.04", ("enabled", "active"), [joined()], True),
+        ("580.95.05", ("enabled", "failed"), [joined()], True),
+        # An A100 tells no state; it may not run here, as outside of a virtual machine.
+        ("580.95.05", ("enabled", "active"), [joined(None, None)], False),
+        ("580.95.05", ("disabled", "inactive"), [joined(None, None)], True),
+        ("", ("", ""), [joined(None, None)], True),
+        ("", ("", ""), [joined()], False),
+    ],
+)
+def test_a_fabric_that_is_not_as_it_should_be(
+    version: str, unit: tuple[str, str], gpus: list[dict[str, Any]], broken: bool
+) -> None:
+    lines = [f"installed nvidia-fabricmanager={version}-1"] if version else []
+    given: dict[str, Any] = {
+        "__nvidia_driver_fabric": {
+            "packages": lines,
+            "units": {"nvidia-fabricmanager.service": {"enabled": unit[0], "active": unit[1]}},
+        },
+        "facts": {"nvidia_smi": {"available": True, "driver_version": "580.95.05", "gpus": gpus}},
+    }
+    assert fabric_value("__nvidia_driver_fabric_broken", NVSWITCH, **given) is broken
+    assert fabric_value("__nvidia_driver_fabric_broken", GPU, **given) is False
+    given["facts"]["nvidia_smi"]["available"] = False
+    assert fabric_value("__nvidia_driver_fabric_broken", NVSWITCH, **given) is False
+
+
+@pytest.mark.parametrize(
+    ("given", "exchanged"),
+    [
+        ({}, False),
+        ({"__nvidia_driver_installed": {"changed": True}}, True),
+        ({"__nvidia_driver_fabric_installed": {"changed": True}}, True),
+        # The boot has started it.
+        ({"__nvidia_driver_installed": {"changed": True}, "__nvidia_driver_rebooted": {"changed": True}}, False),
+    ],
+)
+def test_fabric_manager_starts_anew_where_it_was_exchanged(given: dict[str, Any], exchanged: bool) -> None:
+    assert value("__nvidia_driver_fabric_exchanged", **given) is exchanged

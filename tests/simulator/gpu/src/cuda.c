@@ -20,6 +20,7 @@ enum {
     CUDA_ERROR_NO_DEVICE = 100,
     CUDA_ERROR_INVALID_DEVICE = 101,
     CUDA_ERROR_OPERATING_SYSTEM = 304,
+    CUDA_ERROR_SYSTEM_NOT_READY = 802,
     CUDA_ERROR_SYSTEM_DRIVER_MISMATCH = 803,
 };
 
@@ -92,6 +93,14 @@ static void add_mig_devices(const struct sim_gpu *gpu)
     }
 }
 
+/* Whether NVSwitches that lead to the GPU are not set up yet. */
+static bool waits_for_fabric(const struct sim_gpu *gpu)
+{
+    const char *state = text(gpu, "fabric.state", "Completed");
+
+    return !strcmp(state, "In Progress") || !strcmp(state, "Not Started");
+}
+
 /* A node without a device behind it fails them all, where other errors only hide the one GPU. */
 static int gather(const struct sim_profile *profile)
 {
@@ -106,6 +115,8 @@ static int gather(const struct sim_profile *profile)
         mig[i] = !strcmp(text(gpu, "mig_mode.current_mig", ""), "Enabled");
         if (!sim_gpu_visible(profile, i) || strcmp(text(gpu, "state", "ok"), "ok"))
             continue;
+        if (waits_for_fabric(gpu))
+            return CUDA_ERROR_SYSTEM_NOT_READY;
         add(text(gpu, "product_name", ""), text(gpu, "uuid", ""), text(gpu, "compute_cap", "0.0"),
             strtod(text(gpu, "fb_memory_usage.total", "0"), NULL), false);
     }
@@ -316,6 +327,7 @@ static const struct {
     {CUDA_ERROR_NO_DEVICE, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
     {CUDA_ERROR_INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
     {CUDA_ERROR_OPERATING_SYSTEM, "CUDA_ERROR_OPERATING_SYSTEM", "OS call failed or operation not supported on this OS"},
+    {CUDA_ERROR_SYSTEM_NOT_READY, "CUDA_ERROR_SYSTEM_NOT_READY", "system not yet initialized"},
     {CUDA_ERROR_SYSTEM_DRIVER_MISMATCH, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
      "system has unsupported display driver / cuda driver combination"},
 };

@@ -67,7 +67,8 @@ def test_the_options_are_as_documented(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nothing_is_told_that_nobody_asked_for(host: Host) -> None:
     found = host.look()
     assert found["user_id"] == os.getuid()
-    names = ("files", "certificates", "json_errors", "keyrings", "packages", "packages_auto", "programs", "units")
+    names = ("files", "certificates", "json_errors", "keyrings", "packages", "packages_auto", "pci_devices",
+             "programs", "units")  # fmt: skip
     assert not any(found[name] for name in names)
 
 
@@ -226,3 +227,15 @@ def test_units(host: Host) -> None:
         "none.service": {"enabled": "", "active": ""},
         "other.path": {"enabled": "disabled", "active": "failed"},
     }
+
+
+def test_pci_devices(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = tmp_path / "pci/0000:05:00.0"
+    device.mkdir(parents=True)
+    for name, text in (("vendor", "0x10de"), ("device", "0x22a3"), ("class", "0x068000")):
+        (device / name).write_text(f"{text}\n", encoding="ascii")
+    monkeypatch.setattr(host_info, "PCI_DEVICES", str(tmp_path / "pci"))
+    assert host.look(pci_vendors=["10de", "15b3"])["pci_devices"] == [
+        {"address": "0000:05:00.0", "vendor": "10de", "device": "22a3", "class": "068000", "nvswitch_bridge": False},
+    ]  # fmt: skip
+    assert host.look(pci_vendors=["8086"])["pci_devices"] == []

@@ -63,7 +63,7 @@ def signing(keys: Pki) -> Iterator[Signer]:
 @pytest.fixture
 def gpu_double(tmp_path: Path) -> Path:
     folder = tmp_path / "double"
-    tools = ("gpufarm-gpu-devices", "gpufarm-gpu-profile", "install-profile.sh")
+    tools = ("gpufarm-gpu-devices", "gpufarm-gpu-profile", "install-profile.sh", "nv-fabricmanager")
     for name in ("libnvidia-ml.so.1", "libcuda.so.1", "nvidia-smi", *tools):
         write(folder / name, f"double of {name}\n")
     write(folder / "gpufarm-gpu-devices.service", "[Service]\nType=oneshot\n")
