@@ -203,6 +203,7 @@ def test_check_mode_verifies_what_is_not_to_come(given: dict[str, Any], to_come:
 
 NVSWITCH = {"address": "0000:05:00.0", "vendor": "10de", "device": "22a3", "class": "068000", "nvswitch_bridge": False}
 BRIDGE = {"address": "0000:19:00.0", "vendor": "15b3", "device": "1021", "class": "020700", "nvswitch_bridge": True}
+UNIT = "nvidia-fabricmanager.service"
 GPU = {**NVSWITCH, "device": "2330", "class": "030200"}
 CARD = {**BRIDGE, "nvswitch_bridge": False}
 NFORCE = {**NVSWITCH, "device": "03ef"}
@@ -326,7 +327,7 @@ def test_a_fabric_that_is_not_as_it_should_be(
 ) -> None:
     lines = [f"installed nvidia-fabricmanager={version}-1"] if version else []
     given: dict[str, Any] = {
-        "__nvidia_driver_fabric": {
+        "__nvidia_driver_beside": {
             "packages": lines,
             "units": {"nvidia-fabricmanager.service": {"enabled": unit[0], "active": unit[1]}},
         },
@@ -350,3 +351,84 @@ def test_a_fabric_that_is_not_as_it_should_be(
 )
 def test_fabric_manager_starts_anew_where_it_was_exchanged(given: dict[str, Any], exchanged: bool) -> None:
     assert value("__nvidia_driver_fabric_exchanged", **given) is exchanged
+
+
+@pytest.mark.parametrize(
+    ("devices", "given", "modules"),
+    [
+        ([GPU, NVSWITCH, CARD], {}, []),
+        ([GPU, BRIDGE], {}, ["ib_umad"]),
+        # Open modules share memory by dma-buf.
+        ([GPU, CARD], {"nvidia_driver_gpudirect_rdma": "yes"}, []),
+        ([GPU, CARD], {"nvidia_driver_gpudirect_rdma": True, "nvidia_driver_kernel_modules": "proprietary"},
+         ["nvidia-peermem"]),
+        ([GPU, CARD], {"nvidia_driver_gpudirect_rdma": "no", "nvidia_driver_kernel_modules": "proprietary"}, []),
+        ([GPU, BRIDGE], {"nvidia_driver_managed": False}, []),
+    ],
+)  # fmt: skip
+def test_kernel_modules_beside_the_drivers(
+    devices: list[dict[str, Any]], given: dict[str, Any], modules: list[str]
+) -> None:
+    assert fabric_value("__nvidia_driver_modules", *devices, **given) == modules
+    assert fabric_value("__nvidia_driver_modules_missing", *devices, **given) == modules
+    # As the kernel writes them.
+    loaded = role_helper.host("/sys/module/ib_umad", "/sys/module/nvidia_peermem", pci_devices=devices)
+    assert value("__nvidia_driver_modules_missing", _common_host=loaded, **given) == []
+    later = {"__nvidia_driver_beside": loaded, **given}
+    assert fabric_value("__nvidia_driver_modules_missing", *devices, **later) == []
+
+
+def told_by_the_check(*devices: dict[str, Any], **given: Any) -> str:
+    tasks = DataLoader().load_from_file(str(ROLE / "tasks/check.yml"), trusted_as_template=True)
+    (variables,) = [task["vars"] for task in tasks if "vars" in task]
+    facts = {
+        "available": True,
+        "platform": "linux",
+        "driver_version": "580.95.05",
+        "gpus": [joined("In Progress", None)],
+    }
+    given = {"facts": {"nvidia_smi": facts}, "__nvidia_driver_fabric_said": {}, **variables, **given}
+    return str(fabric_value("__nvidia_driver_wrong", *devices, **given))
+
+
+def test_what_is_told_of_fabric_manager() -> None:
+    none = {"__nvidia_driver_beside": role_helper.host(units={UNIT: {"enabled": "", "active": ""}})}
+    assert told_by_the_check(NVSWITCH, **none) == (
+        "no package of Fabric Manager is installed and its unit is not there; GPU 3 has fabric state In Progress with "
+        "status unknown, and CUDA ends there with error 802 (system not yet initialized). Expected: Fabric Manager "
+        "580.95.05, the driver's own version, active, and every GPU with fabric state Completed and status Success. "
+        "Next step: run gpufarm.core.nvidia_driver on this host."
+    )
+    own = told_by_the_check(NVSWITCH, nvidia_driver_managed=False, **none)
+    assert own.endswith("install that version and run `systemctl enable --now nvidia-fabricmanager`.")
+    assert told_by_the_check(GPU, **none) == ""
+
+
+def test_what_is_told_of_kernel_modules() -> None:
+    host = role_helper.host(units={UNIT: {"enabled": "enabled", "active": "failed"}})
+    told = told_by_the_check(BRIDGE, __nvidia_driver_beside=host)
+    assert told == (
+        "of ib_umad the kernel has not loaded ib_umad. Expected: all of them; Fabric Manager reaches the NVSwitches by "
+        "ib_umad. Next step: run gpufarm.core.nvidia_driver on this host."
+    )
+    said = "modprobe: ERROR: could not insert 'nvidia_peermem': Invalid argument"
+    told = told_by_the_check(
+        CARD, __nvidia_driver_beside=host, __nvidia_driver_modules_loaded={"stderr": said},
+        nvidia_driver_gpudirect_rdma=True, nvidia_driver_kernel_modules="proprietary",
+    )  # fmt: skip
+    assert f'; modprobe says "{said}". Expected: all of them; nvidia-peermem, which' in told
+    assert told.endswith("mend what modprobe names, or set `nvidia_driver_gpudirect_rdma: false`.")
+
+
+def test_what_dnf_is_asked_for() -> None:
+    """As branch-stream.yml and branch-lock.yml leave it to fabric_manager-dnf.yml."""
+    given: dict[str, Any] = {"platform": "RedHat: RedHat 9.4"}
+
+    def missing(*packages: str) -> Any:
+        given["_common_repository_packages_there"] = ["installed nvidia-open=580.95.05-1.el9", *packages]
+        wanted = fabric_value("__nvidia_driver_fabric_wanted", NVSWITCH, **given)
+        return fabric_value("__nvidia_driver_missing", NVSWITCH, common_repository={"packages": wanted}, **given)
+
+    assert missing("installed nvidia-fabricmanager=580.95.05-1.el9") == []
+    for other in ("nvidia-fabricmanager=580.82.07-1.el9", "nvidia-fabric-manager=570.195.03-1.el9"):
+        assert missing(f"installed {other}") == ["nvidia-fabricmanager=580.95.05-*"]
