@@ -52,6 +52,13 @@ options:
     type: list
     elements: str
     default: []
+  toml_files:
+    description: >-
+      Paths of files that have to be TOML where they are there. Of what they say nothing is told, and nothing at all
+      where the host's Python is older than 3.11, which cannot read them.
+    type: list
+    elements: str
+    default: []
   keyrings:
     description: Paths of OpenPGP keyrings.
     type: list
@@ -163,6 +170,11 @@ json_errors:
   type: dict
   returned: success
   sample: {/etc/docker/daemon.json: "Expecting value: line 1 column 1 (char 0)"}
+toml_errors:
+  description: By path, why one of O(toml_files) is no TOML.
+  type: dict
+  returned: success
+  sample: {/etc/containerd/config.toml: "Invalid value (at line 1, column 5)"}
 keyrings:
   description: >-
     By path, the fingerprints of the primary keys in each of O(keyrings), sorted. None for a file that is not there or
@@ -236,11 +248,17 @@ import re
 import shutil
 import stat
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufarm.core.plugins.module_utils import openpgp, pci
+
+try:
+    import tomllib
+except ImportError:  # before Python 3.11
+    tomllib = None  # type: ignore[assignment]
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 EXTENDED_STATES = "/var/lib/apt/extended_states"
@@ -293,12 +311,12 @@ def certificates(paths: list[str]) -> dict[str, str]:
     return found
 
 
-def json_errors(paths: list[str]) -> dict[str, str]:
+def errors_of(paths: list[str], read: Callable[[str], Any]) -> dict[str, str]:
     errors = {}
     for path in paths:
         if os.path.lexists(path):
             try:
-                json.loads(Path(path).read_text(encoding="utf-8"))
+                read(Path(path).read_text(encoding="utf-8"))
             except (OSError, ValueError) as error:
                 errors[path] = str(error)
     return errors
@@ -363,7 +381,9 @@ def units(module: AnsibleModule, names: list[str]) -> dict[str, dict[str, str]]:
 
 
 def main() -> None:
-    names = ("files", "certificates", "json_files", "keyrings", "packages", "pci_vendors", "programs", "units")
+    names = (
+        "files", "certificates", "json_files", "toml_files", "keyrings", "packages", "pci_vendors", "programs", "units",
+    )  # fmt: skip
     argument_spec: dict[str, dict[str, Any]] = {
         name: {"type": "list", "elements": "str", "default": []} for name in names
     }
@@ -380,7 +400,8 @@ def main() -> None:
         user_id=os.getuid(),
         files=look_at_files(params["files"]),
         certificates=certificates(params["certificates"]),
-        json_errors=json_errors(params["json_files"]),
+        json_errors=errors_of(params["json_files"], json.loads),
+        toml_errors=errors_of(params["toml_files"], tomllib.loads) if tomllib else {},
         keyrings={path: keys_of(path) for path in params["keyrings"]},
         packages=packages,
         packages_auto=automatic(packages),

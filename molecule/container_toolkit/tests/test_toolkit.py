@@ -120,7 +120,7 @@ def test_check_mode_announces_what_a_run_then_does() -> None:
     announced = changed_tasks(run.output)
     assert announced == [
         "Have Docker running",
-        "Ask Docker which runtimes it has read, and for the node's CDI devices",
+        "Ask the engines which runtimes they have read, and for the node's CDI devices",
         "Reload Docker",
         "Refresh the CDI specification that does not hold the node's GPUs",
         "Have the CDI specification refreshed with every boot and driver change",

@@ -1,62 +1,155 @@
-"""What the toolkit role works out: Docker's settings, the runtimes it follows, what check mode only announces."""
+"""What the toolkit role works out: which engines are behind, what is missing, what check mode only announces."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 from ansible_collections.gpufarm.core.tests.unit.roles import role_helper
-
-NVIDIA = {"nvidia": {"path": "nvidia-container-runtime", "args": []}}
 
 
 def value(name: str, **given: Any) -> Any:
     return role_helper.value(name, {**role_helper.variables("_common", "docker", "container_toolkit"), **given})
 
 
-def settings(default: object, **wanted: Any) -> Any:
-    asked = {"rc": 0, "stdout": json.dumps({"runtimes": NVIDIA, **wanted})}
-    return value(
-        "__container_toolkit_settings", container_toolkit_default_runtime=default, __container_toolkit_asked=asked
-    )
-
-
-@pytest.mark.parametrize("default", [False, "false", "no"])
-def test_a_default_that_the_role_had_set_is_taken_back(default: object) -> None:
-    assert settings(default, **{"default-runtime": "nvidia", "debug": True}) == {
-        "runtimes": NVIDIA,
-        "default-runtime": "runc",
-        "debug": True,
+def engine(runtimes: dict[str, str], default: str | None = "runc") -> dict[str, Any]:
+    return {
+        "answers": bool(runtimes),
+        "reason": None if runtimes else "silence",
+        "runtimes": runtimes,
+        "default": default,
     }
 
 
-def test_a_default_of_the_owners_stays() -> None:
-    assert settings(False, **{"default-runtime": "mine"})["default-runtime"] == "mine"
-    assert "default-runtime" not in settings(False)
-
-
-@pytest.mark.parametrize("default", [True, "true", "yes"])
-def test_the_default_that_is_asked_for_stays(default: object) -> None:
-    assert settings(default, **{"default-runtime": "nvidia"})["default-runtime"] == "nvidia"
+def behind(running: dict[str, Any], **given: Any) -> list[str]:
+    """Return the engines that do not follow; their settings name the runtime and, where given, a default."""
+    settings = {
+        name: {"changed": False, "known": True, "runtime": "/nvidia", "default": None, **given} for name in running
+    }
+    state = {"__container_toolkit_written": {"engines": settings}, "__container_toolkit_state": {"engines": running}}
+    found: list[str] = value("__container_toolkit_behind", **state)
+    return found
 
 
 @pytest.mark.parametrize(
-    ("running", "follows"),
+    ("running", "default", "follows"),
     [
-        ({"runtimes": NVIDIA, "default": "runc"}, True),
-        ({"runtimes": NVIDIA, "default": "nvidia"}, False),
-        ({"runtimes": {"nvidia": {"path": "/other"}}, "default": "runc"}, False),
-        ({"runtimes": {"runc": {}}, "default": "runc"}, False),
-        ({"runtimes": None, "default": ""}, False),
-        (None, False),
+        (engine({"runc": "", "nvidia": "/nvidia"}), None, True),
+        (engine({"runc": "", "nvidia": "/nvidia"}), "runc", True),
+        (engine({"runc": "", "nvidia": "/nvidia"}), "nvidia", False),
+        (engine({"runc": "", "nvidia": "/nvidia"}, "nvidia"), "runc", False),
+        (engine({"runc": "", "nvidia": "/other"}), None, False),
+        (engine({"runc": ""}), None, False),
+        (engine({}, None), None, False),
     ],
 )
-def test_docker_follows_what_it_has_read(running: dict[str, Any] | None, follows: bool) -> None:
-    asked = {"rc": 0, "stdout": json.dumps({"runtimes": NVIDIA, "default-runtime": "nvidia"})}
-    state = {"stdout_lines": ["" if running is None else json.dumps(running), "nvidia.com/gpu=all"]}
-    given = {"__container_toolkit_asked": asked, "__container_toolkit_state": state}
-    assert value("__container_toolkit_docker_follows", **given) is follows
+def test_an_engine_follows_what_it_has_read(running: dict[str, Any], default: str | None, follows: bool) -> None:
+    assert behind({"docker": running}, default=default) == ([] if follows else ["docker"])
+
+
+def test_only_engines_that_are_behind_are_told_and_those_to_come_are_not() -> None:
+    there, missing = engine({"runc": "", "nvidia": "/nvidia"}), engine({})
+    assert behind({"docker": there, "containerd": missing, "crio": there}) == ["containerd"]
+    assert behind({"containerd": missing}, known=False) == []
+
+
+def test_settings_that_have_changed_are_followed_even_where_the_runtime_was_known() -> None:
+    there = engine({"nvidia": "/nvidia"})
+    written = {"changed": True, "known": True, "runtime": "/nvidia", "default": None}
+    state = {
+        "__container_toolkit_written": {"engines": {"containerd": written, "docker": {**written, "changed": False}}},
+        "__container_toolkit_state": {"engines": {"containerd": there, "docker": there}},
+    }
+    assert value("__container_toolkit_to_follow", **state) == ["containerd"]
+    assert value("__container_toolkit_to_follow") == []
+
+
+@pytest.mark.parametrize(
+    ("engines", "programs", "packages"),
+    [
+        (["docker"], {}, []),
+        (["containerd", "podman", "crio"], {}, ["containerd", "podman", "cri-o"]),
+        (["containerd", "podman"], {"containerd": "containerd.io"}, ["podman"]),
+    ],
+)
+def test_engines_that_are_missing(engines: list[str], programs: dict[str, str], packages: list[str]) -> None:
+    found = {"containerd": "", "crio": "", "podman": "", "dockerd": "", **programs}
+    given = {
+        "_common_host": role_helper.host(programs=found), "ansible_facts": role_helper.facts("Debian: Debian 12.11"),
+        "container_toolkit_engines": engines,
+    }  # fmt: skip
+    assert value("__container_toolkit_engine_packages", **given) == packages
+
+
+def test_engines_that_do_not_run_and_start_with_the_host() -> None:
+    runs = {"enabled": "enabled", "active": "active"}
+    units = {
+        "containerd.service": runs,
+        "crio.service": {**runs, "active": "inactive"},
+        "docker.service": {**runs, "active": ""},
+    }
+    given = {
+        "_common_host": role_helper.host(units=units),
+        "container_toolkit_engines": ["docker", "podman", "containerd", "crio"],
+    }
+    assert value("__container_toolkit_stopped", **given) == ["crio.service"]
+
+
+@pytest.mark.parametrize(
+    ("image", "whole"),
+    [
+        ("cuda:12", "docker.io/library/cuda:12"),
+        ("nvidia/cuda:12", "docker.io/nvidia/cuda:12"),
+        ("images.example.com/cuda:12", "images.example.com/cuda:12"),
+        ("localhost/cuda:12", "localhost/cuda:12"),
+        ("mirror:5000/nvidia/cuda:12", "mirror:5000/nvidia/cuda:12"),
+    ],
+)
+def test_containerd_takes_whole_names_of_images(image: str, whole: str) -> None:
+    assert value("__container_toolkit_image", container_toolkit_verify_image=image) == whole
+
+
+def gpu(index: int, uuid: str, **more: Any) -> dict[str, Any]:
+    return {"index": index, "uuid": uuid, "mig_mode": None, "mig_devices": [], **more}
+
+
+def missing(gpus: list[dict[str, Any]], *listed: str, platform: str = "linux") -> set[str]:
+    given = {
+        "ansible_facts": {"nvidia_smi": {"gpus": gpus, "platform": platform}},
+        "__container_toolkit_state": {"cdi_devices": [f"nvidia.com/gpu={name}" for name in listed]},
+    }
+    return {name.removeprefix("nvidia.com/gpu=") for name in value("__container_toolkit_missing", **given)}
+
+
+def test_every_gpu_and_mig_device_is_in_the_specification_by_index_and_uuid() -> None:
+    devices = [{"index": 0, "uuid": "MIG-a"}, {"index": 1, "uuid": "MIG-b"}]
+    gpus = [gpu(0, "GPU-a", mig_mode="Disabled"), gpu(1, "GPU-b", mig_mode="Enabled", mig_devices=devices)]
+    assert missing(gpus) == {"all", "0", "GPU-a", "1:0", "MIG-a", "1:1", "MIG-b"}
+    assert missing(gpus, "all", "0", "GPU-a", "1:0", "MIG-a", "MIG-b") == {"1:1"}
+    assert missing(gpus, "all", "0", "GPU-a", "1:0", "MIG-a", "1:1") == {"MIG-b"}
+    assert missing([gpu(0, "GPU-a")], platform="wsl") == {"all"}
+    assert missing([gpu(0, "GPU-a", mig_mode="Enabled")]) == set()
+
+
+@pytest.mark.parametrize(
+    ("current", "listed", "stale"),
+    [
+        (False, ("all", "0", "GPU-a"), True),
+        (True, ("all", "0", "GPU-a"), False),
+        (None, ("all", "0", "GPU-a"), False),
+        # A GPU that has gone.
+        (False, ("all", "0", "GPU-a", "1", "GPU-b"), False),
+    ],
+)
+def test_a_specification_is_of_another_driver(current: bool | None, listed: tuple[str, ...], stale: bool) -> None:
+    others = ["management.nvidia.com/gpu=all"]
+    given = {
+        "ansible_facts": {"nvidia_smi": {"gpus": [gpu(0, "GPU-a")], "platform": "linux"}},
+        "__container_toolkit_state": {
+            "cdi_devices": [f"nvidia.com/gpu={name}" for name in listed] + others, "cdi_current": current,
+        },
+    }  # fmt: skip
+    assert value("__container_toolkit_stale", **given) is stale
 
 
 def test_versions_of_the_repository() -> None:
@@ -69,17 +162,26 @@ def test_versions_of_the_repository() -> None:
     assert value("__container_toolkit_versions_found", __container_toolkit_versions=told) == ["1.20.1-1", "1.20.0-1"]
 
 
-THERE = {"__container_toolkit_asked": {"rc": 0}}
+SETTINGS = {"docker": {"changed": False, "known": True}}
+THERE = {
+    "__container_toolkit_written": {"engines": SETTINGS},
+    "__container_toolkit_state": {"engines": {}, "cdi_devices": []},
+}
 
 
 @pytest.mark.parametrize(
     ("given", "to_come"),
     [
         ({}, False),
-        ({"__container_toolkit_asked": {"rc": 2}}, True),
+        ({"__container_toolkit_state": {"cdi_devices": None}}, True),
+        ({"__container_toolkit_written": {"engines": {"containerd": {"changed": False, "known": False}}}}, True),
         *[
             ({f"__container_toolkit_{name}": {"changed": True}}, True)
-            for name in ("pin", "installed", "written", "state", "refreshed")
+            for name in ("pin", "installed", "engines_installed", "engines_started", "refreshed")
+        ],
+        *[
+            ({f"__container_toolkit_{name}": {**THERE[f"__container_toolkit_{name}"], "changed": True}}, True)
+            for name in ("written", "state")
         ],
         *[({f"__docker_{name}": {"changed": True}}, True) for name in ("installed", "service")],
         # As apt and as dnf say it.
@@ -143,3 +245,23 @@ def test_settings_that_are_no_json_are_refused_before_anything_changes() -> None
     refusal = value("__container_toolkit_refusal", **given)
     assert "(Expecting value: line 1 column 1 (char 0)). Expected: Docker's settings" in refusal
     assert value("__container_toolkit_refusal", ansible_facts=facts, _common_host=role_helper.host()) == ""
+    # Who does not use Docker may have what is Docker's as it is.
+    given = {**given, "container_toolkit_engines": ["containerd"]}
+    assert value("__container_toolkit_refusal", **given) == ""
+
+
+def test_settings_that_are_no_toml_are_refused_before_anything_changes() -> None:
+    errors = {path: "Invalid value" for path in ("/etc/containerd/config.toml", "/etc/crio/crio.conf")}
+    given = {
+        "ansible_facts": role_helper.facts("Debian: Debian 12.11"),
+        "_common_host": role_helper.host(toml_errors=errors),
+    }
+    for engines, found in (
+        (["docker", "crio"], "/etc/crio/crio.conf is no TOML (Invalid value). Expected: settings of CRI-O, to which"),
+        (
+            ["containerd"],
+            "/etc/containerd/config.toml is no TOML (Invalid value). Expected: settings of containerd, to",
+        ),
+    ):
+        assert found in value("__container_toolkit_refusal", container_toolkit_engines=engines, **given)
+    assert value("__container_toolkit_refusal", container_toolkit_engines=["docker", "podman"], **given) == ""

@@ -67,8 +67,8 @@ def test_the_options_are_as_documented(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nothing_is_told_that_nobody_asked_for(host: Host) -> None:
     found = host.look()
     assert found["user_id"] == os.getuid()
-    names = ("files", "certificates", "json_errors", "keyrings", "packages", "packages_auto", "pci_devices",
-             "programs", "units")  # fmt: skip
+    names = ("files", "certificates", "json_errors", "toml_errors", "keyrings", "packages", "packages_auto",
+             "pci_devices", "programs", "units")  # fmt: skip
     assert not any(found[name] for name in names)
 
 
@@ -134,6 +134,17 @@ def test_certificates_without_their_keys(host: Host, tmp_path: Path) -> None:
     found = host.look(certificates=[f"{tmp_path}/{name}.pem" for name in names])
     assert found["certificates"] == {f"{tmp_path}/both.pem": first}
     assert "MIGH" not in str(found)
+
+
+def test_what_is_no_toml(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in (("good", "version = 2\n"), ("empty", ""), ("cut", "imports = [")):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    paths = [f"{tmp_path}/{name}" for name in ("good", "empty", "cut", "none")]
+    found = host.look(toml_files=paths)["toml_errors"]
+    assert list(found) == ([f"{tmp_path}/cut"] if host_info.tomllib else [])
+    # As on a host whose Python has nothing to read it with.
+    monkeypatch.setattr(host_info, "tomllib", None)
+    assert host.look(toml_files=paths)["toml_errors"] == {}
 
 
 def test_what_is_no_json(host: Host, tmp_path: Path) -> None:
