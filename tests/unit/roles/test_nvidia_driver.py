@@ -340,20 +340,6 @@ def test_a_fabric_that_is_not_as_it_should_be(
 
 
 @pytest.mark.parametrize(
-    ("given", "exchanged"),
-    [
-        ({}, False),
-        ({"__nvidia_driver_installed": {"changed": True}}, True),
-        ({"__nvidia_driver_fabric_installed": {"changed": True}}, True),
-        # The boot has started it.
-        ({"__nvidia_driver_installed": {"changed": True}, "__nvidia_driver_rebooted": {"changed": True}}, False),
-    ],
-)
-def test_fabric_manager_starts_anew_where_it_was_exchanged(given: dict[str, Any], exchanged: bool) -> None:
-    assert value("__nvidia_driver_fabric_exchanged", **given) is exchanged
-
-
-@pytest.mark.parametrize(
     ("devices", "given", "modules"),
     [
         ([GPU, NVSWITCH, CARD], {}, []),
