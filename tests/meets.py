@@ -20,7 +20,8 @@ import coverage
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-TESTS = ["tests/unit/plugins", "tests/unit/playbooks"]
+# Of the tests of the GPU double one is a module's own.
+TESTS = ["tests/unit/plugins", "tests/unit/playbooks", "tests/unit/simulator/gpu/test_mig_module.py"]
 # Python imports this in everything that a test starts; pytest tells each program the test's name.
 SITECUSTOMIZE = """
 import os, sys
@@ -81,10 +82,12 @@ class Meetings:
     def of(self, path: str, line: int) -> list[str]:
         """Return the tests that meet a line: those that run it, then those that open its file; quick files first."""
         here = self.lines.get(path, {})
-        running = set().union(*(here.get(number, set()) for number in _statement(path, line)))
-        if not running:
-            # It runs where the file is imported, so every test may notice that runs anything of the file.
-            running = set().union(*here.values())
+        lines, imported = _statement(path, line)
+        running = set().union(*(here.get(number, set()) for number in lines))
+        if imported or not running:
+            # Every test may notice that runs anything of the file, and those that compare its tables with records.
+            recorded = {test for test in self.seconds if "recorded" in test.rpartition("::")[2]}
+            running = recorded.union(*here.values())
         return [*self._quick_first(running), *self._quick_first(self.opened.get(path, set()) - running)]
 
     def _quick_first(self, tests: set[str]) -> list[str]:
@@ -95,9 +98,9 @@ class Meetings:
         return [name for names in files for name in names]
 
 
-def _statement(path: str, line: int) -> range:
-    """Return the lines of the innermost statement at a line, without those of a body."""
-    found = range(line, line + 1)
+def _statement(path: str, line: int) -> tuple[range, bool]:
+    """Return the lines of the innermost statement at a line, without those of a body, and whether an import runs it."""
+    found, imported = range(line, line + 1), True
     for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
         if isinstance(node, ast.stmt):
             body = getattr(node, "body", None)
@@ -105,7 +108,9 @@ def _statement(path: str, line: int) -> range:
             # Walked from outside to inside, the last one is the innermost.
             if node.lineno <= line < max(end, node.lineno + 1):
                 found = range(node.lineno, end)
-    return found
+            if isinstance(node, ast.FunctionDef) and node.body[0].lineno <= line <= (node.end_lineno or line):
+                imported = False
+    return found, imported
 
 
 class Recorder:
