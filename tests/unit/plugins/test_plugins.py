@@ -16,7 +16,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import yaml
 from ansible.module_utils.testing import patch_module_args
+from ansible_collections.gpufarm.core.plugins.doc_fragments import nomad
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.recorded import assert_recorded
 
 PLUGINS = Path(__file__).resolve().parents[3] / "plugins"
@@ -95,6 +97,45 @@ def plain(value: Any) -> Any:
 
 def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) or (isinstance(value, tuple) and value != () and all(map(is_number, value)))
+
+
+def test_options_are_documented_and_how_they_go_together_is_as_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {module.__name__.rpartition(".")[2]: module for module in modules() if ".modules." in module.__name__}
+    assert_recorded("options", {name: assert_documented(module, monkeypatch) for name, module in found.items()})
+
+
+def compared(options: dict[str, Any], below: str) -> dict[str, Any]:
+    """What ansible-doc tells of options, those of an option among them, as far as it says anything."""
+    keys = ("type", "default", "required", "choices", "elements")
+    return {
+        name: {key: option[key] for key in keys if option.get(key) is not None}
+        | ({"options": compared(option[below], below)} if below in option else {})
+        for name, option in options.items()
+    }
+
+
+def assert_documented(module: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Compare the documented options with those that the module takes, and return how it asks for the others."""
+
+    class Asked(Exception):
+        pass
+
+    def ask(**given: Any) -> None:
+        raise Asked(given)
+
+    monkeypatch.setattr(module, "AnsibleModule", ask)
+    with pytest.raises(Asked) as caught:
+        module.main()
+    given: dict[str, Any] = caught.value.args[0]
+    documentation = yaml.safe_load(module.DOCUMENTATION)
+    options = documentation.get("options", {})
+    if "gpufarm.core.nomad" in documentation.get("extends_documentation_fragment", ()):
+        shared = yaml.safe_load(nomad.ModuleDocFragment.DOCUMENTATION)["options"]
+        options = shared | {name: {**shared.get(name, {}), **option} for name, option in options.items()}
+    assert compared(given["argument_spec"], "options") == compared(options, "suboptions")
+    # Neither is a secret, though their names sound like one.
+    asked = given.pop("argument_spec")
+    return {**given, "shown": sorted(name for name, option in asked.items() if option.get("no_log") is False)}
 
 
 LOADED_WITH_FILTERS = """

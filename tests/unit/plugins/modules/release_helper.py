@@ -23,8 +23,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-import yaml
 from ansible.module_utils.common.parameters import PASS_VARS
 from ansible.module_utils.testing import patch_module_args
 
@@ -219,28 +217,3 @@ def run_module(main: Callable[[], None], capsys: Any, arguments: dict[str, Any],
     with patch_module_args({**arguments, **extra}), contextlib.suppress(SystemExit):
         main()
     return Outcome(json.loads(capsys.readouterr().out))
-
-
-def assert_documented(module: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Compare the documented options with those that the module takes, and return how it asks for the others."""
-
-    class Asked(Exception):
-        pass
-
-    def ask(**given: Any) -> None:
-        raise Asked(given)
-
-    monkeypatch.setattr(module, "AnsibleModule", ask)
-    with pytest.raises(Asked) as caught:
-        module.main()
-    given: dict[str, Any] = caught.value.args[0]
-    keys = ("type", "default", "required", "choices", "elements")
-    taken = {
-        name: {key: option[key] for key in keys if key in option} for name, option in given["argument_spec"].items()
-    }
-    options = yaml.safe_load(module.DOCUMENTATION)["options"]
-    documented = {name: {key: option[key] for key in keys if key in option} for name, option in options.items()}
-    assert taken == documented
-    # Neither is a secret, though their names sound like one.
-    asked = given.pop("argument_spec")
-    return {**given, "shown": sorted(name for name, option in asked.items() if option.get("no_log") is False)}

@@ -541,13 +541,6 @@ def test_returned_keys_are_the_documented_ones(node: Node, releases: helper.Rele
         assert set(node.run(check=check)) - common == documented
 
 
-def test_documentation_and_arguments_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert helper.assert_documented(hashicorp_release, monkeypatch) == {
-        "supports_check_mode": True,
-        "shown": ["key_fingerprints", "key_url"],
-    }
-
-
 # --- who can read what ---------------------------------------------------------------------------
 
 

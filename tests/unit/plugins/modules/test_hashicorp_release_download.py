@@ -217,7 +217,3 @@ def test_a_password_is_nowhere(control: Control, releases: helper.Releases) -> N
     url = releases.server.url.replace("http://", "http://farm:secret@")
     told = json.dumps([control.run(base_url=url, key_url=f"{url}/key.txt"), control.run(base_url=url, version="9")])
     assert "secret" not in told and "does not exist (HTTP 404)" in told
-
-
-def test_documentation_and_arguments_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    helper.assert_documented(hashicorp_release_download, monkeypatch)

@@ -58,12 +58,6 @@ def host(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest
     return found
 
 
-def test_the_options_are_as_documented(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert helper.assert_documented(host_info, monkeypatch) == {
-        "supports_check_mode": True, "shown": ["keyrings"],
-    }  # fmt: skip
-
-
 def test_nothing_is_told_that_nobody_asked_for(host: Host) -> None:
     found = host.look()
     assert found["user_id"] == os.getuid()

@@ -15,9 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.gpufarm.core.plugins.doc_fragments import nomad as fragment
-from ansible_collections.gpufarm.core.plugins.module_utils import nomad_options
-from ansible_collections.gpufarm.core.plugins.modules import nomad_gpu_info, nomad_gpu_job_verify, nomad_gpu_verify
+from ansible_collections.gpufarm.core.plugins.modules import nomad_gpu_info, nomad_gpu_verify
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import nomad_helper as farm
 from ansible_collections.gpufarm.core.tests.unit.plugins.modules import release_helper as helper
 
@@ -293,34 +291,6 @@ def test_skip_verify_of_the_environment(
         assert ("nodes" in run(capsys, address=tls_agent.url, **files)) is works
     monkeypatch.setenv("NOMAD_SKIP_VERIFY", "1")
     assert "failed" in run(capsys, address=tls_agent.url, validate_certs=True, **files)
-
-
-def test_documented_connection_is_the_real_one() -> None:
-    documented = yaml.safe_load(fragment.ModuleDocFragment.DOCUMENTATION)["options"]
-    spec = nomad_options.argument_spec()
-    assert set(documented) == set(spec)
-    for name, option in documented.items():
-        assert option["type"] == spec[name]["type"]
-        assert option.get("default") == spec[name].get("default")
-
-
-def as_documented(options: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: {
-            "type": option["type"],
-            "default": option.get("default"),
-            "required": option.get("required", False),
-            "elements": option.get("elements"),
-            "options": as_documented(option.get("suboptions") or option.get("options") or {}),
-        }
-        for name, option in options.items()
-    }
-
-
-@pytest.mark.parametrize("module", [nomad_gpu_info, nomad_gpu_verify, nomad_gpu_job_verify])
-def test_documented_options_are_the_real_ones(module: Any) -> None:
-    spec = {name: each for name, each in module.argument_spec().items() if name not in nomad_options.argument_spec()}
-    assert as_documented(spec) == as_documented(yaml.safe_load(module.DOCUMENTATION)["options"])
 
 
 def test_check_mode_asks_all_the_same(agent: farm.Agent, capsys: pytest.CaptureFixture[str]) -> None:

@@ -207,16 +207,6 @@ def test_errors_name_what_to_do(node: Node, server: helper.Server, first: str) -
     assert_error(node.run(dest=other), f"{other} cannot be read (Not a directory)")
 
 
-def test_documentation_and_arguments_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert helper.assert_documented(openpgp_key, monkeypatch) == {
-        "mutually_exclusive": [("url", "src")],
-        "required_one_of": [("url", "src")],
-        "supports_check_mode": True,
-        "shown": ["fingerprints"],
-    }
-    assert yaml.safe_load(openpgp_key.EXAMPLES) and yaml.safe_load(openpgp_key.RETURN)
-
-
 def test_a_downloaded_keyring_serves_gpgv(node: Node, gpg: helper.Gpg, first: str, tmp_path: Path) -> None:
     node.run()
     signature = gpg.sign(b"data", first)

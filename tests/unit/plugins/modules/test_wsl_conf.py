@@ -161,7 +161,3 @@ def test_a_file_that_cannot_be_written(distribution: Distribution) -> None:
     distribution.path.mkdir()
     result = distribution.run(SYSTEMD)
     assert result["failed"] and "cannot be changed" in result["msg"] and "Next step: use 'become'." in result["msg"]
-
-
-def test_documentation(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert helper.assert_documented(wsl_conf, monkeypatch) == {"supports_check_mode": True, "shown": []}

@@ -216,7 +216,3 @@ def test_who_has_a_device_open(tmp_path: Any) -> None:
             (folder / str(number)).symlink_to(target)
     assert nvidia_mig.device_holders(1, str(tmp_path)) == ["77 (dcgm)"]
     assert nvidia_mig.device_holders(None, str(tmp_path)) == [] and not device.exists()
-
-
-def test_documentation_and_arguments_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    helper.assert_documented(nvidia_mig, monkeypatch)
