@@ -279,36 +279,70 @@ def test_a_whole_gpu_is_not_taken_for_its_mig_devices() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "code", "words", "exhausted"),
+    ("name", "driver", "code", "exhausted", "found", "next_step"),
     [
-        ("drivers", "not_placed", "task driver java is missing or unhealthy", False),
-        ("devices", "not_placed", "no healthy GPU with this UUID", False),
-        ("memory", "node_full", "memory exhausted", True),
-        ("gpu", "not_placed", "the GPU is not free", True),
-        ("ineligible", "not_placed", "not ready, not eligible", False),
+        (
+            "drivers", "java", "not_placed", False, "the task driver java is missing or unhealthy on the node",
+            "check 'nomad node status -verbose'",
+        ),
+        (
+            "drivers", "docker", "not_placed", False, "the task driver docker is missing or unhealthy on the node",
+            "check that Docker runs on the node, then 'nomad node status -verbose'",
+        ),
+        (
+            "devices", "docker", "not_placed", False, "it has no healthy GPU with this UUID on the node any more",
+            "check nvidia-smi and the kernel log on the node, then restart Nomad there",
+        ),
+        (
+            "memory", "docker", "node_full", True, "no room on the node, memory exhausted",
+            "run the proof again when other work has ended, or lower cpu_mhz and memory_mib",
+        ),
+        (
+            "gpu", "docker", "not_placed", True, "the GPU is not free",
+            "look for its holder with 'nomad node status'",
+        ),
+        (
+            "ineligible", "docker", "not_placed", False,
+            "the node is not ready, not eligible, or not in its datacenter and pool",
+            f"check 'nomad node status {PIN.node_id}'",
+        ),
     ],
-)
-def test_nomads_own_account_of_a_placement(name: str, code: str, words: str, exhausted: bool) -> None:
+)  # fmt: skip
+def test_nomads_own_account_of_a_placement(
+    *, name: str, driver: str, code: str, exhausted: bool, found: str, next_step: str
+) -> None:
     """Each of them was recorded on a real farm."""
     failures = obstacles.newest_failures(helper.RECORDED[name]["evaluations"])
     assert failures is not None
-    obstacle = obstacles.explain_placement(failures["gpu-0"], PIN, "java")
-    assert obstacle.finding.code == code and words in obstacle.finding.found
-    assert obstacle.exhausted is exhausted and obstacle.device is (name == "gpu")
-    assert obstacle.finding.expected and obstacle.finding.next_step
+    assert obstacles.explain_placement(failures["gpu-0"], PIN, driver) == obstacles.Obstacle(
+        not_placed(code, found, next_step), exhausted, device=name == "gpu"
+    )
 
 
-def test_other_constraints_are_told_in_nomads_words() -> None:
-    metric = {"NodesEvaluated": 3, "ConstraintFiltered": {"missing host volumes": 1}, "DimensionExhausted": None}
-    obstacle = obstacles.explain_placement(metric, PIN, "docker")
-    assert "missing host volumes" in obstacle.finding.found and not obstacle.exhausted
+def not_placed(code: str, found: str, next_step: str) -> problem_utils.Finding:
+    expected = f"a placement on node {PIN.node_id} with this GPU"
+    return problem_utils.Finding(code, f"that Nomad did not place the job: {found}", expected, next_step)
 
 
-def test_no_account_at_all() -> None:
-    obstacle = obstacles.explain_placement({"NodesEvaluated": 3}, PIN, "docker")
-    assert "does not say why (3 nodes evaluated)" in obstacle.finding.found
-    quota = obstacles.explain_placement({"NodesEvaluated": 3, "QuotaExhausted": ["gpu limit"]}, PIN, "docker")
-    assert quota.exhausted and "gpu limit" in quota.finding.found
+@pytest.mark.parametrize(
+    ("metric", "code", "found", "next_step"),
+    [
+        (
+            {"ConstraintFiltered": {"missing network": 1, "missing host volumes": 1}, "DimensionExhausted": None},
+            "not_placed", "missing host volumes, missing network",
+            "run 'nomad job plan' with a job of your own on that node to see the same",
+        ),
+        ({}, "not_placed", "it does not say why (3 nodes evaluated)", "look at the server's log"),
+        (
+            {"QuotaExhausted": ["gpu limit"], "DimensionExhausted": {"memory": 1}}, "node_full",
+            "no room on the node, gpu limit, memory exhausted",
+            "run the proof again when other work has ended, or lower cpu_mhz and memory_mib",
+        ),
+    ],
+)  # fmt: skip
+def test_accounts_that_were_not_recorded(metric: dict[str, Any], code: str, found: str, next_step: str) -> None:
+    obstacle = obstacles.explain_placement({"NodesEvaluated": 3, **metric}, PIN, "docker")
+    assert obstacle == obstacles.Obstacle(not_placed(code, found, next_step), exhausted=code == "node_full")
 
 
 def test_an_evaluation_that_is_not_over_decides_nothing() -> None:
@@ -368,26 +402,42 @@ def event(text: str) -> dict[str, Any]:
     return {"Type": "Driver Failure", "DisplayMessage": text}
 
 
+CHECK_TOOLKIT = "check nvidia-smi, the container toolkit and its CDI specification on the node"
+
+
 @pytest.mark.parametrize(
     ("text", "stderr", "step"),
     [
-        ("Failed to pull `cuda:9`: manifest unknown", "", "check the image's name"),
+        (
+            "Failed to pull `cuda:9`: manifest unknown", "",
+            "check the image's name, and that the node reaches its registry or has the image already",
+        ),
         (
             'Failed to create container configuration for image "cuda:9": requested docker runtime "nvidia" was not '
-            "found",
-            "",
-            "nvidia-ctk runtime configure",
+            "found", "",
+            "run 'nvidia-ctk runtime configure --runtime=docker' on the node, restart Docker, then Nomad",
         ),
-        ("Exit Code: 127", "sh: 5: nvidia-smi: not found", "container toolkit is set up for Docker"),
-        ("failed to create shim task: OCI runtime create failed: unresolvable CDI devices", "", "CDI specification"),
-        ("Exit Code: 9", "NVIDIA-SMI has failed", "check nvidia-smi"),
-        ("Exit Code: 1", "", "nomad alloc status"),
+        (
+            "Exit Code: 127", "sh: 5: nvidia-smi: not found",
+            "check that the container toolkit is set up for Docker, because it brings nvidia-smi into the container",
+        ),
+        ("failed to create shim task: OCI runtime create failed: unresolvable CDI devices", "", CHECK_TOOLKIT),
+        ("Exit Code: 9", "NVIDIA-SMI has failed", CHECK_TOOLKIT),
+        (
+            "Exit Code: 1", "",
+            "look at the task with 'nomad alloc status' and at the log of Nomad on the node",
+        ),
     ],
-)
+)  # fmt: skip
 def test_the_next_step_after_a_failed_task(text: str, stderr: str, step: str) -> None:
-    finding = obstacles.failed_task([event(text)], stderr, None)
-    assert step in finding.next_step
-    assert text in finding.found and stderr in finding.found
+    end = f"; its stderr ends with '{stderr}'" if stderr else ""
+    assert obstacles.failed_task([event(text)], stderr, None) == problem_utils.Finding(
+        "task_failed", f"that the task failed ({text}{end})", "a task that lists its GPU and ends well", step
+    )
+
+
+def test_a_task_of_which_nothing_is_told() -> None:
+    assert obstacles.failed_task([], "", None).found == "that the task failed (a failed task without any event)"
 
 
 def test_long_texts_keep_their_end() -> None:

@@ -89,7 +89,7 @@ def test_out_and_in(node: Node) -> None:
     assert node.eligibility == "eligible"
     assert [options.gpus for options in node.asked] == [1]
     again = node.run(state="in")
-    assert not again["changed"] and "has taken no node out" in again["message"]
+    assert not again["changed"] and again["message"] == "this owner has taken no node out here"
     assert len(node.asked) == 1
 
 
@@ -113,7 +113,10 @@ def test_who_may_not_look_is_told(node: Node, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setitem(node.looks, "running", denied)
     result = node.run(state="out", change="driver branch 580")
-    assert "/proc/1/environ cannot be read. Expected: root" in result["msg"] and "Next step: " in result["msg"]
+    assert result["msg"] == (
+        f"{platform.node()}: /proc/1/environ cannot be read. Expected: root, who sees what runs on this host. "
+        "Next step: set become: true for this task."
+    )
     assert node.nomad.agent.writes == []
 
 
@@ -139,11 +142,11 @@ def test_sick_node_stays_out(node: Node) -> None:
     node.found = SICK
     result = node.run(state="in")
     assert result["failed"] and node.eligibility == "ineligible"
-    for words in (
-        "library_mismatch", "after driver branch 580. Node gpu0: found a mismatch. Expected: healthy GPUs that ",
-        "Nomad has; the node stays out of work. Next step: mend what is named and run this again",
-    ):  # fmt: skip
-        assert words in result["msg"]
+    assert result["msg"] == (
+        f"{platform.node()}: library_mismatch after driver branch 580. Node gpu0: found a mismatch. "
+        "Expected: healthy GPUs that Nomad has; the node stays out of work. "
+        "Next step: mend what is named and run this again, which puts the node back."
+    )
     assert node.nomad.clients["id-0"]["gpufarm_maintenance"] == "driver branch 580"
 
 
@@ -167,7 +170,8 @@ def test_check_mode_changes_nothing(node: Node) -> None:
     assert out["changed"] and node.nomad.agent.writes == []
     node.run(state="out", change="driver branch 580")
     before = len(node.nomad.agent.writes)
-    assert node.run(state="in", _ansible_check_mode=True)["action"] == "in"
+    back = node.run(state="in", _ansible_check_mode=True)
+    assert (back["action"], back["node"], back["message"]) == ("in", "gpu0", "would be put back after a clean probe")
     assert len(node.nomad.agent.writes) == before and node.asked == []
 
 

@@ -15,6 +15,10 @@ from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import nom
 from ansible_collections.gpufarm.core.tests.unit.plugins.modules import release_helper as helper
 
 TOKEN = "11111111-2222-4333-8444-555555555555"
+MANAGEMENT = (
+    "Expected: a management token, which alone may change namespaces and node pools. Next step: set 'token' or "
+    "NOMAD_TOKEN to one."
+)
 NONE = {"EnabledTaskDrivers": None, "DisabledTaskDrivers": None, "EnabledNetworkModes": None,
         "DisabledNetworkModes": None}  # fmt: skip
 
@@ -200,25 +204,34 @@ def test_what_is_in_use_is_told(region: Region, capsys: pytest.CaptureFixture[st
     region.kept["old"] = said
     found = run(region, capsys, namespaces=[{"name": "old", "state": "absent"}])
     assert found["failed"] is True
-    assert found["msg"].startswith(
-        f"{platform.node()}: Nomad keeps the namespace 'old': {told}. Expected: a namespace that nothing uses any more."
+    assert found["msg"] == (
+        f"{platform.node()}: Nomad keeps the namespace 'old': {told}. Expected: a namespace that nothing uses any "
+        "more. Next step: stop its jobs, or bring its nodes elsewhere, and run this again; the garbage collection of "
+        "Nomad, `nomad system gc`, forgets jobs that have ended."
     )
 
 
 BAD = {
     "'a b' is given as the name of a namespace. Expected: letters, digits and dashes, at most 128. Next step: correct "
     "it in namespaces.": {"namespaces": [{"name": "a b"}]},
-    "'a_b' is given as the name of a namespace": {"namespaces": [{"name": "a_b"}]},
-    "'a b' is given as the name of a node pool. Expected: letters, digits, dashes and underscores, at most 128": {
-        "node_pools": [{"name": "a b"}]
+    "'a_b' is given as the name of a namespace. Expected: letters, digits and dashes, at most 128. Next step: correct "
+    "it in namespaces.": {"namespaces": [{"name": "a_b"}]},
+    "'a b' is given as the name of a node pool. Expected: letters, digits, dashes and underscores, at most 128. "
+    "Next step: correct it in node_pools.": {"node_pools": [{"name": "a b"}]},
+    "the namespace 'a' is given twice. Expected: each once. Next step: take one of them out of namespaces.": {
+        "namespaces": [{"name": "a"}, {"name": "a", "state": "absent"}]
     },
-    "the namespace 'a' is given twice": {"namespaces": [{"name": "a"}, {"name": "a", "state": "absent"}]},
-    "the node pool 'a_b' is given twice": {"node_pools": [{"name": "a_b"}, {"name": "a_b"}]},
-    "the namespace 'default' is to be absent. Expected: a namespace that is not Nomad's own": {
-        "namespaces": [{"name": "default", "state": "absent"}]
+    "the node pool 'a_b' is given twice. Expected: each once. Next step: take one of them out of node_pools.": {
+        "node_pools": [{"name": "a_b"}, {"name": "a_b"}]
     },
-    "the node pool 'all' is to be present": {"node_pools": [{"name": "all"}]},
-    "the namespace 'a' may use -1 GPUs. Expected: a number from 0 on": {"namespaces": [{"name": "a", "gpus": -1}]},
+    "the namespace 'default' is to be absent. Expected: a namespace that is not Nomad's own. Next step: take it out of "
+    "namespaces.": {"namespaces": [{"name": "default", "state": "absent"}]},
+    "the node pool 'all' is to be present. Expected: a node pool that is not Nomad's own. Next step: take it out of "
+    "node_pools.": {"node_pools": [{"name": "all"}]},
+    "the node pool 'default' is to be absent. Expected: a node pool that is not Nomad's own. Next step: take it out of "
+    "node_pools.": {"node_pools": [{"name": "default", "state": "absent"}]},
+    "the namespace 'a' may use -1 GPUs. Expected: a number from 0 on, or none where it has no budget. Next step: "
+    "correct 'gpus' in namespaces.": {"namespaces": [{"name": "a", "gpus": -1}]},
 }
 
 
@@ -229,14 +242,14 @@ def test_what_nomad_would_refuse_is_told_before_anything_changes(
     wanted = {**BAD[told], "check_mode": False}
     kind = next(iter(BAD[told]))
     wanted[kind] = [{"name": "first"}, *wanted[kind]]
-    assert told in run(region, capsys, **wanted)["msg"]
+    assert run(region, capsys, **wanted)["msg"] == f"{platform.node()}: {told}"
     assert region.writes == []
 
 
 def test_a_token_that_may_not_is_told(region: Region, capsys: pytest.CaptureFixture[str]) -> None:
     found = run(region, capsys, token="another", **WANTED)
-    assert (
-        "(HTTP 403: Permission denied). Expected: a management token, which alone may change namespaces" in found["msg"]
+    assert found["msg"] == (
+        f"{platform.node()}: {region.url}/v1/acl/token/self was refused (HTTP 403: Permission denied). {MANAGEMENT}"
     )
     assert region.spaces.keys() == {"default"}
 
@@ -249,10 +262,13 @@ def test_enterprise_keeps_the_budgets(enterprise: Region, capsys: pytest.Capture
         "/v1/node/pool/h200", "/v1/quota", "/v1/quota", "/v1/namespace/research", "/v1/namespace/default"
     ]  # fmt: skip
     quotas = enterprise.quotas or {}
-    assert quotas["gpufarm-research"]["Limits"] == [
+    limits = [
         {"Region": region, "RegionLimit": {"Devices": [{"Name": "nvidia/gpu", "Count": 8}]}}
         for region in ("east", "west")
     ]
+    assert enterprise.writes[1][1] == {
+        "Name": "gpufarm-research", "Description": "A GPU budget of gpufarm.core", "Limits": limits
+    }  # fmt: skip
     assert enterprise.spaces["research"]["Quota"] == "gpufarm-research"
     assert run(enterprise, capsys, **WANTED)["changed"] is False
     # What others have set in our quota stays.
@@ -277,10 +293,11 @@ def test_a_quota_of_somebody_else_is_not_replaced(enterprise: Region, capsys: py
     enterprise.quotas = {"theirs": {"Name": "theirs"}}
     enterprise.spaces["research"] = {"Name": "research", "Quota": "theirs"}
     found = run(enterprise, capsys, **WANTED)
-    assert (
-        "the namespace 'research' has the quota 'theirs'. Expected: none, or 'gpufarm-research', which has the limit "
-        "that 'gpus' says. Next step: leave out 'gpus'"
-    ) in found["msg"]
+    assert found["msg"] == (
+        f"{platform.node()}: the namespace 'research' has the quota 'theirs'. Expected: none, or 'gpufarm-research', "
+        "which has the limit that 'gpus' says. Next step: leave out 'gpus' and give that quota a limit on devices, or "
+        "take it from the namespace."
+    )
     assert enterprise.writes == []
     # Without a budget it is theirs.
     assert run(enterprise, capsys, namespaces=[{"name": "research", "description": "d"}])["changed"] is True
@@ -293,7 +310,7 @@ def test_a_server_without_a_leader_is_told(region: Region, capsys: pytest.Captur
         return True
 
     region.answer = no_leader
-    assert "answered HTTP 500: No cluster leader" in run(region, capsys, **WANTED)["msg"]
+    assert "/v1/acl/token/self answered HTTP 500: No cluster leader. Expected: " in run(region, capsys, **WANTED)["msg"]
 
 
 def test_a_token_that_sees_a_part_is_refused(region: Region, capsys: pytest.CaptureFixture[str]) -> None:
@@ -301,7 +318,7 @@ def test_a_token_that_sees_a_part_is_refused(region: Region, capsys: pytest.Capt
     region.kind = "client"
     for check_mode in (True, False):
         found = run(region, capsys, namespaces=[{"name": "unseen", "state": "absent"}], check_mode=check_mode)
-        assert "the token 'own' is of type client. Expected: a management token, which alone may change" in found["msg"]
+        assert found["msg"] == f"{platform.node()}: the token 'own' is of type client. {MANAGEMENT}"
 
 
 def test_a_region_without_acls_needs_no_token(capsys: pytest.CaptureFixture[str]) -> None:
