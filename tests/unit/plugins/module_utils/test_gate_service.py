@@ -408,7 +408,8 @@ def test_status_does_not_go_on_saying_healthy_while_nomad_is_away(
     words = {
         "address": "http://127.0.0.1:1/v1/agent/self cannot be reached",
         "leader": "was answered by a server without a leader. Expected: servers with a leader. Next step: check 'nomad",
-        "unknown": "Nomad knows no node id-0, which this agent says it is. Expected: a client that its servers know",
+        "unknown": "Nomad knows no node id-0, which this agent says it is. Expected: a client that its servers know. "
+        "Next step: read `journalctl -u nomad` on this host.",
     }[away]
     for found, healthy, reason in (
         (probe(), None, None),
@@ -427,7 +428,10 @@ def test_status_does_not_go_on_saying_healthy_while_nomad_is_away(
 def test_agent_that_is_no_client(nomads: Farm, program: Gate) -> None:
     nomads.own = None
     status = program.run(probe(), 2)
-    assert re.search(r"is no client\. Expected: the Nomad client of this node\. Next step: ", status["message"])
+    assert status["message"].endswith(
+        f"the agent at {nomads.agent.url} is no client. Expected: the Nomad client of this node. Next step: look at "
+        "its configuration ('nomad agent-info'), and at nomad_bind_addr of this host."
+    )
 
 
 def test_change_that_nomad_refuses_is_told(nomads: Farm, program: Gate) -> None:

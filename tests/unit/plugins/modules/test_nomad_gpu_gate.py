@@ -67,8 +67,9 @@ def test_one_node_that_fails_does_not_stop_the_others(capsys: pytest.CaptureFixt
     assert result["failed"] and result["changed"]
     assert [node["action"] for node in result["nodes"]] == ["failed", "close", "failed"]
     assert nomad.nodes["id-1"]["SchedulingEligibility"] == "ineligible"
-    for words in ("2 of 3 nodes", "Node gpu0: ", "Node nobody: Nomad knows no such node", "Expected: ", "Next step: "):
-        assert words in result["msg"]
+    first, refused, unknown = result["msg"].splitlines()
+    assert first == f"{platform.node()}: 2 of 3 nodes could not be set:"
+    assert refused == result["nodes"][0]["message"] and unknown == result["nodes"][2]["message"]
 
 
 def test_agent_that_has_just_stopped_is_waited_for(
@@ -104,26 +105,41 @@ def test_drain_without_limit(capsys: pytest.CaptureFixture[str], nomad: Farm) ->
 
 
 @pytest.mark.parametrize(
-    ("nodes", "more", "words"),
+    ("nodes", "more", "told"),
     [
-        ([SICK, WELL], {}, "node gpu0 is twice"),
-        ([{"node": "gpu0", "healthy": False}], {}, "no reason is given"),
-        ([WELL], {"drain_deadline": -1}, "drain_deadline is -1. Expected: seconds, 0 or more"),
-        ([{**WELL, "drain_deadline": -2}], {}, "drain_deadline is -2. Expected: seconds, 0 or more"),
-        ([WELL], {"open_after": 0}, "open_after is 0. Expected: probes, 1 or more"),
-        ([WELL], {"closed_min": -1}, "closed_min is -1. Expected: seconds, 0 or more"),
         (
-            [WELL],
-            {"max_closed": "many"},
-            "max_closed is 'many'. Expected: a number of nodes such as 5, or a percentage",
+            [{"node": "a", "healthy": True}, WELL, SICK], {},
+            "node gpu0 is twice in the option 'nodes'. Expected: one entry a node. Next step: merge the entries.",
+        ),
+        *(
+            (
+                [{**SICK, "reason": reason}], {},
+                "node gpu0 is not healthy and no reason is given. Expected: a reason, because somebody will ask. "
+                "Next step: set 'nodes[].reason'.",
+            )
+            for reason in (None, "", "  ")
+        ),
+        (
+            [WELL], {"drain_deadline": -1},
+            "drain_deadline is -1. Expected: seconds, 0 or more. Next step: correct the option.",
+        ),
+        (
+            [{**WELL, "drain_deadline": -2}], {},
+            "drain_deadline is -2. Expected: seconds, 0 or more. Next step: correct the option.",
+        ),
+        ([WELL], {"open_after": 0}, "open_after is 0. Expected: probes, 1 or more. Next step: correct the option."),
+        ([WELL], {"closed_min": -1}, "closed_min is -1. Expected: seconds, 0 or more. Next step: correct the option."),
+        (
+            [WELL], {"max_closed": "many"},
+            "max_closed is 'many'. Expected: a number of nodes such as 5, or a percentage such as 20%. Next step: "
+            "correct the option.",
         ),
     ],
-)
+)  # fmt: skip
 def test_bad_options_change_nothing(
-    capsys: pytest.CaptureFixture[str], nomad: Farm, nodes: Any, more: dict[str, Any], words: str
+    capsys: pytest.CaptureFixture[str], nomad: Farm, nodes: Any, more: dict[str, Any], told: str
 ) -> None:
-    result = run(capsys, nomad, nodes, **more)
-    assert result["failed"] and words in result["msg"] and "Next step: " in result["msg"]
+    assert run(capsys, nomad, nodes, **more)["msg"] == f"{platform.node()}: {told}"
     assert nomad.agent.requests == [] and nomad.agent.writes == []
 
 
@@ -144,15 +160,14 @@ def test_brake_closes_none_and_opens_all_the_same(capsys: pytest.CaptureFixture[
         assert [node["action"] for node in result["nodes"]] == ["held", "held", "open"]
         assert [node["eligible"] for node in result["nodes"]] == [True, True, True]
         assert result["nodes"][0]["message"] == "not closed: gpu_lost GPU-1"
-    first, *reasons = result["msg"].splitlines()
-    for words in (
-        "found 2 to close beside 0 that the gate has closed, of 3 nodes",
-        "Expected: at most 1",
-        "max_closed is 20%",
-        "Next step",
-    ):
-        assert words in first
-    assert reasons == ["1 x closed: gpu_lost GPU-1", "1 x closed: plugin_stopped"]
+    assert result["msg"].splitlines() == [
+        f"{platform.node()}: found 2 to close beside 0 that the gate has closed, of 3 nodes; none is closed. Expected: "
+        "at most 1 that the gate has closed (max_closed is 20%). Next step: look for one cause of all in the reasons "
+        "below, such as an update of the driver or of Nomad; if these nodes are all sick, raise max_closed for one "
+        "run (gate_max_closed in playbooks/health.yml).",
+        "1 x closed: gpu_lost GPU-1",
+        "1 x closed: plugin_stopped",
+    ]
     assert [node["SchedulingEligibility"] for node in nomad.nodes.values()] == ["eligible"] * 3
     assert "gpu0" not in result["diff"]["after"] and "gpu2: eligible" in result["diff"]["after"]
 
@@ -288,22 +303,6 @@ def test_refusal_names_the_node_and_what_nomad_said(capsys: pytest.CaptureFixtur
     message = run(capsys, nomad, [SICK])["nodes"][0]["message"]
     assert message.startswith(
         f"Node gpu0: {nomad.agent.url}/v1/node/id-0/eligibility answered HTTP 500: rpc error: no path"
-    )
-
-
-def test_node_that_is_named_twice_is_the_one_that_is_told(capsys: pytest.CaptureFixture[str], nomad: Farm) -> None:
-    result = run(capsys, nomad, [{"node": "a", "healthy": True}, WELL, SICK])
-    assert result["msg"] == (
-        f"{platform.node()}: node gpu0 is twice in the option 'nodes'. Expected: one entry a node. "
-        "Next step: merge the entries."
-    )
-
-
-@pytest.mark.parametrize("reason", [None, "", "  "])
-def test_reason_is_needed(capsys: pytest.CaptureFixture[str], nomad: Farm, reason: str | None) -> None:
-    assert run(capsys, nomad, [{**SICK, "reason": reason}])["msg"] == (
-        f"{platform.node()}: node gpu0 is not healthy and no reason is given. "
-        "Expected: a reason, because somebody will ask. Next step: set 'nodes[].reason'."
     )
 
 
