@@ -255,7 +255,9 @@ class Target:
 
     @property
     def name(self) -> str:
-        return f"GPU {self.gpu['index']} ({self.gpu['name']}, {self.gpu['uuid']})"
+        # Of a GPU that does not answer nvidia-smi may know neither.
+        more = ", ".join(filter(None, (self.gpu["name"], self.gpu["uuid"])))
+        return f"GPU {self.gpu['index']}" + (f" ({more})" if more else "")
 
     @property
     def mode(self) -> str:
@@ -307,7 +309,7 @@ class Node:
         if answer.returncode != 0:
             raise MigError(
                 found=f"`nvidia-smi {' '.join(arguments)}`, to {what}, ended with {answer.returncode} and said: "
-                f"{clean(' '.join((answer.words or answer.error or 'nothing').split()))}",
+                f"{clean(' '.join((answer.words or answer.error or 'nothing').split())).rstrip('.')}",
                 expected="that it does so",
                 next_step="mend what it names, and run this again; what is done is found as it is",
             )
