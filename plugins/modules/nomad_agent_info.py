@@ -213,6 +213,13 @@ class Answers:
     node: Mapping[str, Any] | None = None
 
 
+class NotYetError(nomad.NomadError):
+    """Not the answer that is waited for; what was expected is told by the goal alone."""
+
+    def __init__(self, found: str) -> None:
+        super().__init__(found, "", "", transient=True)
+
+
 def health_message(error: nomad.NomadError) -> str:
     """What the client and the server in an agent say of themselves, or else the whole answer."""
     try:
@@ -240,12 +247,7 @@ def ask_leader(client: nomad.Client, answers: Answers, query: Mapping[str, str] 
     answers.leader = None
     found = client.call("GET", path, query=query)
     if not isinstance(found, str) or not re.search(r".:[0-9]+$", found):
-        raise nomad.NomadError(
-            found=f"{client.url(path, {})} answered '{str(found or '')[:200]}'",
-            expected="the address of a leader",
-            next_step="read `journalctl -u nomad` on the servers",
-            transient=True,
-        )
+        raise NotYetError(f"{client.url(path, {})} answered '{str(found or '')[:200]}'")
     answers.leader = found
 
 
@@ -274,9 +276,7 @@ def ask_members(client: nomad.Client, answers: Answers) -> None:
     answers.peers = sorted(str(name).removesuffix(f".{told.get('ServerRegion')}") for name in states)
     away = away_members(states, client.call("GET", "/v1/status/peers", query=STALE))
     if away:
-        raise nomad.NomadError(
-            found=", ".join(away), expected="every server alive", next_step="start them", transient=True
-        )
+        raise NotYetError(", ".join(away))
 
 
 def member_states(told: Any) -> dict[Any, Any]:
@@ -334,13 +334,10 @@ def ask_servers(client: nomad.Client, answers: Answers) -> None:
     # Servers that are gone are known for ever.
     if not answers.servers or seconds_of(ttl) == 0 or seconds_of(last) > seconds_of(ttl) + HEARTBEAT_GRACE_S:
         known = ", ".join(answers.servers) or "no servers"
-        raise nomad.NomadError(
-            found=f"the client knows {known}, its heartbeat_ttl is {ttl} and its last_heartbeat {last} ago"
+        raise NotYetError(
+            f"the client knows {known}, its heartbeat_ttl is {ttl} and its last_heartbeat {last} ago"
             if told
-            else "an agent that is no client",
-            expected="a client with servers",
-            next_step="read `journalctl -u nomad` on this host",
-            transient=True,
+            else "an agent that is no client"
         )
 
 
@@ -357,9 +354,7 @@ def ask_permission(client: nomad.Client, answers: Answers) -> None:
         if error.status != 403:
             raise
         # Unlike elsewhere this one passes.
-        raise nomad.NomadError(
-            found=error.found, expected="a token that is known", next_step="wait for it", transient=True
-        ) from error
+        raise NotYetError(error.found) from error
 
 
 def seconds_of(duration: str) -> float:

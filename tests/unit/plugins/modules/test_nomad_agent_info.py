@@ -314,11 +314,14 @@ def test_all_servers_are_there(servers: Server, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("answers", "found"),
     [
-        ({MEMBERS: [(200, members(s1="alive", s2="failed", s3="leaving"))]}, "s2.global is failed, s3.global is leav"),
+        (
+            {MEMBERS: [(200, members(s1="alive", s2="failed", s3="leaving"))]},
+            "s2.global is failed, s3.global is leaving",
+        ),
         ({MEMBERS: [(200, members(s1="alive"))]}, "2 of 3 servers not met yet"),
         ({MEMBERS: [(200, None)]}, "3 of 3 servers not met yet"),
-        ({LEADER: [NO_LEADER]}, "No cluster leader"),
-        ({MEMBERS: [(500, "no")]}, "answered HTTP 500: no"),
+        ({LEADER: [NO_LEADER]}, "{url}/v1/status/leader?stale=true answered HTTP 500: No cluster leader"),
+        ({MEMBERS: [(500, "no")]}, "{url}/v1/agent/members answered HTTP 500: no"),
     ],
 )
 def test_server_that_is_away_is_waited_for(
@@ -327,8 +330,12 @@ def test_server_that_is_away_is_waited_for(
     well = {path: servers.answers[path] for path in answers}
     servers.answers.update(answers)
     result = run(servers, capsys, wait_for="servers", timeout=3)
-    assert result["failed"] and found in result["msg"] and clock.now == 1003
-    assert "Expected: a leader and every server alive. Next step: " in result["msg"]
+    assert result["failed"] and clock.now == 1003
+    assert result["msg"] == (
+        f"{platform.node()}: not all servers in 3 s, at last {found.format(url=servers.url)}. "
+        "Expected: a leader and every server alive. Next step: read `journalctl -u nomad` on those that are not, or "
+        "`nomad server force-leave` one that is gone."
+    )
     servers.answers.update({path: [*answers[path], *well[path]] for path in answers})
     assert "failed" not in run(servers, capsys, wait_for="servers", timeout=3)
 
@@ -472,8 +479,9 @@ def test_who_has_no_token_waits_for_no_permission(
     server: Server, capsys: pytest.CaptureFixture[str], clock: Clock
 ) -> None:
     result = run(server, capsys, wait_for="permission", token="")
-    assert (
-        f"{platform.node()}: no token was given. Expected: one that the authoritative region has made." in result["msg"]
+    assert result["msg"] == (
+        f"{platform.node()}: no token was given. Expected: one that the authoritative region has made. Next step: set "
+        "'token' or NOMAD_TOKEN, or nomad_token of the roles, or bring the farm's folder of secrets."
     )
     assert (server.asked.count(SELF), clock.now) == (1, 1000)
 

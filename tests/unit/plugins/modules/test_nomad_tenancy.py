@@ -166,6 +166,28 @@ def test_what_is_not_named_stays_and_what_is_named_changes(region: Region, capsy
     assert found["enforced"] is None
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "told"),
+    [
+        ("description", "d", {"Description": "d"}),
+        ("meta", {"site": "a"}, {"Meta": {"site": "a"}}),
+        ("gpus", 8, {"Meta": {"gpufarm_gpus": "8"}}),
+        ("enabled_task_drivers", ["docker"], {"Capabilities": {"EnabledTaskDrivers": ["docker"]}}),
+        ("disabled_task_drivers", ["exec"], {"Capabilities": {"DisabledTaskDrivers": ["exec"]}}),
+        ("enabled_network_modes", ["bridge"], {"Capabilities": {"EnabledNetworkModes": ["bridge"]}}),
+        ("disabled_network_modes", ["host"], {"Capabilities": {"DisabledNetworkModes": ["host"]}}),
+    ],
+)
+def test_one_thing_alone_changes(
+    region: Region, capsys: pytest.CaptureFixture[str], option: str, value: Any, told: dict[str, Any]
+) -> None:
+    region.spaces["research"] = {"Name": "research"}
+    found = run(region, capsys, namespaces=[{"name": "research", option: value}])
+    assert found["diff"] == {"before": {"namespace research": {}}, "after": {"namespace research": told}}
+    assert (found["changed"], region.written) == (True, ["/v1/namespace/research"])
+    assert run(region, capsys, namespaces=[{"name": "research", option: value}])["changed"] is False
+
+
 def test_check_mode_writes_nothing(region: Region, capsys: pytest.CaptureFixture[str]) -> None:
     gone = {"namespaces": [{"name": "old", "state": "absent"}], "node_pools": [{"name": "p", "state": "absent"}]}
     region.spaces["old"], region.pools["p"] = {"Name": "old"}, {"Name": "p", "NodeIdentityTTL": 1}
@@ -271,6 +293,9 @@ def test_enterprise_keeps_the_budgets(enterprise: Region, capsys: pytest.Capture
     }  # fmt: skip
     assert enterprise.spaces["research"]["Quota"] == "gpufarm-research"
     assert run(enterprise, capsys, **WANTED)["changed"] is False
+    enterprise.spaces["research"]["Quota"] = ""
+    assert run(enterprise, capsys, **WANTED)["diff"]["after"]["namespace research"]["Quota"] == "gpufarm-research"
+    assert enterprise.written == ["/v1/namespace/research"]
     # What others have set in our quota stays.
     limit = quotas["gpufarm-research"]["Limits"][1]["RegionLimit"]
     limit.update(CPU=2500, Devices=[{"Name": "fpga", "Count": 1}, {"Name": "nvidia/gpu", "Count": 9}])
