@@ -34,10 +34,6 @@ def _programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers, "SPECIFICATION", str(tmp_path / "nvidia.yaml"))
 
 
-def test_documented(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert helper.assert_documented(container_engine_info, monkeypatch) == {"supports_check_mode": True, "shown": []}
-
-
 def test_engines_are_told_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = {"engines": ["docker", "containerd", "crio", "podman"], "containerd_socket": str(tmp_path / "none")}
     result = helper.run_module(container_engine_info.main, capsys, given)

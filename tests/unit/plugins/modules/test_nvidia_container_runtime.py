@@ -98,10 +98,6 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_documented(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert helper.assert_documented(nvidia_container_runtime, monkeypatch) == {"supports_check_mode": True, "shown": []}
-
-
 def test_docker_keeps_what_it_has(host: Host) -> None:
     host.docker.parent.mkdir(parents=True)
     host.docker.write_text('{"debug": true}')
