@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import platform
 import re
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -62,7 +65,11 @@ def machine(
 
 def assert_says(outcome: helper.Outcome, told: str) -> None:
     """That it failed with this text, whatever the UUIDs of GPUs are."""
-    assert re.sub("GPU-[0-9a-f-]{36}", "GPU-U", outcome["msg"]) == f"{platform.node()}: {told}"
+    assert without_uuids(outcome["msg"]) == f"{platform.node()}: {told}"
+
+
+def without_uuids(text: str) -> str:
+    return re.sub("GPU-[0-9a-f-]{36}", "GPU-U", text)
 
 
 def test_whole_gpus_become_a_layout_and_whole_again(machine: Callable[[str], Machine]) -> None:
@@ -83,15 +90,18 @@ def test_whole_gpus_become_a_layout_and_whole_again(machine: Callable[[str], Mac
     assert done["changed"] and done["gpus"][0]["changes"] == announced["gpus"][0]["changes"]
     assert made.divided() == [Counter(NOTEBOOKS), *[Counter()] * 7]
     assert done["gpus"][0]["mig_mode"] == "Enabled" and len(done["gpus"][0]["instances"]) == 5
-    assert "3g.40gb at" in done["diff"]["after"] and "3g.40gb" not in done["diff"]["before"]
+    whole = [f"GPU {number} (NVIDIA H100 80GB HBM3, GPU-U): MIG Disabled" for number in range(8)]
+    cut = [*(f"  1g.10gb at {start}" for start in range(4)), "  3g.40gb at 4"]
+    shown = {when: without_uuids(text).splitlines() for when, text in done["diff"].items()}
+    assert shown == {"before": whole, "after": [f"{H100}: MIG Enabled", *cut, *whole[1:]]}
     assert sorted(done["gpus"][0]["create_at_boot"]) == sorted(announced["gpus"][0]["create_at_boot"])
 
     again = made.run(**arguments)
     assert not again["changed"] and [each["changes"] for each in again["gpus"]] == [[]] * 8
 
-    whole = made.run(layout="disabled")
-    assert whole["changed"] and made.divided() == [Counter()] * 8
-    assert whole["gpus"][0]["changes"][-1] == "disable MIG" and whole["gpus"][0]["create_at_boot"] == []
+    back = made.run(layout="disabled")
+    assert back["changed"] and made.divided() == [Counter()] * 8
+    assert back["gpus"][0]["changes"][-1] == "disable MIG" and back["gpus"][0]["create_at_boot"] == []
 
 
 def test_what_create_at_boot_says_makes_the_same_layout(machine: Callable[[str], Machine]) -> None:
@@ -335,14 +345,40 @@ def test_a_gpu_that_is_lost(machine: Callable[[str], Machine]) -> None:
     )
 
 
-def test_who_has_a_device_open(tmp_path: Any) -> None:
+def test_who_has_a_device_open(tmp_path: Path) -> None:
     """nvidia-smi lists no process that only watches."""
-    device = tmp_path / "dev"
-    for pid, name, links in ((1, "init", []), (77, "dcgm", ["/dev/nvidia1"]), (78, "python", ["/dev/nvidia10"])):
+    for pid, name, links in (
+        (1, b"init", []),
+        (100, b"exporter", ["/dev/null", "/dev/nvidia1"]),
+        (77, b"dcgm\xff", ["/dev/nvidia1"]),
+        (78, b"python", ["/dev/nvidia10"]),
+        (os.getpid(), b"this", ["/dev/nvidia1"]),
+    ):
         folder = tmp_path / "proc" / str(pid) / "fd"
         folder.mkdir(parents=True)
-        (folder.parent / "comm").write_text(f"{name}\n")
+        (folder.parent / "comm").write_bytes(name + b"\n")
         for number, target in enumerate(links):
             (folder / str(number)).symlink_to(target)
-    assert nvidia_mig.device_holders(1, str(tmp_path)) == ["77 (dcgm)"]
-    assert nvidia_mig.device_holders(None, str(tmp_path)) == [] and not device.exists()
+    # One that ends just then.
+    (tmp_path / "proc/2").mkdir()
+    assert nvidia_mig.device_holders(1, str(tmp_path)) == ["77 (dcgm\N{REPLACEMENT CHARACTER})", "100 (exporter)"]
+    assert nvidia_mig.device_holders(None, str(tmp_path)) == []
+
+
+def test_a_driver_that_tells_no_profiles_while_mig_is_off(
+    machine: Callable[[str], Machine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, call = machine("h100-x8"), nvidia_mig.Node.call
+
+    def called(node: nvidia_mig.Node, *arguments: str) -> Any:
+        answer = call(node, *arguments)
+        silent = arguments[-1] in ("-lgip", "-lgipp") and ["Enabled"] not in made.node.csv("mig.mode.current")
+        return dataclasses.replace(answer, stdout="No MIG-enabled devices found.\n") if silent else answer
+
+    monkeypatch.setattr(nvidia_mig.Node, "call", called)
+    changes = ["enable MIG", "create 1 of 3g.40gb", "create 4 of 1g.10gb"]
+    announced = made.run(check=True, gpus=[{"index": 0, "layout": NOTEBOOKS}])["gpus"][0]
+    assert (announced["changes"], announced["create_at_boot"]) == (changes, [])
+    done = made.run(gpus=[{"index": 0, "layout": NOTEBOOKS}])["gpus"][0]
+    assert (done["changes"], done["create_at_boot"]) == (changes, ["19:0", "19:1", "19:2", "19:3", "9:4"])
+    assert made.divided() == [Counter(NOTEBOOKS), *[Counter()] * 7]
