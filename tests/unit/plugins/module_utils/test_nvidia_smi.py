@@ -9,6 +9,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -598,24 +599,39 @@ def test_any_value_is_parsed_or_refused(tag: str, text: str) -> None:
     parses_or_refuses(document)
 
 
+ENTITY = "The XML declares or uses an entity, which nvidia-smi never does; it was not read."
+# What follows is the parser's.
+NOT_WHOLE = "The output of nvidia-smi is not the whole XML document it should be: "
+
+
 @pytest.mark.parametrize(
-    "document",
+    ("document", "told"),
     [
-        '<!DOCTYPE a [<!ENTITY b "x"><!ENTITY c "&b;&b;&b;">]><nvidia_smi_log>&c;</nvidia_smi_log>',
-        '<!DOCTYPE a [<!ENTITY b SYSTEM "file:///etc/passwd">]><nvidia_smi_log>&b;</nvidia_smi_log>',
-        '<!DOCTYPE a [<!ENTITY % b SYSTEM "x">%b;]><nvidia_smi_log/>',
-        '<!DOCTYPE a SYSTEM "x"><nvidia_smi_log>&b;</nvidia_smi_log>',
-        "<!DOCTYPE a [<!ELEMENT nvidia_smi_log ANY>]><nvidia_smi_log/>",
-        "<nvidia_smi_log>" + "<a>" * 100 + "</a>" * 100 + "</nvidia_smi_log>",
-        "<other/>",
-        "<nvidia_smi_log/><nvidia_smi_log/>",
-        "",
-        "\ud800",
-        "\x00",
+        ('<!DOCTYPE a [<!ENTITY b "x"><!ENTITY c "&b;&b;&b;">]><nvidia_smi_log>&c;</nvidia_smi_log>', ENTITY),
+        ('<!DOCTYPE a [<!ENTITY b SYSTEM "file:///etc/passwd">]><nvidia_smi_log>&b;</nvidia_smi_log>', ENTITY),
+        ('<!DOCTYPE a [<!ENTITY % b SYSTEM "x">%b;]><nvidia_smi_log/>', ENTITY),
+        ('<!DOCTYPE a SYSTEM "x"><nvidia_smi_log>&b;</nvidia_smi_log>', ENTITY),
+        ("<!DOCTYPE a [<!ELEMENT nvidia_smi_log ANY>]><nvidia_smi_log/>", ENTITY),
+        (
+            "<nvidia_smi_log>" + "<a>" * 100 + "</a>" * 100 + "</nvidia_smi_log>",
+            "The XML is nested more than 32 deep, which nvidia-smi's never is.",
+        ),
+        ("<other/>", "The output is XML, but its root is <other> where nvidia-smi writes <nvidia_smi_log>."),
+        ("<nvidia_smi_log/><nvidia_smi_log/>", NOT_WHOLE),
+        ("", NOT_WHOLE),
+        ("\ud800", NOT_WHOLE),
+        ("\x00", NOT_WHOLE),
     ],
 )
-def test_entities_depth_and_other_documents_are_refused(document: str) -> None:
-    assert not parses_or_refuses(document)
+def test_entities_depth_and_other_documents_are_refused(document: str, told: str) -> None:
+    assert refused(nvidia_smi.parse_query_xml, document).startswith(told)
+
+
+def refused(parse: Callable[[str], Any], text: str) -> str:
+    with pytest.raises(nvidia_smi.NvidiaSmiError) as caught:
+        parse(text)
+    assert caught.value.reason == "invalid_output"
+    return str(caught.value)
 
 
 def test_depth_is_bounded() -> None:
@@ -628,7 +644,8 @@ def test_depth_is_bounded() -> None:
 
 def test_too_much_output_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(query_xml, "MAX_OUTPUT_BYTES", 1000)
-    assert not parses_or_refuses(ONE_GPU)
+    told = "nvidia-smi printed more than 1000 bytes of XML; it was not read."
+    assert refused(nvidia_smi.parse_query_xml, ONE_GPU) == told
 
 
 def test_the_long_list_of_supported_clocks_is_not_kept() -> None:
@@ -749,8 +766,9 @@ def test_listing_call_without_values() -> None:
 
 @pytest.mark.parametrize("line", ["0, a", "x" + ", a" * 13, "0" + ", a" * 14])
 def test_listing_call_that_is_damaged_is_refused(line: str) -> None:
-    with pytest.raises(nvidia_smi.NvidiaSmiError, match="14 values"):
-        nvidia_smi.parse_query_csv(line)
+    assert refused(nvidia_smi.parse_query_csv, line) == (
+        f"A line of nvidia-smi --query-gpu should have 14 values with an index first; found '{line}'."
+    )
 
 
 @pytest.mark.parametrize("word", ["[GPU is lost]", "GPU is lost"])
@@ -814,8 +832,9 @@ def test_old_mig_uuid_holds_the_instances() -> None:
 
 @pytest.mark.parametrize("text", ["GPU 0: NVIDIA H1", "GPU 0: X (UUID: GPU-1)\n  MIG 1g.10gb Dev", "MIG 1g"])
 def test_a_list_that_breaks_off_is_refused(text: str) -> None:
-    with pytest.raises(nvidia_smi.NvidiaSmiError):
-        nvidia_smi.parse_list(text)
+    assert refused(nvidia_smi.parse_list, text) == (
+        f"nvidia-smi -L printed a line that names no GPU or MIG device: {text.splitlines()[-1].strip()!r}."
+    )
 
 
 def test_messages_in_a_list_are_passed_over() -> None:
@@ -874,8 +893,9 @@ def test_inactive_nvlink() -> None:
 
 
 def test_damaged_nvlink_is_refused() -> None:
-    with pytest.raises(nvidia_smi.NvidiaSmiError):
-        nvidia_smi.parse_nvlink_status("GPU 0: X (UUID: GPU-1)\n\t Link 0: 26.5")
+    assert refused(nvidia_smi.parse_nvlink_status, "GPU 0: X (UUID: GPU-1)\n\t Link 0: 26.5") == (
+        "nvidia-smi nvlink -s printed a line that is no link's state: 'Link 0: 26.5'."
+    )
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from ansible_collections.gpufarm.core.plugins.module_utils import health, maintenance
+from ansible_collections.gpufarm.core.plugins.module_utils.nomad import client as nomad_client
 from ansible_collections.gpufarm.core.plugins.modules import nomad_node_maintenance
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.gate_helper import Farm
 from ansible_collections.gpufarm.core.tests.unit.plugins.modules import release_helper as helper
@@ -176,17 +177,29 @@ def test_check_mode_changes_nothing(node: Node) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "told"),
     [
-        ({"deadline": 0}, "deadline is 0. Expected: seconds, 1 or more"),
-        ({"timeout": 0}, "timeout is 0. Expected: seconds, 1 or more"),
-        ({"health": {"gpus": "many"}}, "gpus"),
+        ({"deadline": 0}, "deadline is 0. Expected: seconds, 1 or more. Next step: correct the option."),
+        ({"timeout": 0}, "timeout is 0. Expected: seconds, 1 or more. Next step: correct the option."),
+        (
+            {"health": {"gpus": "many"}},
+            "found gpus is 'many'. Expected: a whole number. Next step: correct the options of the health check.",
+        ),
     ],
 )
-def test_bad_options_change_nothing(node: Node, options: dict[str, Any], words: str) -> None:
+def test_bad_options_change_nothing(node: Node, options: dict[str, Any], told: str) -> None:
     result = node.run(state="out", change="driver branch 580", **options)
-    assert result["failed"] and words in result["msg"] and "Next step: " in result["msg"]
+    assert result["msg"] == f"{platform.node()}: {told}"
     assert node.nomad.agent.writes == []
+
+
+def test_no_proxy_stands_before_the_own_agent(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even where it listens on another address than the loopback's."""
+    monkeypatch.setattr(nomad_client, "is_loopback", lambda _host: False)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    assert node.run(state="out", change="driver branch 580")["changed"]
 
 
 def test_returned_keys_are_the_documented_ones(node: Node) -> None:
