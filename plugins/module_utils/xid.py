@@ -243,7 +243,7 @@ def _printable(text: str) -> str:
 def read_events(records: Iterable[tuple[float, str]], since: float = 0.0) -> list[Event]:
     """The events in a kernel log, records of time and message, from C(since) on; the whole log is never held."""
     found: dict[tuple[str, int, str | None], Event] = {}
-    uuids: dict[str, str] = {}
+    uuids: dict[str | None, str] = {}
     unfinished: str | None = None
     for time, message in records:
         named = _UUID.match(message)
@@ -280,5 +280,5 @@ def read_events(records: Iterable[tuple[float, str]], since: float = 0.0) -> lis
     for key in [key for key in found if key[0] == "off_bus"]:
         event = found.pop(key)
         found.setdefault(("xid", 79, event.pci_bus_id), replace(event, kind="xid"))
-    events = [replace(event, uuid=uuids.get(event.pci_bus_id or "")) for event in found.values()]
+    events = [replace(event, uuid=uuids.get(event.pci_bus_id)) for event in found.values()]
     return sorted(events, key=lambda event: (event.first, event.pci_bus_id or "", event.kind, event.number))

@@ -351,7 +351,7 @@ def automatic(lines: list[str]) -> list[str]:
     text = (content_of(EXTENDED_STATES) or b"").decode(errors="replace")
     entries = [dict(line.split(": ", 1) for line in entry.splitlines() if ": " in line) for entry in text.split("\n\n")]
     marked = {entry.get("Package") for entry in entries if entry.get("Auto-Installed") == "1"}
-    return sorted({name for name in (line.split(" ")[-1].split("=")[0] for line in lines) if name in marked})
+    return sorted({name for name in (line.partition(" ")[2].partition("=")[0] for line in lines) if name in marked})
 
 
 def owner(module: AnsibleModule, program: str) -> str:

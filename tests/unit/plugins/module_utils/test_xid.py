@@ -188,6 +188,8 @@ def test_something_fatal_is_not_forgotten_over_what_is_not() -> None:
         "NVRM: Xid (PCI:0000:3b:00): 149, NETIR_BER_EVENT Nonfatal c",
     )
     assert (event.fatal, event.count, event.text) == (True, 3, "NETIR_LINK_EVT Fatal b")
+    event = one("NVRM: Xid (PCI:0000:3b:00): 149, Fatal a", "NVRM: Xid (PCI:0000:3b:00): 149, Fatal b")
+    assert (event.fatal, event.count, event.text) == (True, 2, "Fatal b")
 
 
 def test_the_last_recovery_action_counts() -> None:
@@ -202,6 +204,7 @@ def test_what_came_before_does_not_count() -> None:
     messages = [f"NVRM: Xid (PCI:0000:3b:00): 48, {number}" for number in range(1, 4)]
     assert [(event.count, event.first) for event in read(*messages, since=2.0)] == [(2, 2.0)]
     assert read(*messages, since=3.1) == []
+    assert [event.first for event in read_events([(0.5, messages[0])])] == [0.5]
 
 
 @pytest.mark.parametrize(

@@ -170,12 +170,13 @@ def test_the_keys_of_a_keyring(host: Host, tmp_path: Path) -> None:
 
 
 def test_packages_of_dpkg(host: Host, tmp_path: Path) -> None:
-    (tmp_path / "extended_states").write_text(EXTENDED_STATES, encoding="utf-8")
+    (tmp_path / "extended_states").write_bytes(EXTENDED_STATES.encode() + b"\nPackage: \xff\n")
     host.has("rpm", "exit 9")
     host.has(
         "dpkg-query",
+        "form='${db:Status-Status} ${Package}=${Version}\n'\n"
         "echo 'dpkg-query: no packages found matching none' >&2\n"
-        '[ "$1 $2" = "--show --showformat" ] && [ "$4 $5 $6" = "docker.io ipt* none" ] || exit 2\n'
+        '[ "$*" = "--show --showformat $form docker.io ipt* none" ] || exit 2\n'
         "printf 'installed docker.io=20-1\\ninstalled iptables=1.8\\nnot-installed iptoys=\\n'\n"
         "echo 'config-files iptraf=1'\nexit 1",
     )
@@ -193,7 +194,11 @@ def test_the_real_dpkg(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_packages_of_rpm(host: Host) -> None:
-    host.has("rpm", '[ "$1 $2 $5 $6" = "--query --all a* b" ] && printf "installed b=1-1\\ninstalled a=1-1\\n"')
+    host.has(
+        "rpm",
+        "form='installed %{NAME}=%{VERSION}-%{RELEASE}\n'\n"
+        '[ "$*" = "--query --all --queryformat $form a* b" ] && printf "installed b=1-1\\ninstalled a=1-1\\n"',
+    )
     found = host.look(packages=["a*", "b"])
     assert found["packages"] == ["installed a=1-1", "installed b=1-1"]
     assert found["packages_auto"] == []
@@ -212,7 +217,7 @@ def test_who_has_brought_a_program(host: Host) -> None:
     host.has("dpkg-query", "echo 'no path found' >&2; exit 1")
     assert host.look(programs=["dockerd"])["programs"] == {"dockerd": str(dockerd)}
     (host.bin / "dpkg-query").unlink()
-    host.has("rpm", f'[ "$1 $4 $5" = "--query --file {dockerd}" ] && echo docker-ce')
+    host.has("rpm", f"[ \"$*\" = '--query --queryformat %{{NAME}}\n --file {dockerd}' ] && echo docker-ce")
     assert host.look(programs=["dockerd"])["programs"] == {"dockerd": "docker-ce"}
     host.has("rpm", "echo 'file is not owned by any package'; exit 1")
     assert host.look(programs=["dockerd"])["programs"] == {"dockerd": str(dockerd)}
@@ -223,7 +228,7 @@ def test_who_has_brought_a_program(host: Host) -> None:
 def test_units(host: Host) -> None:
     host.has(
         "systemctl",
-        '[ "$1 $3 $4" = "show -- docker.service" ] || exit 1\n'
+        '[ "$*" = "show --property=UnitFileState,ActiveState -- docker.service none.service other.path" ] || exit 1\n'
         "printf 'ActiveState=active\\nUnitFileState=enabled\\n\\n'\n"
         "printf 'ActiveState=inactive\\nUnitFileState=\\n\\nActiveState=failed\\nUnitFileState=disabled\\n'",
     )

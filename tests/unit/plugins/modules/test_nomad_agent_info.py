@@ -743,9 +743,5 @@ def test_no_proxy_stands_before_the_own_agent(
     server: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not even where it listens on another address than the loopback's."""
-    monkeypatch.setattr(nomad_client, "is_loopback", lambda _host: False)
-    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
-        monkeypatch.setenv(name, "http://127.0.0.1:1")
-    for name in ("no_proxy", "NO_PROXY"):
-        monkeypatch.delenv(name, raising=False)
+    farm.stand_behind_a_proxy(monkeypatch)
     assert run(server, capsys)["state"] == "ok"

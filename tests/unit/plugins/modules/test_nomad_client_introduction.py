@@ -38,6 +38,8 @@ class Server(farm.Agent):
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     for name in ("ADDR", "TOKEN"):
         monkeypatch.delenv(f"NOMAD_{name}", raising=False)
+    # It asks the agent of its own host.
+    farm.stand_behind_a_proxy(monkeypatch)
     running = Server()
     yield running
     running.close()

@@ -73,6 +73,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setattr(nomad_deregister, "PAUSE_S", 0.0)
     for name in ("ADDR", "TOKEN"):
         monkeypatch.delenv(f"NOMAD_{name}", raising=False)
+    # It asks the agent of its own host.
+    farm.stand_behind_a_proxy(monkeypatch)
     running = Server()
     # Ansible keeps warnings for the life of the process, which here runs other modules too.
     monkeypatch.setattr(nomad_deregister.AnsibleModule, "warn", lambda _self, text: running.warned.append(text))

@@ -308,7 +308,10 @@ def test_refusal_names_the_node_and_what_nomad_said(capsys: pytest.CaptureFixtur
 
 def test_wish_of_a_node_goes_before_that_of_all(capsys: pytest.CaptureFixture[str], nomad: Farm) -> None:
     items = [{**SICK, "drain": True, "drain_deadline": 7}, {**SICK, "node": "gpu1"}]
-    run(capsys, nomad, items, max_closed="2", drain_deadline=60)
+    diff = run(capsys, nomad, items, max_closed="2", drain_deadline=60)["diff"]
+    assert diff["before"] == "gpu0: eligible\ngpu1: eligible\n"
+    heads = [line for line in diff["after"].splitlines() if not line.startswith("  ")]
+    assert heads == ["gpu0: ineligible, draining", "gpu1: ineligible"]
     assert nomad.nodes["id-0"]["DrainStrategy"] == {"Deadline": 7_000_000_000, "IgnoreSystemJobs": True}
     assert nomad.nodes["id-1"]["DrainStrategy"] is None
 

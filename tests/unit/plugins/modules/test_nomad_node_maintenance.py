@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 from ansible_collections.gpufarm.core.plugins.module_utils import health, maintenance
-from ansible_collections.gpufarm.core.plugins.module_utils.nomad import client as nomad_client
 from ansible_collections.gpufarm.core.plugins.modules import nomad_node_maintenance
+from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import nomad_helper as farm
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.gate_helper import Farm
 from ansible_collections.gpufarm.core.tests.unit.plugins.modules import release_helper as helper
 
@@ -77,6 +77,8 @@ class Node:
 
 @pytest.fixture
 def node(capsys: pytest.CaptureFixture[str], nomad: Farm, monkeypatch: pytest.MonkeyPatch) -> Node:
+    # It asks the agent of its own host.
+    farm.stand_behind_a_proxy(monkeypatch)
     return Node(capsys, nomad, monkeypatch)
 
 
@@ -174,6 +176,11 @@ def test_check_mode_changes_nothing(node: Node) -> None:
     back = node.run(state="in", _ansible_check_mode=True)
     assert (back["action"], back["node"], back["message"]) == ("in", "gpu0", "would be put back after a clean probe")
     assert len(node.nomad.agent.writes) == before and node.asked == []
+    # Nor does it wait for a node that is not ready.
+    node.nomad.set_status("id-0", "initializing")
+    asked = len(node.nomad.agent.requests)
+    assert node.run(state="in", _ansible_check_mode=True)["action"] == "in"
+    assert len(node.nomad.agent.requests) - asked < 5
 
 
 @pytest.mark.parametrize(
@@ -191,15 +198,6 @@ def test_bad_options_change_nothing(node: Node, options: dict[str, Any], told: s
     result = node.run(state="out", change="driver branch 580", **options)
     assert result["msg"] == f"{platform.node()}: {told}"
     assert node.nomad.agent.writes == []
-
-
-def test_no_proxy_stands_before_the_own_agent(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even where it listens on another address than the loopback's."""
-    monkeypatch.setattr(nomad_client, "is_loopback", lambda _host: False)
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
-    monkeypatch.delenv("no_proxy", raising=False)
-    monkeypatch.delenv("NO_PROXY", raising=False)
-    assert node.run(state="out", change="driver branch 580")["changed"]
 
 
 def test_returned_keys_are_the_documented_ones(node: Node) -> None:

@@ -49,6 +49,8 @@ class Client(farm.Agent):
 def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
     for name in ("ADDR", "TOKEN"):
         monkeypatch.delenv(f"NOMAD_{name}", raising=False)
+    # It asks the agent of its own host.
+    farm.stand_behind_a_proxy(monkeypatch)
     running = Client()
     yield running
     running.close()
