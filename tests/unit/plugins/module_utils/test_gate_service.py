@@ -407,7 +407,8 @@ def test_status_does_not_go_on_saying_healthy_while_nomad_is_away(
         del nomads.nodes["id-0"]
     words = {
         "address": "http://127.0.0.1:1/v1/agent/self cannot be reached",
-        "leader": "was answered by a server without a leader. Expected: servers with a leader. Next step: check 'nomad",
+        "leader": "was answered by a server without a leader. Expected: servers with a leader. Next step: check "
+        "'nomad server members' and read `journalctl -u nomad` on the servers.",
         "unknown": "Nomad knows no node id-0, which this agent says it is. Expected: a client that its servers know. "
         "Next step: read `journalctl -u nomad` on this host.",
     }[away]

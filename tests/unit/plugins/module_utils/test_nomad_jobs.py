@@ -332,7 +332,7 @@ def not_placed(code: str, found: str, next_step: str) -> problem_utils.Finding:
             "not_placed", "missing host volumes, missing network",
             "run 'nomad job plan' with a job of your own on that node to see the same",
         ),
-        ({}, "not_placed", "it does not say why (3 nodes evaluated)", "look at the server's log"),
+        ({"NodesEvaluated": 1}, "not_placed", "it does not say why (1 nodes evaluated)", "look at the server's log"),
         (
             {"QuotaExhausted": ["gpu limit"], "DimensionExhausted": {"memory": 1}}, "node_full",
             "no room on the node, gpu limit, memory exhausted",
@@ -396,6 +396,7 @@ def test_running_out_of_memory_is_telling() -> None:
     killed = {"Type": "Terminated", "DisplayMessage": "OOM Killed", "Details": {"oom_killed": "true"}}
     last = {"Type": "Terminated", "DisplayMessage": "Exit Code: 137", "Details": {"oom_killed": "false"}}
     assert obstacles.telling_event([killed, last]) == "OOM Killed"
+    assert obstacles.telling_event([killed, {"Type": "Killed", "DisplayMessage": None}]) == "OOM Killed"
 
 
 def event(text: str) -> dict[str, Any]:

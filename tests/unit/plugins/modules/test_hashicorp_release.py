@@ -151,7 +151,12 @@ def test_check_mode_tells_and_touches_nothing(node: Node, releases: helper.Relea
 
 def test_verified_is_what_was_installed_and_nothing_else(node: Node, releases: helper.Releases) -> None:
     releases.publish("nomad", "1.2.3", b"program ")
-    assert_error(node.run(state="verified"), f"{node.binary} is not as it was installed: the program is not there")
+    assert_says(
+        node.run(state="verified"),
+        f"{node.binary} is not as it was installed: the program is not there. Expected: release 1.2.3 as it was "
+        "verified when it was installed. Next step: run playbooks/site.yml, or the role that installs it, for this "
+        "host.",
+    )
     assert node.files() == {} and releases.server.requests == []
     node.run()
     asked = len(releases.server.requests)
@@ -198,7 +203,12 @@ def test_a_server_does_not_go_back(node: Node, releases: helper.Releases, damage
         node.binary.write_bytes(b"another")
     before = node.files()
     result = node.run(version="1.9.0", downgrade=False, check=check)
-    assert_error(result, f"{node.binary} was nomad 1.10.0", "not newer than 1.9.0", "set the version to 1.10.0 or")
+    assert_says(
+        result,
+        f"{node.binary} was nomad 1.10.0. Expected: a version that is not newer than 1.9.0, because an older server "
+        "may not read what a newer one has written. Next step: set the version to 1.10.0 or a newer one; to go back, "
+        "restore a snapshot on new servers.",
+    )
     assert node.files() == before
     assert not node.run(version="1.10.0", downgrade=False).get("failed")
     # A beta is near enough to go either way.

@@ -9,6 +9,7 @@ import functools
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -167,8 +168,12 @@ def test_what_is_damaged_or_gone_is_downloaded_again(
 
 def test_a_zip_that_the_list_does_not_vouch_for_does_not_stay(control: Control, releases: helper.Releases) -> None:
     releases.server.files[f"/{ZIP}"] = b"another zip"
-    failed = control.run()
-    assert "has not the sha256" in failed["msg"] and "Next step: download again" in failed["msg"]
+    failed, listed = control.run(), (control.folder / SUMS).read_text().split()
+    assert failed["msg"] == (
+        f"{platform.node()}: {releases.server.url}/{ZIP} has not the sha256 {listed[listed.index(Path(ZIP).name) - 1]} "
+        f"that {releases.server.url}/{SUMS} lists. Expected: the zip of this release. Next step: download again; if it "
+        "stays so, the file on this server is damaged or was replaced."
+    )
     assert control.names() == {SUMS, SIGNATURE, "nomad/1.2.3/.lock"}
 
 
@@ -187,7 +192,11 @@ def test_no_option_leads_out_of_the_folder(control: Control, option: str, value:
 
 def test_a_folder_that_cannot_be_made(control: Control) -> None:
     control.folder.write_text("a file")
-    assert "Expected: a folder that this task may write to, with room for the zip." in control.run()["msg"]
+    assert re.fullmatch(
+        rf"{platform.node()}: the release cannot be kept in {control.folder} \(.*\)\. Expected: a folder that this "
+        r"task may write to, with room for the zip\. Next step: check 'dest' and the free space\.",
+        control.run()["msg"],
+    )
 
 
 def test_of_many_processes_one_downloads(control: Control) -> None:

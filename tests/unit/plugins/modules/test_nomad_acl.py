@@ -164,8 +164,9 @@ def test_a_token_that_is_no_uuid_is_told(region: Region, capsys: pytest.CaptureF
 def test_a_token_that_may_not_is_told(region: Region, capsys: pytest.CaptureFixture[str]) -> None:
     region.has("reader", FIRST, ["see"])
     found = run(region, capsys, policies={"see": READ})
-    assert found["msg"].startswith(
-        f"{platform.node()}: the token 'reader' is of type client. Expected: a management token"
+    assert found["msg"] == (
+        f"{platform.node()}: the token 'reader' is of type client. Expected: a management token, which alone may "
+        "change policies and tokens. Next step: set 'token' to the one that the region was bootstrapped with."
     )
     assert region.writes == []
 

@@ -67,8 +67,11 @@ def test_without_gpus_nothing_can_be_asked_of_them(
     agent: farm.Agent, capsys: pytest.CaptureFixture[str], option: str
 ) -> None:
     result = run(capsys, address=agent.url, gather_gpus=False, **{option: True})
-    assert f"gather_gpus is false and {option} is true. Expected: nodes with their GPUs" in result["msg"]
-    assert result["msg"].endswith(f"Next step: leave out gather_gpus or {option}.") and agent.requests == []
+    assert result["msg"] == (
+        f"{platform.node()}: gather_gpus is false and {option} is true. Expected: nodes with their GPUs, of which that "
+        f"is asked. Next step: leave out gather_gpus or {option}."
+    )
+    assert agent.requests == []
 
 
 def test_of_several_nodes_with_one_name_the_last_counts(agent: farm.Agent, capsys: pytest.CaptureFixture[str]) -> None:

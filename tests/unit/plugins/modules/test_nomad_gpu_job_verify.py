@@ -293,7 +293,10 @@ def test_a_farm_without_gpus_proves_nothing(
     nomad_server.nodes = [{**farm.make_node(0, gpus), "Status": "down" if gpus else "ready"}]
     result = run(capsys, nomad_server)
     assert result["failed"]
-    assert ": Nomad has no ready node with GPUs, so nothing would be proven. Expected: at least one." in result["msg"]
+    assert result["msg"].endswith(
+        ": Nomad has no ready node with GPUs, so nothing would be proven. Expected: at least one. Next step: check "
+        "'nomad node status' and the device plugin on the nodes."
+    )
 
 
 def test_options_reach_the_job(nomad_server: FakeNomad, capsys: pytest.CaptureFixture[str]) -> None:

@@ -85,7 +85,10 @@ def test_check_mode_writes_nothing(client: Client, capsys: pytest.CaptureFixture
 
 def test_what_is_no_text_is_refused(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
     result = run(client, capsys, gpu_count=8)
-    assert result["msg"].startswith(f"{platform.node()}: meta.gpu_count is of type int. Expected: a text")
+    assert result["msg"] == (
+        f"{platform.node()}: meta.gpu_count is of type int. Expected: a text, as all metadata of Nomad is. "
+        "Next step: put quotes around it."
+    )
     assert not client.writes and not client.requests
 
 
