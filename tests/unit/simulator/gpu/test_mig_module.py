@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi import gathering
 from ansible_collections.gpufarm.core.plugins.modules import nvidia_mig
 from ansible_collections.gpufarm.core.tests.unit.plugins.modules import release_helper as helper
@@ -89,7 +90,13 @@ def test_whole_gpus_become_a_layout_and_whole_again(machine: Callable[[str], Mac
     done = made.run(diff=True, **arguments)
     assert done["changed"] and done["gpus"][0]["changes"] == announced["gpus"][0]["changes"]
     assert made.divided() == [Counter(NOTEBOOKS), *[Counter()] * 7]
-    assert done["gpus"][0]["mig_mode"] == "Enabled" and len(done["gpus"][0]["instances"]) == 5
+    assert set(done["gpus"][0]) == set(yaml.safe_load(nvidia_mig.RETURN)["gpus"]["contains"])
+    assert [done["gpus"][0][key] for key in ("index", "name", "mig_mode", "processes")] == [
+        0, "NVIDIA H100 80GB HBM3", "Enabled", []
+    ]  # fmt: skip
+    assert [(each["profile"], each["start"]) for each in done["gpus"][0]["instances"]] == [
+        *(("1g.10gb", start) for start in range(4)), ("3g.40gb", 4)
+    ]  # fmt: skip
     whole = [f"GPU {number} (NVIDIA H100 80GB HBM3, GPU-U): MIG Disabled" for number in range(8)]
     cut = [*(f"  1g.10gb at {start}" for start in range(4)), "  3g.40gb at 4"]
     shown = {when: without_uuids(text).splitlines() for when, text in done["diff"].items()}
