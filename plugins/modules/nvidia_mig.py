@@ -400,7 +400,7 @@ class Node:
             self.change("have the MIG mode take effect", "-i", uuid, "--gpu-reset")
             if self.again(target).mode_fits:
                 return
-        holders = device_holders(target.gpu["minor_number"])
+        holders = device_holders(target.gpu["minor_number"], "/")
         raise MigError(
             found=f"the MIG mode of {target.name} is pending"
             + (f"; it is held by {', '.join(holders)}" if holders else ""),
@@ -414,7 +414,7 @@ class Node:
         )
 
 
-def device_holders(minor: int | None, root: str = "/") -> list[str]:
+def device_holders(minor: int | None, root: str) -> list[str]:
     """Processes that have a GPU's device open, as programs that only watch it do, which nvidia-smi does not list."""
     found = []
     for folder in sorted(Path(root, "proc").glob("[0-9]*"), key=lambda path: int(path.name)):

@@ -31,20 +31,27 @@ def test_values_come_first_and_blocks_keep_their_order() -> None:
     assert nomad_hcl({}) == ""
 
 
+SIMPLE = "a text, a number, a boolean or a list of them"
+OPEN = "no quote and no backslash after ${, and a } that ends it"
+
+
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "place", "kind", "expected"),
     [
-        ([], "a configuration: found a value of type list"),
-        ({"a": {"b": object()}}, "a.b: found a value of type object"),
-        ({"a": [{"b": 1}, 2]}, "a: found a value of type dict"),
-        ({1: "a"}, "a name: found a value of type int"),
-        ({"plugin": {"docker": True}}, 'plugin "docker": found a value of type bool'),
-        ({"client": {"meta": {"x": 's3cret ${a "b"}'}}}, "client.meta.x: found a value of type str"),
-        ({"x": "${a"}, "Expected: no quote and no backslash after ${, and a } that ends it"),
+        ([], "a configuration", "list", "a dictionary of blocks and values"),
+        ({"a": {"b": object()}}, "a.b", "object", SIMPLE),
+        ({"a": [{"b": 1}, 2]}, "a", "dict", SIMPLE),
+        ({1: "a"}, "a name", "int", "a text"),
+        ({"plugin": {"docker": True}}, 'plugin "docker"', "bool", "a dictionary, as this is a block with a label"),
+        ({"client": {"meta": {"x": 's3cret ${a "b"}'}}}, "client.meta.x", "str", OPEN),
+        ({"x": "${a"}, "x", "str", OPEN),
     ],
 )  # fmt: skip
-def test_what_the_configuration_cannot_hold(config: Any, said: str) -> None:
+def test_what_the_configuration_cannot_hold(config: Any, place: str, kind: str, expected: str) -> None:
     with pytest.raises(AnsibleFilterError) as caught:
         nomad_hcl(config)
-    assert said in str(caught.value) and "Next step: " in str(caught.value)
+    assert str(caught.value) == (
+        f"{place}: found a value of type {kind} that Nomad's configuration cannot hold. Expected: {expected}. "
+        "Next step: correct the variable that gives it."
+    )
     assert "s3cret" not in str(caught.value)

@@ -231,7 +231,7 @@ def test_a_process_that_begins_meanwhile(
         return call(node, *arguments)
 
     monkeypatch.setattr(nvidia_mig.Node, "call", called)
-    monkeypatch.setattr(nvidia_mig, "device_holders", lambda minor: holders if minor == 0 else [])
+    monkeypatch.setattr(nvidia_mig, "device_holders", lambda *given: holders if given == (0, "/") else [])
     assert_says(made.run(layout=layout, reset=reset), told)
 
 
