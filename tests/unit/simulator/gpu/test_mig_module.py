@@ -23,6 +23,7 @@ from .conftest import Node
 
 MakeNode = Callable[[str], Node]
 H100 = "GPU 0 (NVIDIA H100 80GB HBM3, GPU-U)"
+A100 = "GPU 0 (NVIDIA A100-SXM4-80GB, GPU-U)"
 SEVEN = {"1g.10gb": 7}
 NOTEBOOKS = {"3g.40gb": 1, "1g.10gb": 4}
 
@@ -131,6 +132,18 @@ def test_instances_that_fit_stay(machine: Callable[[str], Machine]) -> None:
     assert made.divided() == [Counter({"1g.10gb": 3, "3g.40gb": 1})] * 2
 
 
+def test_an_instance_with_work_stays_before_others(machine: Callable[[str], Machine]) -> None:
+    made = machine("a100-mig-x2")
+    made.node.change(lambda profile: faults.add_process(profile, 0, 4242, "python", 1024, instance="9/0"))
+    outcome = made.run(layout={"1g.10gb": 1})
+    assert [[each["id"] for each in gpu["instances"]] for gpu in outcome["gpus"]] == [[9], [7]]
+    assert_says(
+        made.run(layout={"7g.80gb": 1}),
+        f"on {A100} are processes, 4242 (python). Expected: none on what is to go. Next step: end them, or have the "
+        "role gpufarm.core.nvidia_mig take the node out of work first.",
+    )
+
+
 def test_an_instance_without_its_compute_instance_is_made_again(machine: Callable[[str], Machine]) -> None:
     made = machine("a100-mig-x2")
     made.node.output("mig", "-i", "0", "-gi", "7", "-dci")
@@ -176,7 +189,6 @@ def test_an_ampere_that_nobody_holds_needs_no_reset(machine: Callable[[str], Mac
     assert made.run(layout=SEVEN)["changed"] and made.divided() == [Counter(SEVEN)] * 2
 
 
-A100 = "GPU 0 (NVIDIA A100-SXM4-80GB, GPU-U)"
 PENDING = f"the MIG mode of {A100} is pending"
 
 
@@ -389,3 +401,18 @@ def test_a_driver_that_tells_no_profiles_while_mig_is_off(
     done = made.run(gpus=[{"index": 0, "layout": NOTEBOOKS}])["gpus"][0]
     assert (done["changes"], done["create_at_boot"]) == (changes, ["19:0", "19:1", "19:2", "19:3", "9:4"])
     assert made.divided() == [Counter(NOTEBOOKS), *[Counter()] * 7]
+
+
+def test_whole_gpus_need_no_profiles(machine: Callable[[str], Machine], monkeypatch: pytest.MonkeyPatch) -> None:
+    made = machine("a100-mig-x2")
+    monkeypatch.setattr(nvidia_mig, "parse_profiles", lambda *_said: {})
+    assert made.run(layout="disabled")["changed"] and made.divided() == [Counter()] * 2
+
+
+def test_a_mode_that_is_pending_is_taken_back(machine: Callable[[str], Machine]) -> None:
+    made = machine("h100-x8")
+    made.node.change(lambda profile: faults.set_mig(profile, 0, [], pending=True))
+    assert made.node.csv("mig.mode.current,mig.mode.pending", "-i", "0") == [["Disabled", "Enabled"]]
+    outcome = made.run(layout="disabled")
+    assert [each["changes"] for each in outcome["gpus"]] == [["disable MIG"], *[[]] * 7]
+    assert made.node.csv("mig.mode.current,mig.mode.pending", "-i", "0") == [["Disabled", "Disabled"]]
