@@ -86,6 +86,7 @@ def facts(platform: str, kernel: str = "6.12.0") -> dict[str, str]:
         "architecture": "x86_64",
         "distribution": distribution,
         "distribution_major_version": version.partition(".")[0],
+        "distribution_release": "n/a",
         "distribution_version": version,
         "kernel": kernel,
         "os_family": family,

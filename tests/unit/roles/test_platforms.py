@@ -64,6 +64,7 @@ def test_a_distribution_is_added_in_one_file(roles: Path) -> None:
     assert found("__nvidia_driver_of_repository") == {
         "packages": ["nvidia-driver-pinning-580", "sencha-open=580.*"],
         "others": ["nvidia-driver-pinning-*", "linux-headers-6.12.1-sencha"],
+        "also": ["linux-headers-6.12.1-sencha"],
     }
     assert found("__docker_wanted") == ["docker.io", "iptables", "docker-client"]
     assert (

@@ -1,0 +1,141 @@
+"""A farm without internet is made of a bundle alone, and what is wrong with the bundle is said by name."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.simulator.docker import docker
+from tests.testinfra.playbooks import enter, run_in_scenario, words
+
+BUNDLE = Path(os.environ["MOLECULE_EPHEMERAL_DIRECTORY"]) / "bundle"
+PLATFORM = "debian-trixie-amd64"
+SERVER, GPU = "bundle-server", "bundle-gpu"
+HERE = "/var/lib/gpufarm/bundle"
+
+
+def manifest() -> Any:
+    return json.loads((BUNDLE / "manifest.json").read_text("utf-8"))
+
+
+@contextmanager
+def damaged(path: Path) -> Iterator[None]:
+    """Have one bit of a file changed, as a disk or somebody else does it."""
+    body = path.read_bytes()
+    middle = len(body) // 2
+    path.write_bytes(body[:middle] + bytes([body[middle] ^ 1]) + body[middle + 1 :])
+    yield
+    path.write_bytes(body)
+
+
+def shell(node: str, script: str) -> str:
+    return docker("exec", node, "sh", "-euc", script)
+
+
+def test_all_came_from_the_bundle() -> None:
+    """Of packages that no node has had before, and of what the farm is run by."""
+    for node in (SERVER, GPU):
+        for package in ("docker.io", "nvidia-container-toolkit", "nvidia-driver-cuda"):
+            policy = shell(node, f"APT_CONFIG={HERE}/apt.conf apt-cache policy {package}")
+            installed = policy.split("Installed: ")[1].split()[0]
+            assert installed != "(none)" and f"*** {installed}" in policy and f"file:{HERE}/apt/" in policy
+    assert {file["from"].split("/")[2] for file in manifest()["files"].values()} >= {"mirror.gpufarm.test"}
+
+
+def test_apt_of_the_nodes_is_as_it_was() -> None:
+    for node in (SERVER, GPU):
+        assert shell(node, "ls /etc/apt/sources.list.d") == ""
+        assert "gpufarm" not in shell(node, "apt-config dump; cat /etc/apt/sources.list; ls /var/lib/apt/lists")
+
+
+def test_who_has_collected_has_nothing_left_of_it() -> None:
+    assert "collect" not in shell(SERVER, "ls /var/lib/gpufarm")
+
+
+def test_nodes_have_only_what_they_lacked() -> None:
+    """The bundle has what those need that have nothing yet, as the C library."""
+    packages = {Path(name).name for name, file in manifest()["files"].items() if "package" in file}
+    there = set(shell(GPU, f"find {HERE}/apt -name '*.deb' -printf '%f\\n'").split())
+    assert there < packages and not any(name.startswith("libc6_") for name in there)
+    assert any(name.startswith("libc6_") for name in packages)
+
+
+def lacking_toolkit() -> None:
+    shell(GPU, f"dpkg --purge --force-depends nvidia-container-toolkit && rm -r {HERE}/apt/nvidia-container-toolkit")
+
+
+def test_a_damaged_package_is_refused_by_name() -> None:
+    lacking_toolkit()
+    (package,) = (BUNDLE / f"apt/{PLATFORM}/nvidia-container-toolkit").glob("nvidia-container-toolkit_*.deb")
+    with damaged(package):
+        run = enter("container_toolkit/main", limit=GPU)
+    said = words(run.output)
+    assert run.code != 0 and f"{GPU}: {package} has the SHA-256 " in said, run.output
+    assert "Expected: " in said and "run playbooks/bundle.yml again with this inventory" in said
+    assert shell(GPU, f"ls {HERE}/apt").split() == ["deb.debian.org_debian", "nvidia-cuda"]
+    assert enter("container_toolkit/main", limit=GPU).code == 0
+
+
+def test_apt_itself_refuses_what_upstream_has_not_signed() -> None:
+    """Whoever can write the manifest as well gets no package onto a node."""
+    lacking_toolkit()
+    (package,) = (BUNDLE / f"apt/{PLATFORM}/nvidia-container-toolkit").glob("nvidia-container-toolkit_*.deb")
+    text, told = (BUNDLE / "manifest.json").read_text("utf-8"), manifest()
+    with damaged(package):
+        told["files"][package.relative_to(BUNDLE).as_posix()]["sha256"] = hashlib.sha256(
+            package.read_bytes()
+        ).hexdigest()
+        (BUNDLE / "manifest.json").write_text(json.dumps(told), "utf-8")
+        run = enter("container_toolkit/main", limit=GPU)
+        (BUNDLE / "manifest.json").write_text(text, "utf-8")
+    assert run.code != 0 and "could not be installed" in words(run.output) and "Hash Sum mismatch" in run.output
+    assert docker(
+        "exec", GPU, "sh", "-c", "dpkg-query -W -f '${db:Status-Status}' nvidia-container-toolkit || true"
+    ) in ("", "not-installed")
+    assert enter("container_toolkit/main", limit=GPU).code == 0
+
+
+def test_files_of_others_are_named_before_anything_changes() -> None:
+    strange = BUNDLE / f"apt/{PLATFORM}/strange.deb"
+    strange.write_text("strange")
+    run = run_in_scenario("playbooks/site.yml")
+    strange.unlink()
+    assert run.code != 0 and sum(run.changed.values()) == 0, run.output
+    for node in (SERVER, GPU):
+        assert (
+            f"{node}: the bundle {BUNDLE} is not as its manifest has it: apt/{PLATFORM}/strange.deb is not in the "
+            "manifest. Expected: what was collected, and nothing of others."
+        ) in words(run.output), run.output
+
+
+def test_what_was_not_collected_is_named() -> None:
+    run = enter("cuda/main", limit=GPU)
+    assert run.code != 0 and (
+        f"{GPU}: the bundle has not cuda-toolkit-13-0 for {PLATFORM}. Expected: all that the roles of this host "
+        "install. Next step: run playbooks/bundle.yml again with this inventory, where there is internet."
+    ) in words(run.output), run.output
+
+
+@pytest.mark.parametrize("part", ["zip", "SHA256SUMS"])
+def test_a_damaged_release_is_refused_by_name(part: str) -> None:
+    (path,) = (BUNDLE / "releases/nomad-device-nvidia").glob(f"*/*{part}")
+    shell(GPU, "mv /opt/nomad/plugins/nomad-device-nvidia /root/")
+    with damaged(path):
+        run = enter("nomad_device_nvidia/main", limit=GPU)
+    shell(GPU, "mv /root/nomad-device-nvidia /opt/nomad/plugins/")
+    assert run.code != 0 and f"{GPU}: {BUNDLE}/releases has not, or not whole, nomad-device-nvidia/" in words(
+        run.output
+    )
+
+
+def test_a_machine_that_leaves_has_nothing_of_it() -> None:
+    run = run_in_scenario("playbooks/remove.yml", "--limit", GPU)
+    assert run.code == 0, run.output
+    assert shell(GPU, "ls -A /var/lib/gpufarm 2>/dev/null || true") == ""

@@ -1,0 +1,249 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The folder of a site without internet: what is brought, what is handed on, and what is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.gpufarm.core.plugins.filter.bundle_refusal import bundle_refusal
+from ansible_collections.gpufarm.core.plugins.module_utils.apt_bundle import BundleError
+from ansible_collections.gpufarm.core.plugins.plugin_utils import bundle
+
+# The bundle is on the control node.
+pytestmark = pytest.mark.controller
+
+TRIXIE = "debian-trixie-amd64"
+DEBIAN = {"name": "deb.debian.org_debian", "suite": "trixie", "components": ["main"], "signed_by": "", "of_role": False}
+CUDA = {"name": "nvidia-cuda", "suite": "/", "components": [], "signed_by": "", "of_role": True}
+INDEX = f"apt/{TRIXIE}/nvidia-cuda/InRelease"
+DRIVER = f"apt/{TRIXIE}/nvidia-cuda/driver_580_amd64.deb"
+OLDER = f"apt/{TRIXIE}/nvidia-cuda/driver_570_amd64.deb"
+KEY = f"keys/{TRIXIE}/nvidia-cuda.asc"
+ZIP = "releases/nomad/1.11.3/nomad_1.11.3_linux_amd64.zip"
+
+
+class Host:
+    """A host that has collected, and what was fetched from it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.fetched: list[str] = []
+
+    def fetch(self, source: str, target: Path) -> None:
+        self.fetched.append(source)
+        shutil.copy(self.folder / source, target)
+
+    def collected(self, **contents: str) -> dict[str, Any]:
+        """What the module tells of these files, by the names of their constants."""
+        files: dict[str, dict[str, Any]] = {}
+        for constant, text in contents.items():
+            name = globals()[constant]
+            (self.folder / constant).write_text(text, encoding="utf-8")
+            digest = hashlib.sha256(text.encode()).hexdigest()
+            files[name] = {"sha256": digest, "size": len(text), "from": f"https://up.example/{constant}"}
+            files[name]["source"] = constant
+            files[name] |= {"package": Path(name).name} if name.endswith(".deb") else {}
+        debs = [name for name in files if name.endswith(".deb")]
+        return {
+            "files": files,
+            "repositories": [DEBIAN, CUDA],
+            "wanted": [{"packages": [f"driver={Path(name).name.split('_')[1]}.*"], "files": [name]} for name in debs],
+        }
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    (tmp_path / "host").mkdir()
+    return Host(tmp_path / "host")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, host: Host) -> Path:
+    """A bundle that has been made."""
+    collected = host.collected(INDEX="signed", DRIVER="driver", OLDER="older", KEY="key", ZIP="zip")
+    fetched, removed = bundle.update(tmp_path / "bundle", TRIXIE, collected, host.fetch)
+    assert (sorted(fetched), removed) == (sorted([INDEX, DRIVER, OLDER, KEY, ZIP]), [])
+    return tmp_path / "bundle"
+
+
+def change(folder: Path, **changes: Any) -> None:
+    """Write other parts into the manifest, as somebody may who carries it."""
+    manifest = json.loads((folder / bundle.MANIFEST).read_text("utf-8"))
+    (folder / bundle.MANIFEST).write_text(json.dumps(manifest | changes), "utf-8")
+
+
+def refusal(call: Any, *arguments: Any) -> str:
+    with pytest.raises(BundleError) as caught:
+        call(*arguments)
+    text = str(caught.value)
+    assert ". Expected: " in text and ". Next step: " in text
+    return text
+
+
+def test_the_manifest_says_what_there_is_and_where_it_comes_from(folder: Path) -> None:
+    told = bundle.read(folder)["files"]
+    assert told[DRIVER].pop("collected").startswith("20")
+    assert told[DRIVER] == {
+        "sha256": hashlib.sha256(b"driver").hexdigest(),
+        "size": 6,
+        "from": "https://up.example/DRIVER",
+        "package": "driver_580_amd64.deb",
+    }
+    assert bundle_refusal(str(folder), TRIXIE) == ""
+
+
+def test_what_is_whole_is_not_fetched_again_and_keeps_its_time(folder: Path, host: Host) -> None:
+    before = bundle.read(folder)
+    host.fetched.clear()
+    collected = host.collected(INDEX="signed", DRIVER="driver", OLDER="older", KEY="key", ZIP="zip")
+    # What the bundle has the host does not download.
+    collected["files"][DRIVER]["source"] = ""
+    assert bundle.update(folder, TRIXIE, collected, host.fetch) == ([], [])
+    assert host.fetched == [] and bundle.read(folder) == before
+
+
+def test_what_is_damaged_is_fetched_again(folder: Path, host: Host) -> None:
+    (folder / DRIVER).write_text("Driver")
+    assert DRIVER not in bundle.whole(folder, bundle.read(folder), [DRIVER, OLDER])
+    collected = host.collected(INDEX="signed", DRIVER="driver", OLDER="older", KEY="key", ZIP="zip")
+    assert bundle.update(folder, TRIXIE, collected, host.fetch) == ([DRIVER], [])
+    assert (folder / DRIVER).read_text() == "driver"
+
+
+def test_what_nothing_needs_any_more_goes_and_releases_stay(folder: Path, host: Host) -> None:
+    collected = host.collected(INDEX="signed anew", DRIVER="driver", KEY="key")
+    assert bundle.update(folder, TRIXIE, collected, host.fetch) == ([INDEX], [OLDER])
+    assert not (folder / OLDER).exists() and (folder / ZIP).exists()
+    assert bundle.differences(folder, bundle.read(folder)) == []
+
+
+def test_hosts_of_another_platform_keep_theirs(folder: Path, host: Host) -> None:
+    collected = {**host.collected(ZIP="zip"), "repositories": [], "wanted": []}
+    assert bundle.update(folder, "debian-bookworm-amd64", collected, host.fetch) == ([], [])
+    assert sorted(bundle.read(folder)["platforms"]) == ["debian-bookworm-amd64", TRIXIE]
+    assert bundle.differences(folder, bundle.read(folder)) == []
+
+
+def test_what_changes_on_its_way_leaves_what_was_there(folder: Path, host: Host) -> None:
+    collected = host.collected(DRIVER="newer")
+    (host.folder / "DRIVER").write_text("other")
+    assert "has changed on its way" in refusal(bundle.update, folder, TRIXIE, collected, host.fetch)
+    assert (folder / DRIVER).read_text() == "driver" and bundle.differences(folder, bundle.read(folder)) == []
+
+
+def test_a_repository_that_no_host_could_be_given_is_told_while_it_is_collected(tmp_path: Path, host: Host) -> None:
+    collected = {**host.collected(ZIP="zip"), "repositories": [{**DEBIAN, "signed_by": "/root/key.gpg"}]}
+    assert "a keyring that the host has itself" in refusal(bundle.update, tmp_path / "b", TRIXIE, collected, host.fetch)
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_host_is_handed_what_it_wants_and_what_vouches_for_it(folder: Path) -> None:
+    manifest = bundle.read(folder)
+    assert bundle.names_for(manifest, TRIXIE, ["driver=580.*"]) == sorted([INDEX, DRIVER, KEY])
+    assert bundle.names_for(manifest, TRIXIE, []) == sorted([INDEX, KEY])
+    assert bundle.on_node(DRIVER, TRIXIE) == "apt/nvidia-cuda/driver_580_amd64.deb"
+    assert "sources.list.d/nvidia-cuda.sources" in bundle.known(manifest, TRIXIE)
+
+
+def test_what_is_not_there_is_named(folder: Path) -> None:
+    manifest = bundle.read(folder)
+    said = refusal(bundle.names_for, manifest, TRIXIE, ["driver=580.*", "driver=590.*", "cuda-toolkit-13-0"])
+    assert said.startswith(f"the bundle has not cuda-toolkit-13-0, driver=590.* for {TRIXIE}. Expected: ")
+    assert "run playbooks/bundle.yml again with this inventory" in said
+    said = refusal(bundle.names_for, manifest, "debian-bookworm-amd64", [])
+    assert said.startswith(f"the bundle has packages for {TRIXIE}. Expected: some for debian-bookworm-amd64. ")
+
+
+def test_files_that_are_missing_cut_off_or_of_others_are_named(folder: Path) -> None:
+    (folder / DRIVER).write_text("driv")
+    (folder / OLDER).unlink()
+    (folder / "apt/strange.deb").write_text("strange")
+    said = bundle_refusal(str(folder), TRIXIE)
+    for part in (f"{DRIVER} has 4 bytes, not 6", f"{OLDER} is not there", "apt/strange.deb is not in the manifest"):
+        assert part in said
+    for number in range(9):
+        (folder / f"apt/{number}.deb").touch()
+    assert bundle_refusal(str(folder), TRIXIE).count(".deb") == 5 and "and 7 more" in bundle_refusal(
+        str(folder), TRIXIE
+    )
+
+
+def test_a_damaged_file_is_named(folder: Path) -> None:
+    (folder / DRIVER).write_text("Driver")
+    assert bundle_refusal(str(folder), TRIXIE) == "", "sizes alone do not tell"
+    said = refusal(bundle.require_whole, folder, bundle.read(folder), DRIVER)
+    assert said.startswith(f"{folder / DRIVER} has the SHA-256 ") and hashlib.sha256(b"driver").hexdigest() in said
+    (folder / DRIVER).unlink()
+    assert f"{folder / DRIVER} is not there" in refusal(bundle.require_whole, folder, bundle.read(folder), DRIVER)
+
+
+def test_what_is_no_bundle(tmp_path: Path) -> None:
+    said = bundle_refusal(str(tmp_path), TRIXIE)
+    assert said.startswith(f"{tmp_path}/manifest.json cannot be read (No such file or directory). Expected: a bundle")
+    (tmp_path / "manifest.json").write_text("{")
+    assert "is no JSON" in bundle_refusal(str(tmp_path), TRIXIE)
+    for text in ("[]", '{"format": 2}'):
+        (tmp_path / "manifest.json").write_text(text)
+        assert "is no manifest of format 1" in bundle_refusal(str(tmp_path), TRIXIE)
+
+
+# --- who carries a bundle may write its manifest -----------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["../evil", "/etc/passwd", "apt/../../evil"])
+def test_no_path_leads_out(folder: Path, path: str) -> None:
+    change(folder, files={path: {"sha256": "", "size": 0}})
+    assert f"names {path}" in refusal(bundle.read, folder)
+
+
+@pytest.mark.parametrize("path", ["apt.conf", "sources.list.d/evil.sources", ZIP, "apt/debian-bookworm-amd64/a.deb"])
+def test_nothing_but_packages_of_its_platform_is_handed_on(folder: Path, path: str) -> None:
+    """Settings of apt, or an entry that trusts what is not signed, would be read by the node's apt."""
+    file = {"sha256": "", "size": 0, "from": "", "collected": ""}
+    change(folder, files={path: file}, platforms={
+        TRIXIE: {"repositories": [], "wanted": [{"packages": ["driver"], "files": [path]}]}
+    })  # fmt: skip
+    assert f"the manifest wants {path}" in refusal(bundle.names_for, bundle.read(folder), TRIXIE, ["driver"])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"suite": "trixie\nTrusted: yes"},
+        {"components": ["main", "x\nTrusted: yes"]},
+        {"name": "debian [trusted=yes]"},
+        {"name": "../elsewhere"},
+        {"signed_by": "/var/lib/gpufarm/bundle/keys/evil.asc"},
+        {"signed_by": "/usr/share/keyrings/../../../var/lib/gpufarm/bundle/keys/evil.asc"},
+        {"signed_by": "-----BEGIN PGP PUBLIC KEY BLOCK-----"},
+    ],
+)
+def test_no_entry_trusts_more_than_the_host_does(folder: Path, changes: dict[str, Any]) -> None:
+    change(folder, platforms={TRIXIE: {"repositories": [{**DEBIAN, **changes}], "wanted": []}})
+    assert "the manifest has a repository" in refusal(bundle.texts, bundle.read(folder), TRIXIE)
+
+
+def test_entries() -> None:
+    security = {**DEBIAN, "suite": "trixie-security", "signed_by": "/usr/share/keyrings/debian-archive-keyring.gpg"}
+    manifest: Any = {"platforms": {TRIXIE: {"repositories": [DEBIAN, security, CUDA], "wanted": []}}}
+    texts = bundle.texts(manifest, TRIXIE)
+    # Its role has the key, and writes the entry when it has.
+    assert sorted(texts) == ["apt.conf", "sources.list.d/deb.debian.org_debian.sources"]
+    first, second = texts["sources.list.d/deb.debian.org_debian.sources"].split("\n\n")
+    assert "URIs: file:/var/lib/gpufarm/bundle/apt/deb.debian.org_debian/\nSuites: trixie\nComponents: main\n" in first
+    assert "Signed-By" not in first and "Check-Valid-Until: no" in first
+    assert "Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg\n" in second
+    assert "rusted" not in "".join(texts.values())
+
+
+def test_parts() -> None:
+    sizes = {"a": 2, "b": 2, "c": 9, "d": 1}
+    assert list(bundle.parts(sizes, sizes.__getitem__, 4)) == [["a", "b"], ["c"], ["d"]]
+    assert list(bundle.parts([], sizes.__getitem__, 4)) == []
