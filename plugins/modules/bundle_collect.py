@@ -141,6 +141,7 @@ removed:
 """
 
 import contextlib
+import os
 import platform
 import shutil
 import tempfile
@@ -382,6 +383,8 @@ def keyring_of(index: Index) -> str:
 
 
 def collect(module: AnsibleModule) -> dict[str, Any]:
+    # Whoever Ansible logs in as fetches the files.
+    os.umask(0o022)
     repositories = [dict(each) for each in module.params["repositories"]]
     for each in module.params["repositories"]:
         # What Ansible shows at -vvv.

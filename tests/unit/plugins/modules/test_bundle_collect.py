@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.gpufarm.core.plugins.module_utils import apt_bundle
 from ansible_collections.gpufarm.core.plugins.modules import bundle_collect
 from ansible_collections.gpufarm.core.tests.unit.plugins.modules import release_helper as helper
 
@@ -66,6 +67,8 @@ class Upstream:
             deb(folder, "driver-lib", "580.1"), deb(folder, "unwanted", "1"),
         ]  # fmt: skip
         self.base = [deb(folder, "libbase", "1:2.0+b", "essential"), deb(folder, "essential", "1")]
+        # Which has nothing that is wanted.
+        self.publish("/other", "", "", [(deb(folder, "other", "1"), "other_1_all.deb")])
         self.publish("/cuda", "", "", [(path, path.name) for path in self.flat])
         self.publish(
             "/debian", "dists/trixie/", "main/binary-all/",
@@ -127,6 +130,7 @@ def collector(
     (tmp_path / "debian.asc").write_bytes(upstream.gpg.export(upstream.signer))
     (etc / "sources.list").write_text(
         f"deb [signed-by={tmp_path}/debian.asc] {upstream.server.url}/debian trixie main\n"
+        f"deb [signed-by={tmp_path}/debian.asc] {upstream.server.url}/other /\n"
     )
     monkeypatch.setattr(bundle_collect, "ETC", etc)
     monkeypatch.setattr(bundle_collect, "STATUS_OF_HOST", "/dev/null")
@@ -164,6 +168,11 @@ def test_packages_come_with_all_that_they_need_and_what_vouches_for_them(collect
     assert base["package"] == "libbase_1%3a2.0+b_all.deb"
     for file in found["files"].values():
         assert hashlib.sha256(Path(file["source"]).read_bytes()).hexdigest() == file["sha256"]
+    for name in ("apt/here/cuda", f"{HOST}{port}_debian/dists/trixie"):
+        signed = apt_bundle.parse_signed(Path(found["files"][f"{name}/InRelease"]["source"]).read_text())
+        lists = {path[len(name) + 1 :]: file["sha256"] for path, file in found["files"].items()
+                 if path.startswith(name) and "Packages" in path}  # fmt: skip
+        assert lists and lists.items() <= signed.items()
     assert found["files"]["keys/here/cuda.asc"]["from"] == "https://up.example/cuda.asc"
     (wanted,) = found["wanted"]
     assert wanted["packages"] == ["driver=570.*"] and len(wanted["files"]) == 4
@@ -205,7 +214,14 @@ def test_nothing_is_collected_that_is_not_signed(collector: Collector, upstream:
     assert answer["failed"] and "apt could not collect what is wanted" in answer["msg"], answer
 
 
-def test_a_server_that_does_not_answer_is_told(collector: Collector, upstream: Upstream) -> None:
+def test_a_server_that_cannot_be_reached_is_told(collector: Collector) -> None:
+    """To apt that is no more than a warning."""
+    (bundle_collect.ETC / "sources.list.d/away.list").write_text("deb http://127.0.0.1:1/debian trixie main\n")
+    answer = collector.collect("driver")
+    assert answer["failed"] and "http://127.0.0.1:1/debian" in answer["msg"], answer
+
+
+def test_a_server_that_has_nothing_signed_is_told(collector: Collector, upstream: Upstream) -> None:
     del upstream.server.files["/debian/dists/trixie/InRelease"]
     answer = collector.collect("driver")
     assert answer["failed"] and "/debian" in answer["msg"]
