@@ -1,0 +1,273 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Judgement of what was measured, by what the card itself says that it can do."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from ansible_collections.gpufarm.core.plugins.module_utils.problem import Finding
+
+# What no attribute of CUDA tells: units for single precision in a multiprocessor, by compute capability.
+FP32_UNITS = {"6.0": 64, "7.0": 64, "7.2": 64, "7.5": 64, "8.0": 64}
+FP32_UNITS_OTHERWISE = 128
+
+# Operations a clock of the tensor cores of a multiprocessor: FP16 in, FP32 out, no sparsity. Where cards of one
+# capability differ (GeForce does half), it is the least. Others are told and not judged.
+TENSOR_OPERATIONS = {"7.5": 1024, "8.0": 2048, "8.6": 512, "8.7": 1024, "8.9": 512, "9.0": 4096, "12.0": 512}
+
+# GB/s of a lane: transfers a second less the line code. The protocol takes some more: thresholds leave room for it.
+PCIE_LANE_GB_PER_S = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
+
+# What lowers the clocks of a card that is well: a limit that somebody set, or that is the card's own.
+INNOCENT_REASONS = frozenset(
+    ("gpu_idle", "applications_clocks_setting", "sw_power_cap", "sync_boost", "display_clocks_setting")
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Thresholds:
+    """Least share, in percent, of what the card can do; None where it is not judged."""
+
+    memory_min_percent: float | None = 85.0
+    fp32_min_percent: float | None = 85.0
+    tensor_min_percent: float | None = 50.0
+    host_min_percent: float | None = 65.0
+    clock_min_percent: float | None = 80.0
+    peer_min_gb_per_s: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Card:
+    """What is known of a GPU from elsewhere than CUDA; None where it is not."""
+
+    pcie_generation: int | None = None
+    pcie_width: int | None = None
+    memory_total_mib: int | None = None
+    """Of the whole GPU, by which the share of a MIG device is known."""
+    slow_reasons: Sequence[str] | None = None
+    """Why its clocks were held down while it worked."""
+    ecc_uncorrected: int | None = None
+    ecc_corrected: int | None = None
+    """Memory errors that came while it worked."""
+    xids: Sequence[str] = ()
+
+
+def _product(*factors: float | None) -> float | None:
+    product = 1.0
+    for factor in factors:
+        if not factor:
+            return None
+        product *= factor
+    return product
+
+
+def limits_of(device: Mapping[str, Any], card: Card) -> dict[str, float | None]:
+    """What the device could do at most, at its highest clocks; None where it does not tell.
+
+    A MIG device has its own number of multiprocessors, and shares the bus of its GPU by its share of the memory.
+    """
+    capability = device["compute_capability"]
+    clock_hz = _product(device["sm_clock_max_mhz"], 1e6)
+    share: float | None = 1.0
+    if device["uuid"].startswith("MIG-"):
+        share = None
+        if card.memory_total_mib and device["memory_total_mib"]:
+            share = min(device["memory_total_mib"] / card.memory_total_mib, 1.0)
+    # Two transfers a clock.
+    memory = _product(device["memory_clock_max_mhz"], 2e6, device["memory_bus_width_bits"], 1 / 8e9, share)
+    known = capability is not None
+    fp32 = _product(device["sm_count"], FP32_UNITS.get(capability, FP32_UNITS_OTHERWISE) * 2, clock_hz, 1e-12)
+    tensor = _product(device["sm_count"], TENSOR_OPERATIONS.get(capability), clock_hz, 1e-12)
+    host = _product(PCIE_LANE_GB_PER_S.get(card.pcie_generation or 0), card.pcie_width)
+    return {
+        "memory_gb_per_s": _rounded(memory),
+        "fp32_tflop_per_s": _rounded(fp32) if known else None,
+        "tensor_tflop_per_s": _rounded(tensor),
+        "host_gb_per_s": _rounded(host),
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 1)
+
+
+def percent(value: float | None, limit: float | None) -> float | None:
+    return None if value is None or not limit else round(100.0 * value / limit, 1)
+
+
+REPLACE = "drain the node and run level full; if it stays so, reset the GPU, then have the card replaced"
+
+
+ERRORS = {
+    "timeout": (
+        "hung",
+        "reset the GPU or reboot the node, and look for an Xid in the kernel log; a higher timeout helps a slow node",
+    ),
+    "crashed": ("crashed", "look for an Xid in the kernel log, and reset the GPU"),
+    "library": (
+        "no_cuda",
+        "install the driver's libcuda.so.1 (libcuda1, nvidia-driver-cuda-libs), or let the container have the driver "
+        "capability compute",
+    ),
+    "internal": ("failed", "report it with this message"),
+}
+
+# By CUDA's number, where more can be said than that it failed.
+CUDA_STEPS = {
+    2: "end what holds the GPU's memory, or give memory_share a lower value",
+    46: "look with nvidia-smi for a process that has the GPU for itself, and at its compute mode",
+    100: "check with nvidia-smi that the GPU is there, and that it is not hidden by CUDA_VISIBLE_DEVICES or MIG mode",
+    101: "check with nvidia-smi -L that the UUID is right; a MIG device gets a new one each time that it is made",
+    214: "drain the node and reset the GPU: its memory has an error that ECC cannot correct",
+    221: "let the driver's libnvidia-ptxjitcompiler.so.1 be there too, which compiles the kernels",
+    222: "update the driver: it does not know this version of PTX",
+    802: "start Fabric Manager in the driver's version, and wait until the fabric is ready",
+    803: "reboot the node: the driver's library and its kernel module are of different versions",
+}
+CUDA_STEP_OTHERWISE = "look for an Xid in the kernel log, reset the GPU, and try again"
+
+
+def _error(error: Mapping[str, Any]) -> Finding:
+    found = f"at step {error['step']}: {error['message']}"
+    expected = "a GPU that CUDA can use"
+    if error["code"] == "cuda":
+        step = CUDA_STEPS.get(error["cuda_error"], CUDA_STEP_OTHERWISE)
+        return Finding("context_failed" if error["step"] in ("driver", "context") else "failed", found, expected, step)
+    code, step = ERRORS[error["code"]]
+    return Finding(code, found, expected, step)
+
+
+def _wrong(device: Mapping[str, Any]) -> Iterator[Finding]:
+    memory = device["memory"] or {}
+    if memory.get("errors"):
+        first = memory["error_samples"][0] if memory["error_samples"] else None
+        where = (
+            f", the first at byte {first['offset_bytes']}: {first['found']} where {first['expected']} was written"
+            if first
+            else ""
+        )
+        yield Finding(
+            "memory_errors",
+            f"{memory['errors']} wrong words in {memory['tested_mib']} MiB of memory{where}",
+            "every pattern read as it was written",
+            REPLACE,
+        )
+    soak = device["soak"] or {}
+    wrong = {name: count for name, count in (device["wrong_results"] or {}).items() if count}
+    if soak.get("errors"):
+        wrong["soak"] = soak["errors"]
+    if wrong:
+        yield Finding(
+            "wrong_results",
+            ", ".join(f"{count} wrong results of {name}" for name, count in wrong.items()),
+            "the same result as worked out on the host",
+            REPLACE,
+        )
+
+
+def _slow(
+    device: Mapping[str, Any], card: Card, limits: Mapping[str, float | None], thresholds: Thresholds
+) -> Iterator[Finding]:
+    figures = device["figures"]
+    clock, clock_max = device["sm_clock_mhz"], device["sm_clock_max_mhz"]
+    # A card that was kept at a lower clock does its work at that clock; whether it had to be is another question.
+    at = min(clock / clock_max, 1.0) if clock and clock_max else 1.0
+    tensor = max(figures[name] or 0.0 for name in ("fp16_tensor_tflop_per_s", "bf16_tensor_tflop_per_s"))
+    copies = [figures[name] for name in ("host_to_device_gb_per_s", "device_to_host_gb_per_s")]
+    slowest = min((rate for rate in copies if rate is not None), default=None)
+    asked = (
+        ("slow_memory", "memory read", figures["memory_read_gb_per_s"], "GB/s", limits["memory_gb_per_s"], 1.0,
+         thresholds.memory_min_percent, "compare its memory clock with a sibling's, and look for remapped rows"),
+        ("slow_fp32", "single precision", figures["fp32_tflop_per_s"], "TFLOP/s", limits["fp32_tflop_per_s"], at,
+         thresholds.fp32_min_percent, REPLACE),
+        ("slow_tensor", "tensor cores", tensor or None, "TFLOP/s", limits["tensor_tflop_per_s"], at,
+         thresholds.tensor_min_percent, REPLACE),
+        ("slow_host_copies", "the slower way between host and GPU", slowest, "GB/s", limits["host_gb_per_s"], 1.0,
+         thresholds.host_min_percent,
+         "compare generation and width of the PCI Express link with a sibling's, and reseat the card"),
+    )  # fmt: skip
+    for code, what, value, unit, limit, scale, least, step in asked:
+        if least is None or value is None or limit is None:
+            continue
+        reached = 100.0 * value / (limit * scale)
+        if reached < least:
+            yield Finding(
+                code,
+                f"{what} at {value:g} {unit}, {reached:.0f} % of the {limit * scale:.1f} that the card tells",
+                f"at least {least:g} %",
+                step,
+            )
+    least = thresholds.clock_min_percent
+    guilty = None if card.slow_reasons is None else sorted(set(card.slow_reasons) - INNOCENT_REASONS)
+    held = card.slow_reasons is not None and not guilty and card.slow_reasons
+    if least is not None and card.slow_reasons is not None and at * 100.0 < least and not held:
+        yield Finding(
+            "slow_clock",
+            f"{clock:g} MHz under load, {at * 100.0:.0f} % of {clock_max} MHz"
+            f"{', held down by ' + ', '.join(guilty) if guilty else ''}",
+            f"at least {least:g} %",
+            "check cooling and power supply, and clocks that were locked (nvidia-smi --reset-gpu-clocks)",
+        )
+
+
+def judge_device(device: Mapping[str, Any], card: Card, thresholds: Thresholds) -> list[Finding]:
+    """What is wrong with a device, the worst first; nothing where nothing is."""
+    findings = [_error(device["error"])] if device["error"] else []
+    findings += _wrong(device)
+    findings += _slow(device, card, limits_of(device, card), thresholds)
+    if card.ecc_uncorrected:
+        findings.append(
+            Finding(
+                "ecc_errors",
+                f"{card.ecc_uncorrected} memory errors that ECC could not correct came under load",
+                "none",
+                "drain the node and reset the GPU",
+            )
+        )
+    if card.xids:
+        findings.append(
+            Finding(
+                "xid",
+                f"in the kernel log under load: {'; '.join(card.xids)}",
+                "no Xid",
+                "do what nvidia_gpu_health says of it",
+            )
+        )
+    return findings
+
+
+def judge_peers(
+    pairs: Iterable[Mapping[str, Any]], error: Mapping[str, Any] | None, thresholds: Thresholds
+) -> list[Finding]:
+    """What is wrong between GPUs; the GPU that a finding is told of is the one that sent."""
+    findings = []
+    for pair in pairs:
+        if pair["errors"]:
+            findings.append(
+                Finding(
+                    "peer_wrong",
+                    f"{pair['errors']} wrong words after a copy to {pair['to']}",
+                    "what was sent",
+                    "check NVLink (nvidia-smi nvlink -e) and, under a hypervisor, what its IOMMU does",
+                    uuid=pair["from"],
+                )
+            )
+        least = thresholds.peer_min_gb_per_s
+        if least is not None and (pair["gb_per_s"] or 0.0) < least:
+            findings.append(
+                Finding(
+                    "slow_peer",
+                    f"{pair['gb_per_s'] or 'no direct'} GB/s to {pair['to']}",
+                    f"at least {least:g} GB/s",
+                    "check NVLink (nvidia-smi nvlink -s) and Fabric Manager",
+                    uuid=pair["from"],
+                )
+            )
+    if error:
+        found = _error(error)
+        findings.append(Finding("peers_failed", found.found, "copies between all GPUs", found.next_step))
+    return findings

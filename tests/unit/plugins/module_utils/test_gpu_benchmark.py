@@ -1,0 +1,323 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What is worked out without a GPU: expected results, kernels' text, and the judgement of what real cards did."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.gpufarm.core.plugins.module_utils import gpu_benchmark
+from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark import Card, Thresholds, judging, measuring
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "gpu_benchmark"
+LINK = Card(pcie_generation=5, pcie_width=16, memory_total_mib=81559, slow_reasons=[])
+
+
+def real() -> dict[str, Any]:
+    """What two real H100 gave."""
+    answer: dict[str, Any] = json.loads((FIXTURES / "h100x2-quick.json").read_text(encoding="utf-8"))
+    return answer
+
+
+def device(**changes: Any) -> dict[str, Any]:
+    found: dict[str, Any] = real()["devices"][0]
+    for key, value in changes.items():
+        found[key] = {**found[key], **value} if isinstance(value, dict) and found[key] else value
+    return found
+
+
+def codes(found: dict[str, Any], card: Card = LINK, **thresholds: Any) -> list[str]:
+    return [finding.code for finding in gpu_benchmark.judge_device(found, card, Thresholds(**thresholds))]
+
+
+def test_real_cards_are_well() -> None:
+    answer = real()
+    for each in answer["devices"]:
+        assert codes(each) == []
+        limits = gpu_benchmark.limits_of(each, LINK)
+        assert limits["memory_gb_per_s"] == pytest.approx(3352.3)
+        assert limits["fp32_tflop_per_s"] == pytest.approx(66.9)
+        # The target of this project on H100 and H200, which is above what is judged by default.
+        assert codes(each, memory_min_percent=93, fp32_min_percent=90, tensor_min_percent=60) == []
+    assert gpu_benchmark.judge_peers(answer["peers"], None, Thresholds(peer_min_gb_per_s=380)) == []
+    assert all(pair["nvlink"] for pair in answer["peers"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"figures": {"memory_read_gb_per_s": 1567.0}}, ["slow_memory"]),
+        ({"figures": {"fp32_tflop_per_s": 32.0}}, ["slow_fp32"]),
+        ({"figures": {"fp16_tensor_tflop_per_s": 300.0, "bf16_tensor_tflop_per_s": 301.0}}, ["slow_tensor"]),
+        ({"figures": {"device_to_host_gb_per_s": 12.0}}, ["slow_host_copies"]),
+        ({"wrong_results": {"fp32": 3}}, ["wrong_results"]),
+        ({"memory": {"errors": 1}}, ["memory_errors"]),
+        ({"soak": {"errors": 1}}, ["wrong_results"]),
+    ],
+)
+def test_each_fault_is_named(changes: dict[str, Any], expected: list[str]) -> None:
+    assert codes(device(**changes)) == expected
+
+
+def test_what_is_not_judged() -> None:
+    slow = device(figures={"memory_read_gb_per_s": 1.0, "fp32_tflop_per_s": 1.0})
+    assert codes(slow, memory_min_percent=None, fp32_min_percent=None) == []
+    assert codes(device(memory_bus_width_bits=None, figures={"memory_read_gb_per_s": 1.0})) == []
+    unknown = Card()
+    assert codes(device(figures={"device_to_host_gb_per_s": 1.0}), unknown) == []
+
+
+@pytest.mark.parametrize(
+    ("reasons", "expected"),
+    [
+        (["sw_power_cap"], []),
+        ([], ["slow_clock"]),
+        (["sw_power_cap", "hw_thermal_slowdown"], ["slow_clock"]),
+        (None, []),
+    ],
+)
+def test_a_card_is_judged_at_the_clock_that_it_was_kept_at(reasons: list[str] | None, expected: list[str]) -> None:
+    """At half the clock half the work is what the card does; whether it had to be so slow is another question."""
+    half = device(
+        sm_clock_mhz=990.0,
+        figures={"fp32_tflop_per_s": 32.0, "fp16_tensor_tflop_per_s": 330.0, "bf16_tensor_tflop_per_s": 330.0},
+    )
+    assert codes(half, Card(pcie_generation=5, pcie_width=16, slow_reasons=reasons)) == expected
+
+
+def test_a_mig_device_is_judged_by_its_share() -> None:
+    small = device(uuid="MIG-1", sm_count=16, memory_total_mib=9984)
+    limits = gpu_benchmark.limits_of(small, LINK)
+    assert limits["fp32_tflop_per_s"] == pytest.approx(8.1)
+    assert limits["memory_gb_per_s"] == pytest.approx(3352.3 * 9984 / 81559, rel=1e-3)
+    assert gpu_benchmark.limits_of(small, Card())["memory_gb_per_s"] is None
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "says"),
+    [
+        ({"step": "context", "code": "cuda", "cuda_error": 802, "message": "m"}, "context_failed", "Fabric Manager"),
+        ({"step": "memory", "code": "cuda", "cuda_error": 999, "message": "m"}, "failed", "Xid"),
+        ({"step": "context", "code": "timeout", "cuda_error": None, "message": "m"}, "hung", "reset the GPU"),
+        ({"step": "driver", "code": "library", "cuda_error": None, "message": "m"}, "no_cuda", "libcuda.so.1"),
+        ({"step": "memory", "code": "crashed", "cuda_error": None, "message": "m"}, "crashed", "Xid"),
+    ],
+)
+def test_errors_have_a_next_step(error: dict[str, Any], code: str, says: str) -> None:
+    empty = {**gpu_benchmark.empty_device("GPU-1"), "error": error}
+    (finding,) = gpu_benchmark.judge_device(empty, Card(), Thresholds())
+    assert finding.code == code and says in finding.next_step and error["step"] in finding.found
+    (finding,) = gpu_benchmark.judge_peers([], error, Thresholds())
+    assert finding.code == "peers_failed"
+
+
+def test_memory_errors_and_xids_that_came_meanwhile() -> None:
+    card = Card(pcie_generation=5, pcie_width=16, slow_reasons=[], ecc_uncorrected=2, ecc_corrected=7, xids=("xid_48",))
+    assert codes(device(), card) == ["ecc_errors", "xid"]
+
+
+def test_pairs_are_judged() -> None:
+    pair = {**real()["peers"][0], "errors": 4, "gb_per_s": None}
+    found = gpu_benchmark.judge_peers([pair], None, Thresholds(peer_min_gb_per_s=10))
+    assert [(finding.code, finding.uuid) for finding in found] == [
+        ("peer_wrong", pair["from"]),
+        ("slow_peer", pair["from"]),
+    ]
+
+
+def test_fused_steps_are_exact() -> None:
+    """Each product and sum fits a double, so that rounding it once is what the card does."""
+    value = exact = measuring.FMA_STARTS[3]
+    for _step in range(200):
+        told = Fraction(exact) * Fraction(measuring.FMA_FACTOR) + Fraction(measuring.FMA_ADDEND)
+        assert Fraction(value * measuring.FMA_FACTOR + measuring.FMA_ADDEND) == told
+        value = exact = measuring.single(float(told))
+    assert measuring.fma_result() == 0xFDD85363
+
+
+@pytest.mark.parametrize(("kind", "depth"), [("f16", 8), ("f16", 16), ("bf16", 16)])
+def test_products_are_what_the_fragments_say(kind: str, depth: int) -> None:
+    """Read back by the tables of the PTX manual, not by the code that wrote them."""
+    words = depth // 2 + depth // 2 + 4 * measuring.ACCUMULATORS
+    data = measuring.mma_data(kind, depth)
+    assert len(data) == 32 * 4 * words
+
+    def number(bits: int) -> float:
+        if kind == "f16":
+            return float(struct.unpack("<e", struct.pack("<H", bits))[0])
+        return float(struct.unpack("<f", struct.pack("<I", bits << 16))[0])
+
+    a: list[dict[tuple[int, int], float]] = [{}, {}]
+    b: list[dict[tuple[int, int], float]] = [{}, {}, {}, {}]
+    for lane in range(32):
+        raw = data[lane * 4 * words : (lane + 1) * 4 * words]
+        halves = [number(bits) for bits in struct.unpack(f"<{depth * 2}H", raw[: depth * 4])]
+        group, thread = divmod(lane, 4)
+        for which in range(2):
+            for i in range(depth // 2):
+                row = group + (8 if i % 4 >= 2 else 0)
+                a[which][row, thread * 2 + (i & 1) + (8 if i >= 4 else 0)] = halves[which * depth // 2 + i]
+        for which in range(4):
+            for i in range(depth // 4):
+                k = thread * 2 + (i & 1) + (8 if i >= 2 else 0)
+                b[which][k, group] = halves[depth + which * depth // 4 + i]
+    assert all(len(each) == 16 * depth for each in a) and all(len(each) == 8 * depth for each in b)
+    for lane in range(32):
+        raw = data[lane * 4 * words : (lane + 1) * 4 * words]
+        sums = struct.unpack(f"<{4 * measuring.ACCUMULATORS}f", raw[depth * 4 :])
+        group, thread = divmod(lane, 4)
+        for number_of, told in enumerate(sums):
+            which, i = divmod(number_of, 4)
+            row, column = group + (8 if i >= 2 else 0), thread * 2 + (i & 1)
+            assert told == math.fsum(a[which % 2][row, k] * b[which // 2][k, column] for k in range(depth))
+    assert len({data[4 * depth : 4 * words]}) == 1 and any(data[4 * depth : 4 * words])
+
+
+def test_sums_stay_whole_numbers() -> None:
+    most = 4 * 16 * measuring.MMA_ROUNDS_MAX * measuring.MMA_UNROLLED
+    assert most <= 2**24
+
+
+def test_linear_sum() -> None:
+    words = 4096
+    assert measuring.linear_sum(4 * words, 77) == sum(77 + number for number in range(words)) & 0xFFFFFFFF
+
+
+def test_newer_instructions_only_where_the_card_has_them() -> None:
+    assert measuring.tensor_kernels((7, 0)) == {}
+    assert set(measuring.tensor_kernels((7, 5))) == {"f16"}
+    assert set(measuring.tensor_kernels((12, 0))) == {"f16", "bf16"}
+    assert ".target sm_60" in measuring.memory_ptx() and ".target sm_60" in measuring.figures_ptx()
+    assert ".target sm_75" in measuring.tensor_ptx((7, 5)) and "m16n8k8" in measuring.tensor_ptx((7, 5))
+
+
+def run_workers(works: dict[str, Any], timeout: float) -> dict[str, measuring.Worker]:
+    workers = [measuring.Worker(key, work, None, timeout) for key, work in works.items()]
+    measuring.attend(workers)
+    return {worker.key: worker for worker in workers}
+
+
+def members(group: int) -> list[str]:
+    """The processes of a group that still run."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            _name, _end, rest = path.read_text(encoding="utf-8").rpartition(")")
+            state, _parent, theirs = rest.split()[:3]
+            if int(theirs) == group and state not in "ZX":
+                found.append(path.parent.name)
+    return found
+
+
+def assert_ends(ended: Callable[[], bool]) -> None:
+    until = time.monotonic() + 30
+    while not ended():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_one_that_hangs_is_ended_and_the_others_are_heard() -> None:
+    def hang(tell: measuring.Tell) -> None:
+        tell({"step": "context"})
+        os.fork()
+        time.sleep(3600)
+
+    workers = run_workers({"hang": hang, "well": lambda tell: tell({"value": 1})}, 0.5)
+    assert workers["well"].lines == [{"value": 1}] and workers["well"].failure() is None
+    failure = workers["hang"].failure()
+    assert failure is not None and (failure["code"], failure["step"]) == ("timeout", "context")
+    assert_ends(lambda: not members(workers["hang"].pid))
+
+
+def test_what_goes_wrong_in_a_worker_is_told() -> None:
+    def crash(_tell: measuring.Tell) -> None:
+        os.kill(os.getpid(), 9)
+
+    def fail(_tell: measuring.Tell) -> None:
+        raise ValueError("of ours")
+
+    def refuse(_tell: measuring.Tell) -> None:
+        raise measuring.CudaError("cuCtxCreate", 999, "CUDA_ERROR_UNKNOWN", "unknown error")
+
+    workers = run_workers({"crash": crash, "fail": fail, "refuse": refuse}, 30.0)
+    told = {key: worker.failure() or {} for key, worker in workers.items()}
+    assert told["crash"]["code"] == "crashed" and "signal 9" in told["crash"]["message"]
+    assert told["fail"]["code"] == "internal" and "of ours" in told["fail"]["message"]
+    assert (told["refuse"]["code"], told["refuse"]["cuda_error"]) == ("cuda", 999)
+
+
+def test_workers_end_with_who_started_them(tmp_path: Path) -> None:
+    """Killed outright, it can clean nothing up; no context may stay behind."""
+    program = (
+        "import sys, time\nsys.path.insert(0, sys.argv[1])\nimport measuring\n"
+        "worker = measuring.Worker('w', lambda tell: time.sleep(3600), None, 3600)\n"
+        "print(worker.pid, flush=True)\ntime.sleep(3600)\n"
+    )
+    folder = Path(measuring.__file__).parent
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(folder)], stdout=subprocess.PIPE, text=True, cwd=tmp_path
+    ) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        # It may not have asked yet to be ended with its parent; then it sees that it has another one.
+        parent.kill()
+    assert_ends(lambda: not members(pid))
+
+
+def test_turns_are_taken_one_at_a_time(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+
+    def work(tell: measuring.Tell) -> None:
+        with turns(tell)(), log.open("a") as file:
+            file.write("in ")
+            file.flush()
+            time.sleep(0.05)
+            file.write("out ")
+
+    with measuring._turns() as turns:
+        workers = run_workers({str(number): work for number in range(4)}, 30.0)
+    assert [worker.failure() for worker in workers.values()] == [None] * 4
+    assert log.read_text() == "in out " * 4
+
+
+def test_what_a_task_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("NVIDIA_VISIBLE_DEVICES", "GPU-1,MIG-2")
+    assert measuring.visible_devices(5.0) == (["GPU-1", "MIG-2"], None)
+
+
+def test_as_a_program_without_a_driver() -> None:
+    done = subprocess.run(
+        [sys.executable, measuring.__file__, "--level", "start"],
+        env={"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": "/nonexistent"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2 and "libcuda.so.1" in done.stderr
+
+
+def test_the_program_says_what_is_wrong() -> None:
+    answer = real()
+    assert not measuring.faulty(answer)
+    assert "memory_read_gb_per_s" in measuring.table(answer) and "by the host 37.3" in measuring.table(answer)
+    answer["devices"][0]["wrong_results"]["fp32"] = 5
+    assert measuring.faulty(answer) and "fp32: 5 wrong results" in measuring.table(answer)
+
+
+def test_percent() -> None:
+    assert judging.percent(None, 3.0) is None and judging.percent(1.0, None) is None
+    assert judging.percent(1.0, 3.0) == 33.3
