@@ -510,7 +510,7 @@ def benchmark(params: Mapping[str, Any], root: str) -> dict[str, Any]:
     devices = devices_of(before, params["devices"])
     if not devices:
         raise FoundError(
-            f"no GPU to measure on node {node}: {before['message'] or 'nvidia-smi lists none, or none is divided'}",
+            f"no GPU to measure: {(before['message'] or 'nvidia-smi lists no GPU, and no MIG device').rstrip('.')}",
             "at least one GPU or MIG device",
             "check nvidia-smi on the node",
         )

@@ -791,6 +791,9 @@ def measure_tensor(gpu: Gpu, kind: str, depth: int, spend: float) -> dict[str, A
 
 TENSOR_NAMES = {"f16": "fp16_tensor", "bf16": "bf16_tensor"}
 
+BANDWIDTH_BYTES = 1024 * MIB
+HOST_BYTES = 64 * MIB
+
 FIGURES = (
     "memory_read_gb_per_s",
     "memory_write_gb_per_s",
@@ -881,7 +884,8 @@ def measure_device(options: Mapping[str, Any], turn: Turn, tell: Tell) -> None:
     free, total = gpu.free_and_total()
     tell({"device": {"memory_total_mib": total // MIB, "memory_free_mib": free // MIB}})
     share = int(free * options["memory_share"])
-    size = max(min(share // 2, 1024 * MIB) // MIB, 1) * MIB
+    # Whatever share is tested: less would fit into the cache.
+    size = max(min(free // 4, BANDWIDTH_BYTES) // MIB, 1) * MIB
     if level != "start":
         # Before the patterns: the driver clears what was freed in the background, which costs bandwidth.
         measure_figures(gpu, size, tensor, 0.06 if level == "quick" else 0.5, turn, tell)
@@ -914,7 +918,7 @@ def measure_figures(gpu: Gpu, size: int, tensor: Mapping[str, int], spend: float
     # Copies of several GPUs at once would share the host's memory and links.
     with turn():
         tell({"step": "host_copies"})
-        told = measure_host(gpu, min(size, 64 * MIB))
+        told = measure_host(gpu, min(size, HOST_BYTES))
     wrong["host_copies"] = told.pop("errors")
     figures.update(told)
     rounded = {name: _rounded(value) for name, value in figures.items()}

@@ -175,6 +175,31 @@ def recover_gpu(profile: Profile, which: int | str) -> None:
     gpu.pop("hang_seconds", None)
 
 
+def compute_wrongly(profile: Profile, which: int | str, part: str = "arithmetic") -> None:
+    """Let CUDA get wrong results: of `arithmetic`, `tensor` cores, `memory` (one bit stays 0) or `copies`."""
+    set_value(profile, which, "cuda.wrong", part)
+
+
+def slow_memory(profile: Profile, which: int | str, speed: float = 0.5) -> None:
+    """Let the memory give that share of its bandwidth, with the clocks that it always had."""
+    set_value(profile, which, "cuda.memory_speed", f"{speed:g}")
+
+
+def refuse_context(profile: Profile, which: int | str, code: int = 999) -> None:
+    """Let no context start: cuCtxCreate ends with this CUDA error."""
+    set_value(profile, which, "cuda.context_error", str(code))
+
+
+def hang_cuda(profile: Profile, which: int | str, where: str = "context") -> None:
+    """Let CUDA never come back, while NVML answers: at `context`, `compile`, `launch` or `copy`."""
+    set_value(profile, which, "cuda.hangs", where)
+
+
+def recover_cuda(profile: Profile, which: int | str) -> None:
+    """Take back `compute_wrongly`, `slow_memory`, `refuse_context` and `hang_cuda`."""
+    find_gpu(profile, which).pop("cuda", None)
+
+
 def reset_gpu(profile: Profile, which: int | str) -> None:
     """Reset a GPU, as `nvidia-smi --gpu-reset` does: volatile errors and pending remappings are gone, the sum stays."""
     gpu = find_gpu(profile, which)
@@ -371,6 +396,7 @@ def _parser() -> argparse.ArgumentParser:
         "break-gpu",
         "require-reset",
         "recover-gpu",
+        "recover-cuda",
         "reset-gpu",
         "end-processes",
         "hide-gpu",
@@ -380,6 +406,18 @@ def _parser() -> argparse.ArgumentParser:
     hang = faults.add_parser("hang-gpu")
     hang.add_argument("gpu")
     hang.add_argument("--seconds", type=float, default=3600.0)
+    wrong = faults.add_parser("compute-wrongly")
+    wrong.add_argument("gpu")
+    wrong.add_argument("part", nargs="?", choices=("arithmetic", "tensor", "memory", "copies"), default="arithmetic")
+    slow = faults.add_parser("slow-memory")
+    slow.add_argument("gpu")
+    slow.add_argument("--speed", type=float, default=0.5, help="share of its bandwidth")
+    refuse = faults.add_parser("refuse-context")
+    refuse.add_argument("gpu")
+    refuse.add_argument("code", nargs="?", type=int, default=999)
+    stuck = faults.add_parser("hang-cuda")
+    stuck.add_argument("gpu")
+    stuck.add_argument("where", nargs="?", choices=("context", "compile", "launch", "copy"), default="context")
     ecc = faults.add_parser("ecc-errors")
     ecc.add_argument("gpu")
     ecc.add_argument("--count", type=int, default=1)
@@ -422,6 +460,11 @@ def change_of(arguments: argparse.Namespace) -> Change | None:
         "recover-gpu": lambda profile: recover_gpu(profile, which),
         "reset-gpu": lambda profile: reset_gpu(profile, which),
         "hang-gpu": lambda profile: hang_gpu(profile, which, arguments.seconds),
+        "compute-wrongly": lambda profile: compute_wrongly(profile, which, arguments.part),
+        "slow-memory": lambda profile: slow_memory(profile, which, arguments.speed),
+        "refuse-context": lambda profile: refuse_context(profile, which, arguments.code),
+        "hang-cuda": lambda profile: hang_cuda(profile, which, arguments.where),
+        "recover-cuda": lambda profile: recover_cuda(profile, which),
         "ecc-errors": lambda profile: ecc_errors(profile, which, arguments.count, corrected=arguments.corrected),
         "remap-rows": lambda profile: remap_rows(profile, which, arguments.count, failed=arguments.failed),
         "set-mig": lambda profile: set_mig(profile, which, arguments.devices or None, pending=arguments.pending),

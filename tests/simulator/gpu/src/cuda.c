@@ -1,7 +1,7 @@
 /* The CUDA driver double: libcuda.so.1. It tells which GPUs a process may use, which is what isolation is about.
- * Everything that allocates or computes is absent, so a program that needs it fails at the symbol. */
+ * What allocates and computes is in cuda_work.c. */
 #define _GNU_SOURCE 1
-#include "profile.h"
+#include "cuda.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -9,38 +9,20 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <unistd.h>
 
-#define API __attribute__((visibility("default")))
 #define MIB 1048576.0
-
-enum {
-    CUDA_SUCCESS = 0,
-    CUDA_ERROR_INVALID_VALUE = 1,
-    CUDA_ERROR_NOT_INITIALIZED = 3,
-    CUDA_ERROR_NO_DEVICE = 100,
-    CUDA_ERROR_INVALID_DEVICE = 101,
-    CUDA_ERROR_OPERATING_SYSTEM = 304,
-    CUDA_ERROR_SYSTEM_NOT_READY = 802,
-    CUDA_ERROR_SYSTEM_DRIVER_MISMATCH = 803,
-};
 
 typedef struct {
     unsigned char bytes[16];
 } CUuuid;
 
-struct device {
-    char name[128];
-    char uuid[96];
-    char compute_cap[16];
-    double memory_mib;
-};
-
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static bool initialised;
-static struct device candidates[SIM_MAX_GPUS * 8]; /* GPUs first, in order; then the MIG devices */
+static pid_t initialised; /* by this process: a child that was forked behind cuInit can do nothing */
+static struct cuda_device candidates[SIM_MAX_GPUS * 8]; /* GPUs first, in order; then the MIG devices */
 static bool candidate_is_mig[SIM_MAX_GPUS * 8];
 static size_t candidate_count, whole_gpus;
-static const struct device *devices[SIM_MAX_GPUS * 8];
+static const struct cuda_device *devices[SIM_MAX_GPUS * 8];
 static int device_count;
 
 static const char *text(const struct sim_gpu *gpu, const char *key, const char *otherwise)
@@ -50,16 +32,20 @@ static const char *text(const struct sim_gpu *gpu, const char *key, const char *
     return value ? value : otherwise;
 }
 
-static void add(const char *name, const char *uuid, const char *compute_cap, double memory_mib, bool mig)
+static void add(const char *name, const char *uuid, const struct sim_gpu *gpu, double memory_mib, int sm_count, bool mig)
 {
-    struct device *device = &candidates[candidate_count];
+    struct cuda_device *device = &candidates[candidate_count];
 
     if (candidate_count == sizeof(candidates) / sizeof(*candidates))
         return;
     snprintf(device->name, sizeof(device->name), "%s", name);
     snprintf(device->uuid, sizeof(device->uuid), "%s", uuid);
-    snprintf(device->compute_cap, sizeof(device->compute_cap), "%s", compute_cap);
+    snprintf(device->compute_cap, sizeof(device->compute_cap), "%s", text(gpu, "compute_cap", "0.0"));
+    snprintf(device->gpu_uuid, sizeof(device->gpu_uuid), "%s", text(gpu, "uuid", ""));
     device->memory_mib = memory_mib;
+    device->share = memory_mib / strtod(text(gpu, "fb_memory_usage.total", "1"), NULL);
+    device->sm_count = sm_count;
+    device->mig = mig;
     candidate_is_mig[candidate_count++] = mig;
 }
 
@@ -72,6 +58,7 @@ static void add_mig_devices(const struct sim_gpu *gpu)
         char key[96], name[160];
         const char *uuid, *profile, *slices;
         double memory = 0.0;
+        int sm_count = 0;
 
         if (!sim_mig_visible(gpu, (unsigned int)i))
             continue;
@@ -85,11 +72,13 @@ static void add_mig_devices(const struct sim_gpu *gpu)
                 continue;
             snprintf(key, sizeof(key), "mig_profiles.%lu.fb_memory_usage.total", j);
             memory = strtod(text(gpu, key, "0"), NULL);
+            snprintf(key, sizeof(key), "mig_profiles.%lu.device_attributes.shared.multiprocessor_count", j);
+            sm_count = atoi(text(gpu, key, "0"));
         }
         snprintf(key, sizeof(key), "mig_devices.%lu.compute_slices", i);
         slices = text(gpu, key, "");
         snprintf(name, sizeof(name), "%s MIG %s%s%s", text(gpu, "product_name", ""), slices, *slices ? "c." : "", profile);
-        add(name, uuid, text(gpu, "compute_cap", "0.0"), memory, true);
+        add(name, uuid, gpu, memory, sm_count, true);
     }
 }
 
@@ -117,8 +106,8 @@ static int gather(const struct sim_profile *profile)
             continue;
         if (waits_for_fabric(gpu))
             return CUDA_ERROR_SYSTEM_NOT_READY;
-        add(text(gpu, "product_name", ""), text(gpu, "uuid", ""), text(gpu, "compute_cap", "0.0"),
-            strtod(text(gpu, "fb_memory_usage.total", "0"), NULL), false);
+        add(text(gpu, "product_name", ""), text(gpu, "uuid", ""), gpu,
+            strtod(text(gpu, "fb_memory_usage.total", "0"), NULL), atoi(text(gpu, "cuda.sm_count", "0")), false);
     }
     whole_gpus = candidate_count;
     for (unsigned int i = 0; i < profile->gpu_count; i++)
@@ -190,6 +179,18 @@ static int select_devices(void)
     return device_count ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
 }
 
+/* Beside an NVSwitch nothing starts before Fabric Manager has let every GPU in. */
+static int fabric_state(const struct sim_profile *profile)
+{
+    for (unsigned int i = 0; i < profile->gpu_count; i++) {
+        const char *state = sim_gpu_value(&profile->gpus[i], "fabric.state");
+
+        if (state && strcmp(state, "Completed"))
+            return CUDA_ERROR_SYSTEM_NOT_READY;
+    }
+    return CUDA_SUCCESS;
+}
+
 API int cuInit(unsigned int flags)
 {
     const struct sim_profile *profile;
@@ -198,11 +199,15 @@ API int cuInit(unsigned int flags)
     if (flags)
         return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&lock);
-    if (!initialised) {
+    if (initialised && initialised != getpid())
+        result = CUDA_ERROR_NOT_INITIALIZED;
+    else if (!initialised) {
         profile = sim_load();
         switch (sim_driver_state(profile)) {
         case SIM_DRIVER_LOADED:
             result = gather(profile);
+            if (!result)
+                result = fabric_state(profile);
             if (!result)
                 result = select_devices();
             break;
@@ -217,15 +222,20 @@ API int cuInit(unsigned int flags)
             result = sim_is_wsl(profile) ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_ERROR_NO_DEVICE;
             break;
         }
-        initialised = result == CUDA_SUCCESS;
+        initialised = result == CUDA_SUCCESS ? getpid() : 0;
     }
     pthread_mutex_unlock(&lock);
     return result;
 }
 
-static const struct device *device_at(int ordinal, int *error)
+bool cuda_initialised(void)
 {
-    *error = !initialised ? CUDA_ERROR_NOT_INITIALIZED
+    return initialised == getpid();
+}
+
+const struct cuda_device *device_at(int ordinal, int *error)
+{
+    *error = !cuda_initialised() ? CUDA_ERROR_NOT_INITIALIZED
              : ordinal < 0 || ordinal >= device_count ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
     return *error ? NULL : devices[ordinal];
 }
@@ -248,7 +258,7 @@ API int cuDriverGetVersion(int *version)
 
 API int cuDeviceGetCount(int *count)
 {
-    if (!initialised)
+    if (!cuda_initialised())
         return CUDA_ERROR_NOT_INITIALIZED;
     if (!count)
         return CUDA_ERROR_INVALID_VALUE;
@@ -268,7 +278,7 @@ API int cuDeviceGet(int *device, int ordinal)
 API int cuDeviceGetName(char *name, int length, int device)
 {
     int error;
-    const struct device *found = device_at(device, &error);
+    const struct cuda_device *found = device_at(device, &error);
 
     if (found && name && length > 0)
         snprintf(name, (size_t)length, "%s", found->name);
@@ -278,7 +288,7 @@ API int cuDeviceGetName(char *name, int length, int device)
 API int cuDeviceGetUuid(CUuuid *uuid, int device)
 {
     int error;
-    const struct device *found = device_at(device, &error);
+    const struct cuda_device *found = device_at(device, &error);
     const char *at = found ? found->uuid + 4 : "";
     unsigned int byte;
 
@@ -300,7 +310,7 @@ API int cuDeviceGetUuid_v2(CUuuid *uuid, int device)
 API int cuDeviceTotalMem_v2(size_t *bytes, int device)
 {
     int error;
-    const struct device *found = device_at(device, &error);
+    const struct cuda_device *found = device_at(device, &error);
 
     if (found && bytes)
         *bytes = (size_t)(found->memory_mib * MIB);
@@ -310,7 +320,7 @@ API int cuDeviceTotalMem_v2(size_t *bytes, int device)
 API int cuDeviceComputeCapability(int *major, int *minor, int device)
 {
     int error;
-    const struct device *found = device_at(device, &error);
+    const struct cuda_device *found = device_at(device, &error);
 
     if (found && sscanf(found->compute_cap, "%d.%d", major, minor) != 2)
         error = CUDA_ERROR_INVALID_VALUE;
@@ -330,6 +340,21 @@ static const struct {
     {CUDA_ERROR_SYSTEM_NOT_READY, "CUDA_ERROR_SYSTEM_NOT_READY", "system not yet initialized"},
     {CUDA_ERROR_SYSTEM_DRIVER_MISMATCH, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
      "system has unsupported display driver / cuda driver combination"},
+    {CUDA_ERROR_OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
+    {CUDA_ERROR_DEVICE_UNAVAILABLE, "CUDA_ERROR_DEVICE_UNAVAILABLE", "CUDA-capable device(s) is/are busy or unavailable"},
+    {CUDA_ERROR_INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
+    {CUDA_ERROR_PEER_ACCESS_UNSUPPORTED, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED",
+     "peer access is not supported between these two devices"},
+    {CUDA_ERROR_INVALID_PTX, "CUDA_ERROR_INVALID_PTX", "a PTX JIT compilation failed"},
+    {CUDA_ERROR_INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
+    {CUDA_ERROR_NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
+    {CUDA_ERROR_NOT_READY, "CUDA_ERROR_NOT_READY", "device not ready"},
+    {CUDA_ERROR_ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
+    {CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED, "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED",
+     "peer access is already enabled"},
+    {CUDA_ERROR_PEER_ACCESS_NOT_ENABLED, "CUDA_ERROR_PEER_ACCESS_NOT_ENABLED", "peer access has not been enabled"},
+    {CUDA_ERROR_LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
+    {CUDA_ERROR_UNKNOWN, "CUDA_ERROR_UNKNOWN", "unknown error"},
 };
 
 static int error_text(int code, bool name, const char **out)

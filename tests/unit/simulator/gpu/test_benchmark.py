@@ -1,0 +1,289 @@
+"""The module nvidia_gpu_benchmark against the double of CUDA, which computes what its kernels say."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark import measuring
+from ansible_collections.gpufarm.core.plugins.modules import nvidia_gpu_benchmark
+from ansible_collections.gpufarm.core.tests.unit.plugins.modules import release_helper as helper
+
+from tests.simulator.gpu import faults
+
+from .conftest import Node
+
+MakeNode = Callable[[str], Node]
+# Device memory is the machine's own here.
+SMALL = 0.0001
+
+
+class Machine:
+    """The module on a node of plain files."""
+
+    def __init__(self, node: Node, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self.node, self._capsys = node, capsys
+        for name, text in node.environment.items():
+            monkeypatch.setenv(name, text)
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        monkeypatch.setattr(nvidia_gpu_benchmark, "ROOT", str(node.root))
+        monkeypatch.setattr(measuring, "LIBRARIES", (str(node.build / "libcuda.so.1"),))
+        monkeypatch.setattr(measuring, "PEER_BYTES", 4 * measuring.MIB)
+        monkeypatch.setattr(measuring, "BANDWIDTH_BYTES", 128 * measuring.MIB)
+        monkeypatch.setattr(measuring, "HOST_BYTES", 8 * measuring.MIB)
+
+    def run(self, **arguments: Any) -> helper.Outcome:
+        given = {"path": str(self.node.build / "nvidia-smi"), "memory_share": SMALL, **arguments}
+        return helper.run_module(nvidia_gpu_benchmark.main, self._capsys, given)
+
+
+@pytest.fixture
+def machine(
+    node: MakeNode, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[[str], Machine]:
+    return lambda profile: Machine(node(profile), monkeypatch, capsys)
+
+
+def verdicts(outcome: helper.Outcome) -> list[str]:
+    return [gpu["verdict"] for gpu in outcome["gpus"]]
+
+
+def told(outcome: helper.Outcome) -> list[tuple[str, str | None]]:
+    return [(problem["code"], problem["uuid"]) for problem in outcome["problems"]]
+
+
+def test_healthy_gpus_reach_what_real_ones_do(machine: Callable[[str], Machine]) -> None:
+    outcome = machine("h200-x2").run()
+    assert (outcome["problems"], outcome["passed"], outcome["changed"]) == ([], True, False)
+    for gpu in outcome["gpus"]:
+        assert gpu["verdict"] == "ok" and gpu["memory"]["errors"] == 0
+        assert gpu["percent"]["memory"] >= 93 and gpu["percent"]["fp32"] >= 90 and gpu["percent"]["tensor"] >= 60
+        assert gpu["limits"]["memory_gb_per_s"] == pytest.approx(4814, abs=1)
+        assert not any(gpu["wrong_results"].values()) and gpu["sm_clock_mhz"] == 1980
+        assert None not in gpu["figures"].values()
+    assert [(pair["nvlink"], pair["errors"]) for pair in outcome["peers"]] == [(True, 0), (True, 0)]
+    assert all(pair["gb_per_s"] > pair["by_host_gb_per_s"] for pair in outcome["peers"])
+
+
+def throttle(profile: faults.Profile) -> None:
+    """Half the clock, because the card is hot."""
+    faults.set_value(profile, 1, "cuda.clock_speed", "0.5")
+    reasons = "clocks_event_reasons.clocks_event_reason"
+    faults.set_value(profile, 1, f"{reasons}_gpu_idle", "Not Active")
+    faults.set_value(profile, 1, f"{reasons}_hw_thermal_slowdown", "Active")
+
+
+def test_turing_has_fewer_tensor_products(machine: Callable[[str], Machine]) -> None:
+    outcome = machine("t4-x4").run(peers=False)
+    assert outcome["problems"] == [] and outcome["peers"] == []
+    figures = outcome["gpus"][0]["figures"]
+    assert figures["fp16_tensor_tflop_per_s"] > 30 and figures["bf16_tensor_tflop_per_s"] is None
+
+
+@pytest.mark.parametrize(
+    ("change", "arguments", "code", "says"),
+    [
+        (lambda it: faults.compute_wrongly(it, 1), {}, "wrong_results", "fp32"),
+        (lambda it: faults.compute_wrongly(it, 1, "tensor"), {}, "wrong_results", "fp16_tensor"),
+        (lambda it: faults.compute_wrongly(it, 1, "copies"), {}, "wrong_results", "host_copies"),
+        (lambda it: faults.compute_wrongly(it, 1, "memory"), {"level": "start"}, "memory_errors", "where 0x"),
+        (lambda it: faults.slow_memory(it, 1), {}, "slow_memory", "47 % of the 4814"),
+        (throttle, {}, "slow_clock", "990 MHz"),
+        (lambda it: faults.refuse_context(it, 1), {"level": "start"}, "context_failed", "999 (CUDA_ERROR_UNKNOWN"),
+        (lambda it: faults.refuse_context(it, 1, 46), {}, "context_failed", "look with nvidia-smi for a process"),
+        (lambda it: faults.hang_cuda(it, 1), {"level": "start", "timeout": 3}, "hung", "step context"),
+        (lambda it: faults.hang_cuda(it, 1, "launch"), {"level": "start", "timeout": 3}, "hung", "step memory"),
+    ],
+)
+def test_a_fault_is_named_and_the_sibling_is_not(
+    machine: Callable[[str], Machine], change: faults.Change, arguments: dict[str, Any], code: str, says: str
+) -> None:
+    made = machine("h200-x2")
+    made.node.change(change)
+    outcome = made.run(**{"peers": False, **arguments})
+    sick = outcome["gpus"][1]["uuid"]
+    assert told(outcome) == [(code, sick)] and verdicts(outcome) == ["ok", "failed"] and not outcome["passed"]
+    message = outcome["problems"][0]["message"]
+    for part in (sick, says, "Expected: ", "Next step: "):
+        assert part in message
+
+
+def test_without_fabric_manager_no_gpu_starts(machine: Callable[[str], Machine]) -> None:
+    made = machine("h200-x2")
+    made.node.change(lambda it: faults.set_value(it, 0, "fabric.state", "In Progress"))
+    outcome = made.run(level="start")
+    assert [code for code, _uuid in told(outcome)] == ["context_failed"] * 2
+    assert "802 (CUDA_ERROR_SYSTEM_NOT_READY" in outcome["problems"][0]["message"]
+    assert "Fabric Manager" in outcome["problems"][0]["message"]
+
+
+def test_faults_are_taken_back(machine: Callable[[str], Machine]) -> None:
+    made = machine("h200-x2")
+    made.node.change(lambda it: faults.compute_wrongly(it, 0, "memory"))
+    assert not made.run(level="start")["passed"]
+    made.node.change(lambda it: faults.recover_cuda(it, 0))
+    assert made.run(level="start")["passed"]
+
+
+def test_copies_between_gpus_that_arrive_wrong(machine: Callable[[str], Machine]) -> None:
+    made = machine("h200-x2")
+    made.node.change(lambda it: faults.compute_wrongly(it, 0, "copies"))
+    outcome = made.run()
+    sick = outcome["gpus"][0]["uuid"]
+    assert ("peer_wrong", sick) in told(outcome) and {uuid for _code, uuid in told(outcome)} == {sick}
+
+
+def test_a_busy_gpu_is_left_alone_unless_told(machine: Callable[[str], Machine]) -> None:
+    made = machine("h200-x2")
+    made.node.change(lambda it: faults.add_process(it, 0, 4711, "python", 1024))
+    outcome = made.run(level="start")
+    assert verdicts(outcome) == ["busy", "ok"] and outcome["passed"]
+    assert outcome["gpus"][0]["context_s"] is None and "pid 4711" in outcome["problems"][0]["found"]
+    assert verdicts(made.run(level="start", busy=True)) == ["ok", "ok"]
+
+
+def test_memory_errors_that_come_meanwhile_are_counted(
+    machine: Callable[[str], Machine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = machine("h200-x2")
+    measure = nvidia_gpu_benchmark.gpu_benchmark.measure
+
+    def and_an_error(*args: Any, **given: Any) -> Any:
+        answer = measure(*args, **given)
+        made.node.change(lambda it: faults.ecc_errors(it, 1, 3))
+        return answer
+
+    monkeypatch.setattr(nvidia_gpu_benchmark.gpu_benchmark, "measure", and_an_error)
+    outcome = made.run(level="start")
+    assert [gpu["ecc_uncorrected"] for gpu in outcome["gpus"]] == [0, 3]
+    assert told(outcome) == [("ecc_errors", outcome["gpus"][1]["uuid"])]
+
+
+def test_mig_devices_are_judged_by_what_they_are(machine: Callable[[str], Machine]) -> None:
+    made = machine("a100-mig-x2")
+    outcome = made.run(memory_share=0.001)
+    assert outcome["problems"] == [] and outcome["peers"] == []
+    by_kind = {gpu["uuid"].startswith("MIG-"): gpu for gpu in outcome["gpus"]}
+    assert by_kind[True]["sm_count"] < 108 and by_kind[True]["percent"]["fp32"] > 90
+    assert by_kind[True]["limits"]["memory_gb_per_s"] < 2039 / 2
+
+
+def test_only_those_that_were_named(machine: Callable[[str], Machine]) -> None:
+    made = machine("h200-x2")
+    uuid = faults.value(made.node.profile, 1, "uuid")
+    outcome = made.run(level="start", devices=[uuid, "GPU-00000000-0000-0000-0000-000000000000"])
+    assert verdicts(outcome) == ["ok", "failed"]
+    assert told(outcome) == [("context_failed", "GPU-00000000-0000-0000-0000-000000000000")]
+
+
+def test_nearly_all_memory_and_a_soak(machine: Callable[[str], Machine]) -> None:
+    made = machine("h200-x2")
+    outcome = made.run(level="full", soak=0.1, peers=False)
+    assert outcome["problems"] == []
+    for gpu in outcome["gpus"]:
+        assert gpu["memory"]["patterns"] == ["linear", "random", "walking"]
+        assert gpu["soak"]["rounds"] >= 1 and gpu["soak"]["errors"] == 0
+
+
+def test_what_the_sensors_say_meanwhile(machine: Callable[[str], Machine]) -> None:
+    outcome = machine("h200-x2").run(level="quick", peers=False)
+    load = outcome["gpus"][0]["load"]
+    assert load["power_draw_max_w"] > 0 and load["temperature_gpu_max_c"] > 0
+    assert outcome["checks"]["nvidia_smi"] == "ok"
+
+
+def test_without_a_gpu_it_fails(machine: Callable[[str], Machine]) -> None:
+    made = machine("h200-x2")
+    made.node.change(faults.unload_driver)
+    outcome = made.run()
+    assert outcome["failed"] and "no GPU to measure" in outcome["msg"] and "Next step: " in outcome["msg"]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"memory_share": 0}, {"memory_share": 1.5}, {"timeout": 0}, {"soak": -1}, {"fp32_min_percent": -1}]
+)
+def test_wrong_options(machine: Callable[[str], Machine], wrong: dict[str, Any]) -> None:
+    outcome = machine("h200-x2").run(**wrong)
+    assert outcome["failed"] and next(iter(wrong)) in outcome["msg"] and "Expected: " in outcome["msg"]
+
+
+def test_as_the_payload_of_a_job(node: MakeNode) -> None:
+    """The file alone, in a container that was given one GPU."""
+    made = node("h200-x2")
+    uuid = faults.value(made.profile, 0, "uuid")
+    assert uuid is not None
+    script = Path(measuring.__file__)
+    done = made.run(
+        sys.executable, "-I", str(script), "--level", "quick", "--memory-share", str(SMALL), "--format", "json",
+        extra={"NVIDIA_VISIBLE_DEVICES": uuid},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert [device["uuid"] for device in answer["devices"]] == [uuid] and answer["devices"][0]["error"] is None
+    made.change(lambda it: faults.compute_wrongly(it, 0))
+    done = made.run(sys.executable, str(script), "--memory-share", str(SMALL), "--devices", uuid)
+    assert done.returncode == 1 and "fp32: " in done.stdout
+
+
+# -- the double itself, held to what the real library does ----------------------------------------------------------
+
+PROGRAM = """
+import ctypes, json, os
+cuda = ctypes.CDLL("libcuda.so.1")
+u64, size = ctypes.c_uint64, ctypes.c_size_t
+told = {}
+def call(key, name, *arguments): told[key] = getattr(cuda, name)(*arguments)
+context, function, module = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+address = u64()
+call("before init", "cuCtxCreate_v2", ctypes.byref(context), 0, 0)
+cuda.cuInit(0)
+call("no context", "cuMemAlloc_v2", ctypes.byref(address), size(16))
+call("no device", "cuCtxCreate_v2", ctypes.byref(context), 0, 7)
+cuda.cuCtxCreate_v2(ctypes.byref(context), 0, 0)
+call("too much", "cuMemAlloc_v2", ctypes.byref(address), size(1 << 45))
+call("nothing", "cuMemAlloc_v2", ctypes.byref(address), size(0))
+call("free what is not", "cuMemFree_v2", u64(4096))
+call("no ptx", "cuModuleLoadDataEx", ctypes.byref(module), b"int main", 0, None, None)
+call("too new", "cuModuleLoadDataEx", ctypes.byref(module), b".version 8.7\\n.target sm_120\\n", 0, None, None)
+text = b".version 6.0\\n.target sm_60\\n.visible .entry fill_linear(.param .u64 p)\\n.visible .entry mine()\\n"
+cuda.cuModuleLoadDataEx(ctypes.byref(module), text, 0, None, None)
+call("no such kernel", "cuModuleGetFunction", ctypes.byref(function), module, b"other")
+cuda.cuModuleGetFunction(ctypes.byref(function), module, b"fill_linear")
+arguments = (u64(1 << 40), u64(64), u64(0), ctypes.c_uint32(0))
+pointers = (ctypes.c_void_p * 4)(*(ctypes.cast(ctypes.pointer(a), ctypes.c_void_p) for a in arguments))
+call("no block", "cuLaunchKernel", function, 1, 1, 1, 0, 1, 1, 0, None, pointers, None)
+call("large block", "cuLaunchKernel", function, 1, 1, 1, 2048, 1, 1, 0, None, pointers, None)
+if not os.fork():
+    os._exit(cuda.cuMemAlloc_v2(ctypes.byref(address), size(16)))
+told["forked"] = os.waitstatus_to_exitcode(os.wait()[1])
+call("launch", "cuLaunchKernel", function, 1, 1, 1, 32, 1, 1, 0, None, pointers, None)
+call("after a bad address", "cuStreamSynchronize", None)
+call("and ever after", "cuMemAlloc_v2", ctypes.byref(address), size(16))
+print(json.dumps(told))
+"""
+
+
+def test_the_double_is_no_kinder_than_the_driver(node: MakeNode) -> None:
+    done = node("h200-x2").run(sys.executable, "-c", PROGRAM)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {
+        "before init": 3,
+        "no context": 201,
+        "no device": 101,
+        "too much": 2,
+        "nothing": 1,
+        "free what is not": 1,
+        "no ptx": 218,
+        "too new": 218,
+        "no such kernel": 500,
+        "no block": 1,
+        "large block": 1,
+        "forked": 3,
+        "launch": 0,
+        "after a bad address": 700,
+        "and ever after": 700,
+    }
