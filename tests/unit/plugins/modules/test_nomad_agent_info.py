@@ -592,6 +592,17 @@ def test_an_agent_that_hangs_does_not_hang_the_module(
         ),
         (
             "client",
+            {SELF: [(200, {"stats": {"client": {"known_servers": "192.0.2.1:4647"}}})]},
+            "no heartbeats in 3 s, at last the client knows 192.0.2.1:4647, its heartbeat_ttl is 0s and its "
+            "last_heartbeat 0s ago. "
+            "Expected: heartbeats to a server. "
+            "Next step: read `journalctl -u nomad` on this host, where `Permission denied` is that of servers that "
+            "want a client introduced (nomad_client_introduction), and check that port 4647 of the servers is open to "
+            "it; with TLS, also that its certificate has the name of this region.",
+            ("ok", None, "192.0.2.1:4647", 86400, ["192.0.2.1:4647"]),
+        ),
+        (
+            "client",
             {SELF: [(200, {"stats": {"nomad": {}}})], STATS: [(400, "No local Node")]},
             "no heartbeats in 3 s, at last an agent that is no client. "
             "Expected: heartbeats to a server. "
@@ -616,6 +627,17 @@ def test_what_does_not_come_is_an_error_with_all_that_is_known(
     assert result["failed"] is True
     assert result["msg"] == f"{platform.node()}: {expected.format(url=server.url)}"
     assert values(result) == tuple(text.format(url=server.url) if isinstance(text, str) else text for text in found)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("1h1m2.5s", 3662.5), ("300ms", 0.3), ("2us", 2e-6), ("2\N{MICRO SIGN}s", 2e-6), ("5ns", 5e-9), ("3.", 0),
+        ("2y", 0), ("", 0),
+    ],
+)  # fmt: skip
+def test_times_of_go(text: str, seconds: float) -> None:
+    assert nomad_agent_info.seconds_of(text) == pytest.approx(seconds)
 
 
 def test_answers_that_were_lost_again_are_unknown(server: Server, capsys: pytest.CaptureFixture[str]) -> None:

@@ -99,6 +99,27 @@ def test_agent_that_has_just_stopped_is_waited_for(
     assert result["failed"] and nomad.nodes["id-1"]["SchedulingEligibility"] == "eligible"
 
 
+def test_agent_of_a_node_to_open_is_not_waited_for(
+    capsys: pytest.CaptureFixture[str], nomad: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever probes next opens it."""
+    monkeypatch.setattr(nomad_gpu_gate, "PAUSE_S", 0.01)
+    run(capsys, nomad, [SICK])
+    answer, asked = nomad.agent.answer, []
+
+    def without_path(request: Any) -> bool:
+        if "/v1/client/metadata" not in request.path:
+            return answer(request)
+        asked.append(request.command)
+        request.reply(404, b"No path to node", {})
+        return True
+
+    nomad.agent.answer = without_path
+    result = run(capsys, nomad, [WELL])
+    assert result["nodes"][0]["action"] == "failed" and "No path to node" in result["msg"]
+    assert asked.count("POST") == 1
+
+
 def test_drain_without_limit(capsys: pytest.CaptureFixture[str], nomad: Farm) -> None:
     run(capsys, nomad, [SICK], drain=True, drain_deadline=0)
     assert nomad.agent.writes[-1][1]["DrainSpec"] == {"Deadline": 0, "IgnoreSystemJobs": True}
