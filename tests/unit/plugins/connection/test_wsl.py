@@ -183,13 +183,21 @@ def test_a_file_that_arrives_short_is_an_error(windows: Windows, tmp_path: Path)
     with windows.changed() as machine:
         machine.distributions[0].cut_after = 1000
     connection = connect(windows)
-    with pytest.raises(AnsibleError, match=r"of the 1000000 bytes of .*file, 1000 arrived"):
+    with pytest.raises(AnsibleError) as fetched:
         connection.fetch_file(str(tmp_path / "file"), str(tmp_path / "back"))
+    assert str(fetched.value) == (
+        f"Debian: of the 1000000 bytes of {tmp_path}/file, 1000 arrived. "
+        "Next step: look whether the distribution was terminated meanwhile, and run it again."
+    )
     assert not (tmp_path / "back").exists()
     with windows.changed() as machine:
         machine.distributions[0].cut_after = 0
-    with pytest.raises(AnsibleError, match=r"of the 1000000 bytes of .*file,  arrived in there"):
+    with pytest.raises(AnsibleError) as put:
         connection.put_file(str(tmp_path / "file"), "there")
+    assert str(put.value) == (
+        f"Debian: of the 1000000 bytes of {tmp_path}/file,  arrived in there. "
+        "Next step: look whether the distribution was terminated meanwhile, and run it again."
+    )
 
 
 def test_a_user_is_the_one_that_was_asked_for(windows: Windows) -> None:
@@ -206,9 +214,22 @@ def test_a_user_is_the_one_that_was_asked_for(windows: Windows) -> None:
 @pytest.mark.parametrize(
     "refusal",
     [
-        ({"distribution": "Gone"}, None, "Gone: wsl.exe has no such distribution. Expected: "),
-        ({"remote_user": "nobody"}, None, "Debian: the distribution has no user 'nobody'. Next step: "),
-        ({}, LOST_DISK, "Debian: the distribution does not start. Next step: "),
+        (
+            {"distribution": "Gone"},
+            None,
+            "Gone: wsl.exe has no such distribution. Expected: one of this Windows user's, as `wsl.exe --list` prints "
+            "them. Next step: set wsl_distribution.",
+        ),
+        (
+            {"remote_user": "nobody"},
+            None,
+            "Debian: the distribution has no user 'nobody'. Next step: set ansible_user.",
+        ),
+        (
+            {},
+            LOST_DISK,
+            "Debian: the distribution does not start. Next step: `wsl.exe -d Debian` in a terminal of Windows.",
+        ),
     ],
     ids=["distribution", "user", "disk"],
 )
@@ -235,8 +256,7 @@ def test_what_wsl_itself_refuses_is_said_with_the_next_step(
     for attempt in attempts:
         with pytest.raises(AnsibleConnectionFailure) as failure:
             attempt()
-        assert str(failure.value).startswith(expected)
-        assert "wsl.exe says: " in str(failure.value)
+        assert str(failure.value).startswith(f"{expected} wsl.exe says: ")
         assert "Wsl/Service/" in str(failure.value)
         assert str(failure.value).isprintable()
     assert not (tmp_path / "back").exists()
@@ -274,8 +294,12 @@ def test_a_distribution_that_was_terminated_starts_again(windows: Windows) -> No
 def test_a_stopped_distribution_stays_stopped_on_request(windows: Windows, double_cr: bool) -> None:
     with windows.changed() as machine:
         machine.double_cr = double_cr
-    with pytest.raises(AnsibleConnectionFailure, match=r"Stopped: the distribution does not run. Expected: it runs"):
+    with pytest.raises(AnsibleConnectionFailure) as failure:
         connect(windows, {"distribution": "Stopped", "start": False}).exec_command("true")
+    assert str(failure.value) == (
+        "Stopped: the distribution does not run. Expected: it runs, for ansible_wsl_start is false. "
+        "Next step: `wsl.exe -d Stopped`, or ansible_wsl_start: true."
+    )
     assert windows.machine.distributions[1].state == "Stopped"
     connection = connect(windows, {"start": False})
     assert connection.exec_command("exit 3")[0] == 3
@@ -352,8 +376,12 @@ def test_what_a_command_says_of_wsl_is_the_commands_own(windows: Windows) -> Non
 def test_a_distribution_that_ends_meanwhile_is_no_command_that_failed(windows: Windows) -> None:
     with windows.changed() as machine:
         machine.distributions[0].cut_after = 3
-    with pytest.raises(AnsibleConnectionFailure, match=r"Debian: wsl.exe ended with 1 too early"):
+    with pytest.raises(AnsibleConnectionFailure) as failure:
         connect(windows).exec_command("echo out; sleep 600")
+    assert str(failure.value) == (
+        "Debian: wsl.exe ended with 1 too early. Expected: the distribution runs until a command has ended. "
+        "Next step: look whether it was terminated meanwhile, and run it again."
+    )
 
 
 @pytest.mark.parametrize("start", [True, False])
@@ -388,17 +416,21 @@ def test_wsl_exe_is_the_first_of_path_then_where_windows_has_it(
 
 @pytest.mark.parametrize("name", ["a b", 'a"b', "", "ä", "a;b", "{{ 7 * 7 }}"])
 def test_a_name_that_no_distribution_has_is_refused_before_windows_sees_it(windows: Windows, name: str) -> None:
-    with pytest.raises(AnsibleConnectionFailure, match=r"cannot be the name of a WSL distribution. Expected: "):
+    with pytest.raises(AnsibleConnectionFailure) as failure:
         connect(windows, {"distribution": name}).exec_command("true")
+    assert str(failure.value) == (
+        f"{name!r} cannot be the name of a WSL distribution. Expected: letters, digits, dots, underscores and dashes. "
+        "Next step: set wsl_distribution to a name that `wsl.exe --list` prints."
+    )
     assert not windows.calls()
 
 
 @pytest.mark.parametrize("user", ["a b", 'a"b', "-d", "a\nb"])
 def test_a_user_that_wsl_cannot_be_given_is_refused(windows: Windows, user: str) -> None:
-    with pytest.raises(
-        AnsibleConnectionFailure, match=r"cannot be given to wsl.exe as a user. Next step: set ansible_u"
-    ):
+    with pytest.raises(AnsibleConnectionFailure) as failure:
         connect(windows, {"remote_user": user}).exec_command("true")
+    told = f"Debian: {user!r} cannot be given to wsl.exe as a user. Next step: set ansible_user."
+    assert str(failure.value) == told
     assert not windows.calls()
 
 
@@ -460,7 +492,9 @@ def test_privilege_escalation_that_is_refused(windows: Windows, password: str | 
     connection = connect(windows)
     connection.set_become_plugin(Become(password))
     with pytest.raises(
-        AnsibleError, match=r"privilege escalation did not succeed .*Sorry, try again.*Next step: set ansi"
+        AnsibleError,
+        match=r"^Debian: privilege escalation did not succeed .*Sorry, try again.*Next step: set "
+        r"ansible_become_password, or let the user become without one\.$",
     ):
         connection.exec_command(connection.become.command("true"), sudoable=True)
 
