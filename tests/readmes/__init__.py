@@ -28,6 +28,23 @@ class Variable:
     text: str
 
 
+@dataclass(frozen=True)
+class Pain:
+    """What people suffered from elsewhere, and how a role answers it."""
+
+    issue: str
+    pain: str
+    does: str
+    how: str
+    shown: str
+
+
+def pains() -> dict[str, list[Pain]]:
+    """Return them by role."""
+    read = yaml.safe_load((HERE / "pains.yml").read_text(encoding="utf-8"))
+    return {role: [Pain(**each) for each in listed] for role, listed in read.items()}
+
+
 def roles() -> list[str]:
     """Return the names of the roles that somebody uses."""
     return sorted(path.parent.parent.name for path in (ROOT / "roles").glob("*/meta/argument_specs.yml"))
@@ -61,6 +78,7 @@ def text(role: str) -> str:
             }
             for name, entry in specification["argument_specs"].items()
         ],
+        pains=pains().get(role, []),
         example=example(role).read_text(encoding="utf-8").removeprefix("---\n").strip(),
     )
 

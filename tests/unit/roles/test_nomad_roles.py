@@ -426,6 +426,15 @@ def test_clients_are_introduced_from_nomad_1_11_on(tmp_path: Path) -> None:
     )
 
 
+def test_versions_that_never_report_devices_are_refused(tmp_path: Path) -> None:
+    cases = [
+        region_server("e1", tmp_path, nomad_tls="off", nomad_version=version) for version in ("1.4.3", "1.7.7", "1.8.0")
+    ]
+    *old, first = role_helper.values("__nomad_refusal", ["nomad", "_common"], cases)
+    assert [told.split(" Expected: ")[0] for told in old] == ["nomad_version is 1.4.3.", "nomad_version is 1.7.7."]
+    assert "Next step: set a newer nomad_version." in old[0] and not first
+
+
 def test_a_package_that_restarts_the_agent_is_refused(tmp_path: Path) -> None:
     """What apt has left of one that was removed does nothing."""
     told = [["installed nomad=1.9.7-1"], ["config-files nomad=1.9.7-1"], ["installed nomad-autoscaler=0.4.6-1"]]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import yaml
 
@@ -26,6 +28,19 @@ def test_example_uses_the_role(role: str) -> None:
 def test_no_example_is_left_without_a_role() -> None:
     examples = (readmes.ROOT / "examples/playbooks").iterdir()
     assert sorted(path.stem for path in examples) == readmes.roles()
+
+
+def test_tests_that_show_what_is_done_are_there() -> None:
+    listed = readmes.pains()
+    assert set(listed) <= set(readmes.roles())
+    missing = []
+    for each in (pain for pains in listed.values() for pain in pains):
+        path, name = each.shown.split("::")
+        file = readmes.ROOT / path
+        if not file.is_file() or not re.search(rf"^def {name}\(", file.read_text(encoding="utf-8"), re.MULTILINE):
+            missing.append(each.shown)
+        assert each.does in ("P", "E", "F")
+    assert missing == [], "Next step: name in tests/readmes/pains.yml the tests that show it now"
 
 
 def test_suboptions_choices_and_defaults_are_in_the_table() -> None:
