@@ -233,7 +233,7 @@ def test_one_that_hangs_is_ended_and_the_others_are_heard() -> None:
     def hang(tell: measuring.Tell) -> None:
         tell({"step": "context"})
         os.fork()
-        time.sleep(3600)
+        time.sleep(90)
 
     workers = run_workers({"hang": hang, "well": lambda tell: tell({"value": 1})}, 0.5)
     assert workers["well"].lines == [{"value": 1}] and workers["well"].failure() is None
@@ -263,8 +263,8 @@ def test_workers_end_with_who_started_them(tmp_path: Path) -> None:
     """Killed outright, it can clean nothing up; no context may stay behind."""
     program = (
         "import sys, time\nsys.path.insert(0, sys.argv[1])\nimport measuring\n"
-        "worker = measuring.Worker('w', lambda tell: time.sleep(3600), None, 3600)\n"
-        "print(worker.pid, flush=True)\ntime.sleep(3600)\n"
+        "worker = measuring.Worker('w', lambda tell: time.sleep(90), None, 3600)\n"
+        "print(worker.pid, flush=True)\ntime.sleep(90)\n"
     )
     folder = Path(measuring.__file__).parent
     with subprocess.Popen(
