@@ -49,8 +49,6 @@ NAMES = {
         "cuCtxDestroy",
         "cuCtxPushCurrent",
         "cuCtxPopCurrent",
-        "cuDeviceTotalMem",
-        "cuEventDestroy",
         "cuMemAlloc",
         "cuMemFree",
         "cuMemGetInfo",
