@@ -148,10 +148,6 @@ def names(answer: helper.Outcome) -> list[str]:
 HOST = "apt/here/127.0.0.1_"
 
 
-def test_documentation(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert helper.assert_documented(bundle_collect, monkeypatch) == {"shown": []}
-
-
 def test_packages_come_with_all_that_they_need_and_what_vouches_for_them(collector: Collector) -> None:
     answer = collector.collect("driver=570.*", first=("pinning",))
     assert not answer.get("failed"), answer

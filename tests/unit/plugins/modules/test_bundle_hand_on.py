@@ -54,10 +54,6 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     return Node(tmp_path, capsys)
 
 
-def test_documentation(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert helper.assert_documented(bundle_hand_on, monkeypatch) == {"supports_check_mode": True, "shown": []}
-
-
 def test_packages_that_are_installed_in_that_version_are_not_lacked(node: Node) -> None:
     """apt escapes the colon of an epoch in the name of a file; what only its settings are left of is not installed."""
     files = [
