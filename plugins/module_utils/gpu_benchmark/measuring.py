@@ -1066,10 +1066,10 @@ class Worker:
     def __init__(self, key: str, work: Callable[[Tell], None], visible: str | None, timeout: float) -> None:
         self.key, self.timeout = key, timeout
         self.step: str | None = None
-        self.ended = self.timed_out = False
+        self.done = self.ended = self.timed_out = False
         self.error: dict[str, Any] | None = None
         self.lines: list[dict[str, Any]] = []
-        self._rest = b""
+        self._rest, self._how = b"", "ended before its work did"
         parent = os.getpid()
         self.pipe, write = os.pipe()
         self.pid = os.fork()
@@ -1094,6 +1094,8 @@ class Worker:
                 self.step = told["step"]
             elif "error" in told:
                 self.error = told["error"]
+            elif "done" in told:
+                self.done = True
             else:
                 self.lines.append(told)
         self.touch()
@@ -1112,12 +1114,11 @@ class Worker:
         while time.monotonic() < until:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
-                if os.WIFSIGNALED(status) and not self.timed_out:
-                    self.error = {
-                        "code": "crashed",
-                        "cuda_error": None,
-                        "message": f"the process that measured was ended by signal {os.WTERMSIG(status)}",
-                    }
+                self._how = (
+                    f"was ended by signal {os.WTERMSIG(status)}"
+                    if os.WIFSIGNALED(status)
+                    else f"ended with {os.WEXITSTATUS(status)} before its work did"
+                )
                 return
             time.sleep(0.005)
 
@@ -1127,6 +1128,8 @@ class Worker:
             what = {"code": "timeout", "cuda_error": None, "message": f"no answer within {self.timeout:g} s"}
         elif self.error:
             what = self.error
+        elif not self.done:
+            what = {"code": "crashed", "cuda_error": None, "message": f"the process that measured {self._how}"}
         else:
             return None
         return {"step": self.step, **what}
@@ -1157,6 +1160,7 @@ def _child(work: Callable[[Tell], None], visible: str | None, write: int, parent
 
         try:
             work(tell)
+            tell({"done": True})
             code = 0
         except CudaError as error:
             tell({"error": {"code": "cuda", "cuda_error": error.code, "message": str(error)}})

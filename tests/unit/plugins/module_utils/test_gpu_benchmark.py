@@ -259,6 +259,25 @@ def test_what_goes_wrong_in_a_worker_is_told() -> None:
     assert (told["refuse"]["code"], told["refuse"]["cuda_error"]) == ("cuda", 999)
 
 
+@pytest.mark.parametrize("code", [0, 3])
+def test_one_that_ends_early_without_a_word_is_not_well(code: int) -> None:
+    """A library may end the process that it is in."""
+
+    def leave(tell: measuring.Tell) -> None:
+        tell({"step": "memory"})
+        os._exit(code)
+
+    failure = run_workers({"leave": leave}, 30.0)["leave"].failure() or {}
+    assert (failure["code"], failure["step"]) == ("crashed", "memory") and f"ended with {code}" in failure["message"]
+
+
+def test_a_crash_that_is_not_seen_in_time_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "KILL_WAIT", 0.0)
+    worker = run_workers({"crash": lambda _tell: os.kill(os.getpid(), 9)}, 30.0)["crash"]
+    os.waitpid(worker.pid, 0)
+    assert (worker.failure() or {})["code"] == "crashed"
+
+
 def test_workers_end_with_who_started_them(tmp_path: Path) -> None:
     """Killed outright, it can clean nothing up; no context may stay behind."""
     program = (
