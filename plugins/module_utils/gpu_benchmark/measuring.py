@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
-import fcntl
 import itertools
 import json
 import os
@@ -27,7 +26,6 @@ import select
 import signal
 import struct
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -854,10 +852,7 @@ def describe(cuda: Cuda, device: int) -> dict[str, Any]:
     }
 
 
-Turn = Callable[[], "contextlib.AbstractContextManager[None]"]
-
-
-def measure_device(options: Mapping[str, Any], turn: Turn, tell: Tell) -> None:
+def measure_device(options: Mapping[str, Any], tell: Teller) -> None:
     """All of one level on the one device that this process sees; each thing is told as soon as it is known."""
     level = options["level"]
     begun = time.monotonic()
@@ -886,7 +881,7 @@ def measure_device(options: Mapping[str, Any], turn: Turn, tell: Tell) -> None:
     size = max(min(free // 4, BANDWIDTH_BYTES) // MIB, 1) * MIB
     if level != "start":
         # Before the patterns: the driver clears what was freed in the background, which costs bandwidth.
-        measure_figures(gpu, size, tensor, 0.06 if level == "quick" else 0.5, turn, tell)
+        measure_figures(gpu, size, tensor, 0.06 if level == "quick" else 0.5, tell)
     tell({"step": "memory"})
     patterns = {"start": START_PATTERNS, "quick": QUICK_PATTERNS, "full": FULL_PATTERNS}[level]
     if level == "start":
@@ -899,7 +894,7 @@ def measure_device(options: Mapping[str, Any], turn: Turn, tell: Tell) -> None:
     tell({"device": {"duration_s": round(time.monotonic() - begun, 3)}})
 
 
-def measure_figures(gpu: Gpu, size: int, tensor: Mapping[str, int], spend: float, turn: Turn, tell: Tell) -> None:  # noqa: PLR0917
+def measure_figures(gpu: Gpu, size: int, tensor: Mapping[str, int], spend: float, tell: Teller) -> None:
     """How fast the memory, the arithmetic and the way to the host are."""
     figures: dict[str, float | None] = dict.fromkeys(FIGURES)
     tell({"step": "memory_bandwidth"})
@@ -914,7 +909,7 @@ def measure_figures(gpu: Gpu, size: int, tensor: Mapping[str, int], spend: float
         name = TENSOR_NAMES[kind]
         figures[f"{name}_tflop_per_s"], wrong[name] = told["tflop_per_s"], told["errors"]
     # Copies of several GPUs at once would share the host's memory and links.
-    with turn():
+    with tell.turn():
         tell({"step": "host_copies"})
         told = measure_host(gpu, min(size, HOST_BYTES))
     wrong["host_copies"] = told.pop("errors")
@@ -1060,27 +1055,60 @@ PR_SET_PDEATHSIG = 1
 KILL_WAIT = 1.0
 
 
+class Teller:
+    """What a worker's process tells by, and is given its turn by."""
+
+    def __init__(self, write: int, given: int) -> None:
+        self._write, self._given = write, given
+
+    def __call__(self, told: Mapping[str, Any]) -> None:
+        data = json.dumps(told).encode() + b"\n"
+        while data:
+            data = data[os.write(self._write, data) :]
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """With what only one process should do at a time. Who started it gives the turn, and takes it from one that
+        ended: a process that hangs in the driver gives nothing back, not even when it is killed.
+        """
+        self({"step": "turn"})
+        os.read(self._given, 1)
+        try:
+            yield
+        finally:
+            self({"turn": "over"})
+
+
 class Worker:
     """A forked process that does one thing and tells lines; it ends with whoever started it."""
 
-    def __init__(self, key: str, work: Callable[[Tell], None], visible: str | None, timeout: float) -> None:
+    def __init__(self, key: str, work: Callable[[Teller], None], visible: str | None, timeout: float) -> None:
         self.key, self.timeout = key, timeout
         self.step: str | None = None
-        self.done = self.ended = self.timed_out = False
+        self.done = self.ended = self.timed_out = self.waits = self.has_turn = False
         self.error: dict[str, Any] | None = None
         self.lines: list[dict[str, Any]] = []
         self._rest, self._how = b"", "ended before its work did"
         parent = os.getpid()
         self.pipe, write = os.pipe()
+        given, self._give = os.pipe()
         self.pid = os.fork()
         if not self.pid:
-            _child(work, visible, write, parent)
+            _child(work, visible, Teller(write, given), parent)
         os.close(write)
+        os.close(given)
         self.touch()
 
     def touch(self) -> None:
         # Who waits for its turn waits for others, who have a limit of their own.
-        self.deadline = float("inf") if self.step == "turn" else time.monotonic() + self.timeout
+        self.deadline = float("inf") if self.waits else time.monotonic() + self.timeout
+
+    def give_turn(self) -> None:
+        self.waits, self.has_turn = False, True
+        self.touch()
+        # One that has ended meanwhile is heard of by its own pipe.
+        with contextlib.suppress(OSError):
+            os.write(self._give, b".")
 
     def read(self) -> None:
         data = os.read(self.pipe, 1 << 16)
@@ -1092,10 +1120,13 @@ class Worker:
             told = json.loads(line)
             if "step" in told:
                 self.step = told["step"]
+                self.waits = self.step == "turn"
             elif "error" in told:
                 self.error = told["error"]
             elif "done" in told:
                 self.done = True
+            elif "turn" in told:
+                self.has_turn = False
             else:
                 self.lines.append(told)
         self.touch()
@@ -1109,6 +1140,7 @@ class Worker:
     def _end(self) -> None:
         self.ended = True
         os.close(self.pipe)
+        os.close(self._give)
         until = time.monotonic() + KILL_WAIT
         # One that hangs in the driver is reached by no signal, and is not waited for.
         while time.monotonic() < until:
@@ -1135,7 +1167,7 @@ class Worker:
         return {"step": self.step, **what}
 
 
-def _child(work: Callable[[Tell], None], visible: str | None, write: int, parent: int) -> None:
+def _child(work: Callable[[Teller], None], visible: str | None, tell: Teller, parent: int) -> None:
     """What the forked process does; it never returns to the caller's code."""
     code = 1
     try:
@@ -1152,11 +1184,6 @@ def _child(work: Callable[[Tell], None], visible: str | None, write: int, parent
             os.environ["CUDA_VISIBLE_DEVICES"] = visible
         # What the driver compiles is not kept in the home folder.
         os.environ["CUDA_CACHE_DISABLE"] = "1"
-
-        def tell(told: Mapping[str, Any]) -> None:
-            data = json.dumps(told).encode() + b"\n"
-            while data:
-                data = data[os.write(write, data) :]
 
         try:
             work(tell)
@@ -1179,6 +1206,9 @@ def attend(workers: Sequence[Worker], while_busy: Sequence[Worker] = ()) -> None
             busy = [worker for worker in workers if not worker.ended]
             if not busy:
                 return
+            waiting = [worker for worker in busy if worker.waits]
+            if waiting and not any(worker.has_turn for worker in busy):
+                waiting[0].give_turn()
             heard = busy + [worker for worker in while_busy if not worker.ended]
             left = max(min(worker.deadline for worker in heard) - time.monotonic(), 0)
             ready, _write, _error = select.select([worker.pipe for worker in heard], [], [], min(left, 3600.0))
@@ -1191,26 +1221,6 @@ def attend(workers: Sequence[Worker], while_busy: Sequence[Worker] = ()) -> None
         for worker in (*workers, *while_busy):
             if not worker.ended:
                 worker.kill()
-
-
-@contextlib.contextmanager
-def _turns() -> Iterator[Callable[[Tell], Callable[[], contextlib.AbstractContextManager[None]]]]:
-    """Turns that processes take with what only one of them should do at a time; who ends gives it back."""
-    with tempfile.TemporaryFile() as file:
-
-        def of(tell: Tell) -> Callable[[], contextlib.AbstractContextManager[None]]:
-            @contextlib.contextmanager
-            def turn() -> Iterator[None]:
-                tell({"step": "turn"})
-                fcntl.lockf(file, fcntl.LOCK_EX)
-                try:
-                    yield
-                finally:
-                    fcntl.lockf(file, fcntl.LOCK_UN)
-
-            return turn
-
-        yield of
 
 
 def visible_devices(timeout: float) -> tuple[list[str], dict[str, Any] | None]:
@@ -1247,11 +1257,8 @@ def measure(
     results = {uuid: empty_device(uuid) for uuid in devices}
     watching = [Worker("samples", sampler, None, float("inf"))] if sampler else []
     answer: dict[str, Any] = {"level": level, "devices": list(results.values()), "peers": [], "peers_error": None}
-    with _turns() as turns:
-        workers = [
-            Worker(uuid, lambda tell: measure_device(options, turns(tell), tell), uuid, timeout) for uuid in results
-        ]
-        attend(workers, watching)
+    workers = [Worker(uuid, lambda tell: measure_device(options, tell), uuid, timeout) for uuid in results]
+    attend(workers, watching)
     for worker in workers:
         for line in worker.lines:
             results[worker.key].update(line["device"])

@@ -299,17 +299,49 @@ def test_workers_end_with_who_started_them(tmp_path: Path) -> None:
 def test_turns_are_taken_one_at_a_time(tmp_path: Path) -> None:
     log = tmp_path / "log"
 
-    def work(tell: measuring.Tell) -> None:
-        with turns(tell)(), log.open("a") as file:
+    def work(tell: measuring.Teller) -> None:
+        with tell.turn(), log.open("a") as file:
             file.write("in ")
             file.flush()
             time.sleep(0.05)
             file.write("out ")
 
-    with measuring._turns() as turns:
-        workers = run_workers({str(number): work for number in range(4)}, 30.0)
+    workers = run_workers({str(number): work for number in range(4)}, 30.0)
     assert [worker.failure() for worker in workers.values()] == [None] * 4
     assert log.read_text() == "in out " * 4
+
+
+def test_a_turn_is_taken_from_one_that_cannot_be_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In the driver no signal reaches a process; it keeps what it holds, locks too."""
+    killed: list[int] = []
+    kill = os.killpg
+    monkeypatch.setattr(os, "killpg", lambda group, _signal: killed.append(group))
+
+    def hold(tell: measuring.Teller) -> None:
+        with tell.turn():
+            tell({"step": "host_copies"})
+            (tmp_path / "held").touch()
+            time.sleep(600)
+
+    def wait(tell: measuring.Teller) -> None:
+        while not (tmp_path / "held").exists():
+            time.sleep(0.01)
+        with tell.turn():
+            tell({"value": 1})
+
+    try:
+        holder, *others = (
+            measuring.Worker("hold", hold, None, 0.5),
+            *(measuring.Worker(f"wait {number}", wait, None, 30.0) for number in range(2)),
+        )
+        measuring.attend([holder, *others])
+        assert [worker.lines for worker in others] == [[{"value": 1}]] * 2
+        failure = holder.failure() or {}
+        assert (failure["code"], failure["step"]) == ("timeout", "host_copies")
+        assert killed == [holder.pid]
+    finally:
+        for group in killed:
+            kill(group, 9)
 
 
 def test_what_a_task_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
