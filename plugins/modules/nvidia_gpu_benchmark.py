@@ -37,7 +37,7 @@ options:
   busy:
     description:
       - Whether to measure GPUs that a process computes on too. It gets less of the GPU meanwhile, and the figures are
-        lower than they could be.
+        lower than they could be. Without it one of O(devices) that C(nvidia-smi) does not tell of is left alone too.
     type: bool
     default: false
   memory_share:
@@ -117,7 +117,8 @@ notes:
     program, in a container too. See C(python3 measuring.py --help).
   - "Codes: C(hung), it got no further; C(crashed), its process ended by itself; C(no_cuda), there is no library of
     the driver; C(context_failed), CUDA could not use it; C(failed), a later call of CUDA failed; C(gpu_busy), a
-    process computes on it; C(memory_errors) and C(wrong_results), it computes wrongly; C(slow_memory),
+    process computes on it; C(gpu_unknown), C(nvidia-smi) does not tell of it; C(not_measured), a GPU that is lost,
+    or divided without a MIG device; C(memory_errors) and C(wrong_results), it computes wrongly; C(slow_memory),
     C(slow_fp32), C(slow_tensor), C(slow_host_copies), C(slow_clock) and C(slow_peer), it is slower than it should
     be; C(ecc_errors) and C(xid), what came up meanwhile; C(peer_wrong) and C(peers_failed), copies between GPUs."
 seealso:
@@ -143,7 +144,8 @@ EXAMPLES = r"""
 
 RETURN = r"""
 passed:
-  description: Whether nothing is wrong with any GPU that was measured. A GPU that was left alone as busy is not.
+  description: Whether nothing is wrong with any GPU that was to be measured. One that was left alone as busy does not
+    count; one that C(nvidia-smi) does not tell of, that is lost, or that is divided without a MIG device does.
   returned: always
   type: bool
   sample: false
@@ -163,7 +165,8 @@ gpus:
       type: str
       sample: GPU-73466fa5-45f2-f4ce-0991-77d3b3398071
     verdict:
-      description: V(ok), V(failed), or V(busy) where it was left alone.
+      description: V(ok), V(failed), V(busy) where it was left alone, or V(unknown) where it was because
+        C(nvidia-smi) does not tell of it.
       type: str
       sample: ok
     name:
@@ -357,7 +360,7 @@ checks:
 import dataclasses
 import platform
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -378,6 +381,9 @@ ROOT = "/"
 SAMPLE_EVERY_S = 0.2
 
 SHARES = {"start": 0.5, "quick": 0.5, "full": 0.95}
+
+# Of those that are not measured, by the code of the problem that says why.
+VERDICTS = {"gpu_busy": "busy", "gpu_unknown": "unknown"}
 
 THRESHOLDS = tuple(field.name for field in dataclasses.fields(Thresholds))
 
@@ -406,19 +412,64 @@ class Device:
         return None
 
 
+def _parts(gpu: Gpu) -> list[str]:
+    return [device["uuid"] for device in gpu["mig_devices"] or () if device["uuid"]]
+
+
 def devices_of(facts: Facts, wanted: Sequence[str] | None) -> list[Device]:
     """What there is to measure: a divided GPU is its MIG devices. Those that were named come as they were named."""
     known: dict[str, Device] = {}
     all_of: list[Device] = []
     for gpu in facts["gpus"]:
-        parts = [device["uuid"] for device in gpu["mig_devices"] or () if device["uuid"]]
-        mine = parts if gpu["mig_mode"] == "Enabled" else [gpu["uuid"]] if gpu["uuid"] else []
+        whole = [gpu["uuid"]] if gpu["uuid"] and gpu["status"] == "ok" else []
+        mine = _parts(gpu) if gpu["mig_mode"] == "Enabled" else whole
         for uuid in mine:
             known[uuid] = Device(uuid, gpu)
             all_of.append(known[uuid])
     if wanted is None:
         return all_of
     return [known.get(uuid, Device(uuid, None)) for uuid in dict.fromkeys(wanted)]
+
+
+def left_alone_for(device: Device) -> Iterator[Finding]:
+    """Why a device is not measured without being told to."""
+    if device.gpu is None:
+        yield Finding(
+            "gpu_unknown",
+            "that nvidia-smi does not tell of it, so whether it is busy is unknown",
+            "the UUID of a GPU or, of a divided one, of a MIG device, as nvidia-smi -L has it",
+            "correct it or mend nvidia-smi, or measure it nevertheless with busy=true",
+        )
+    elif device.processes:
+        yield Finding(
+            "gpu_busy",
+            f"that {', '.join(device.processes)} computes on it",
+            "a GPU without work",
+            "drain the node, or measure it nevertheless with busy=true",
+        )
+
+
+def missing_from(facts: Facts) -> Iterator[Finding]:
+    """GPUs of the node on which there is nothing to measure, though something should be."""
+    for gpu in facts["gpus"]:
+        where = f"GPU {gpu['uuid'] or ''} at {gpu['pci_bus_id'] or 'an unknown address'}".replace("  ", " ")
+        if gpu["status"] != "ok" or not gpu["uuid"]:
+            said = gpu["status_message"] or "nvidia-smi tells no UUID"
+            yield Finding(
+                "not_measured",
+                f"{where}: {gpu['status']}, {said.rstrip('.')}",
+                "a GPU that can be measured",
+                "do what nvidia_gpu_health says of it",
+                uuid=gpu["uuid"],
+            )
+        elif gpu["mig_mode"] == "Enabled" and not _parts(gpu):
+            yield Finding(
+                "not_measured",
+                f"{where}: MIG mode on, and no MIG device",
+                "a MIG device to measure",
+                "make its MIG devices (role nvidia_mig), or switch MIG mode off",
+                uuid=gpu["uuid"],
+            )
 
 
 def load_of(samples: Iterable[Mapping[str, Any]], uuid: str | None) -> dict[str, Any] | None:
@@ -514,7 +565,7 @@ def benchmark(params: Mapping[str, Any], root: str) -> dict[str, Any]:
             "at least one GPU or MIG device",
             "check nvidia-smi on the node",
         )
-    left_alone = {} if params["busy"] else {each.uuid: each.processes for each in devices if each.processes}
+    left_alone = {} if params["busy"] else {each.uuid: found for each in devices for found in left_alone_for(each)}
     events: list[Event] = []
     begun = time.time()
     share = SHARES[level] if params["memory_share"] is None else params["memory_share"]
@@ -553,22 +604,16 @@ def benchmark(params: Mapping[str, Any], root: str) -> dict[str, Any]:
         card = card_of(each.gpu, last, load, xids)
         device = measured.get(each.uuid) or gpu_benchmark.empty_device(each.uuid)
         findings = gpu_benchmark.judge_device(device, card, thresholds)
-        if each.uuid in left_alone:
-            findings = [
-                Finding(
-                    "gpu_busy",
-                    f"that {', '.join(left_alone[each.uuid])} computes on it",
-                    "a GPU without work",
-                    "drain the node, or measure it nevertheless with busy=true",
-                )
-            ]
+        reason = left_alone.get(each.uuid)
+        if reason:
+            findings = [reason]
         for finding in findings:
             told(finding, each.uuid)
         limits = gpu_benchmark.limits_of(device, card)
         gpus.append(
             {
                 "uuid": each.uuid,
-                "verdict": "busy" if each.uuid in left_alone else "failed" if findings else "ok",
+                "verdict": VERDICTS[reason.code] if reason else "failed" if findings else "ok",
                 **{key: value for key, value in device.items() if key not in ("uuid", "error")},
                 "limits": limits,
                 "percent": percents(device["figures"], limits),
@@ -578,6 +623,8 @@ def benchmark(params: Mapping[str, Any], root: str) -> dict[str, Any]:
                 "xids": list(xids),
             }
         )
+    for finding in missing_from(before) if params["devices"] is None else ():
+        told(finding, finding.uuid)
     for finding in gpu_benchmark.judge_peers(answer["peers"], answer["peers_error"], thresholds):
         told(finding, finding.uuid)
     return {

@@ -52,10 +52,8 @@ NAMES = {
         "cuMemGetInfo",
         "cuMemcpyDtoDAsync",
         "cuMemcpyDtoH",
-        "cuMemcpyHtoD",
         "cuMemcpyDtoHAsync",
         "cuMemcpyHtoDAsync",
-        "cuMemsetD32",
     )
 }
 
@@ -561,7 +559,8 @@ class Gpu:
                 self.release(address)
 
     def zero(self, address: int, size: int) -> None:
-        self.cuda.call("cuMemsetD32", ctypes.c_uint64(address), 0, ctypes.c_size_t(size // 4))
+        # On the same stream as the kernels: the default one does not wait for it, nor it for the default one.
+        self.cuda.call("cuMemsetD32Async", ctypes.c_uint64(address), 0, ctypes.c_size_t(size // 4), self.stream)
 
     def fetch(self, address: int, size: int) -> bytes:
         buffer = ctypes.create_string_buffer(size)
@@ -570,7 +569,8 @@ class Gpu:
         return buffer.raw
 
     def store(self, address: int, data: bytes) -> None:
-        self.cuda.call("cuMemcpyHtoD", ctypes.c_uint64(address), data, ctypes.c_size_t(len(data)))
+        self.cuda.call("cuMemcpyHtoDAsync", ctypes.c_uint64(address), data, ctypes.c_size_t(len(data)), self.stream)
+        self.wait()
 
     def close(self) -> None:
         self.cuda.call("cuCtxDestroy", self.context)
@@ -607,9 +607,17 @@ FULL_PATTERNS = (
 )
 
 
+PIECE_BYTES = 4096 * MIB
+
+
+def _seed_of(seed: int, number: int) -> int:
+    """The seed for one of several pieces; its sign says which of two patterns it is, and stays."""
+    return seed + (7919 if seed >= 0 else -7919) * number
+
+
 def check_memory(gpu: Gpu, size: int, patterns: Sequence[tuple[str, int]]) -> dict[str, Any]:
     """Write patterns to so much memory and read them again: all of it written before any of it is read."""
-    piece = 4096 * MIB
+    piece = PIECE_BYTES
     pieces: list[tuple[int, int]] = []
     samples: list[dict[str, Any]] = []
     errors, left = 0, size // MIB * MIB
@@ -630,12 +638,12 @@ def check_memory(gpu: Gpu, size: int, patterns: Sequence[tuple[str, int]]) -> di
             left -= wanted
         for pattern, seed in patterns:
             for number, (address, length) in enumerate(pieces):
-                gpu.over(f"fill_{pattern}", address, length, out, seed + 7919 * number)
+                gpu.over(f"fill_{pattern}", address, length, out, _seed_of(seed, number))
             begin = 0
             for number, (address, length) in enumerate(pieces):
                 gpu.wait()
                 gpu.zero(out, OUT_BYTES)
-                gpu.over(f"check_{pattern}", address, length, out, seed + 7919 * number)
+                gpu.over(f"check_{pattern}", address, length, out, _seed_of(seed, number))
                 count, found = _mismatches(gpu, out, pattern, begin // 4)
                 errors += count
                 samples += found[: ERROR_SAMPLES - len(samples)]

@@ -548,24 +548,6 @@ API int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t size)
     return error;
 }
 
-API int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t size)
-{
-    int error;
-    struct context *context;
-
-    pthread_mutex_lock(&lock);
-    context = current(&error);
-    if (!error && (!from || !within(context->allocations, to, size)))
-        error = CUDA_ERROR_INVALID_VALUE;
-    if (!error) {
-        memcpy((void *)(uintptr_t)to, from, size);
-        context->generation++;
-        context->now += LAUNCH_SECONDS + (double)size / host_rate(context->device);
-    }
-    pthread_mutex_unlock(&lock);
-    return error;
-}
-
 /* Memory that is not pinned goes at a fraction of the speed. */
 static double to_host(const struct context *context, const void *host, size_t size)
 {
@@ -624,7 +606,7 @@ API int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t size, struct con
     return error;
 }
 
-API int cuMemsetD32_v2(uint64_t to, unsigned int word, size_t count)
+API int cuMemsetD32Async(uint64_t to, unsigned int word, size_t count, struct context *stream)
 {
     int error;
     struct context *context;
@@ -633,6 +615,8 @@ API int cuMemsetD32_v2(uint64_t to, unsigned int word, size_t count)
     context = current(&error);
     if (!error && (to % 4 || !within(context->allocations, to, count * 4)))
         error = CUDA_ERROR_INVALID_VALUE;
+    if (!error && stream && stream != context)
+        error = CUDA_ERROR_INVALID_HANDLE;
     if (!error) {
         for (size_t i = 0; i < count; i++)
             ((uint32_t *)(uintptr_t)to)[i] = word;

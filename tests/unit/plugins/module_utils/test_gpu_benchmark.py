@@ -204,6 +204,51 @@ def test_newer_instructions_only_where_the_card_has_them() -> None:
     assert ".target sm_75" in measuring.tensor_ptx((7, 5)) and "m16n8k8" in measuring.tensor_ptx((7, 5))
 
 
+class Recorder(measuring.Gpu):
+    """Keeps what would be asked of a GPU; memory that it has is whole."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+        self.stream = object()  # type: ignore[assignment]
+        self.cuda = self  # type: ignore[assignment]
+
+    def call(self, name: str, *arguments: Any) -> None:
+        self.calls.append((name, arguments))
+
+    def allocate(self, size: int) -> int:
+        return size
+
+    def over(self, name: str, address: int, size: int, out: int, seed: int) -> None:
+        self.call(name, address, size, out, seed)
+
+    def fetch(self, address: int, size: int) -> bytes:
+        self.call("fetch", address)
+        return bytes(size)
+
+
+@pytest.mark.parametrize("patterns", [measuring.QUICK_PATTERNS, measuring.FULL_PATTERNS])
+def test_each_piece_of_memory_has_all_patterns(
+    patterns: tuple[tuple[str, int], ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bit that is stuck at 0 shows where each line but one is set, one that is stuck at 1 where only one is."""
+    monkeypatch.setattr(measuring, "PIECE_BYTES", measuring.MIB)
+    gpu, pieces = Recorder(), 7
+    measuring.check_memory(gpu, pieces * measuring.MIB, patterns)
+    for what in ("fill", "check"):
+        seeds = [arguments[-1] for name, arguments in gpu.calls if name == f"{what}_walking"]
+        inverted = [sum(seed < 0 for seed in seeds[piece::pieces]) for piece in range(pieces)]
+        assert inverted == [sum(seed < 0 for _name, seed in patterns)] * pieces
+        assert len(set(seeds)) == len(seeds)
+
+
+def test_all_work_goes_through_one_stream() -> None:
+    """The default stream would not wait for it: zeros could come behind what they are to make room for."""
+    gpu = Recorder()
+    gpu.zero(0, 64)
+    gpu.store(0, b"data")
+    assert [name for name, arguments in gpu.calls if gpu.stream not in arguments] == []
+
+
 def run_workers(works: dict[str, Any], timeout: float) -> dict[str, measuring.Worker]:
     workers = [measuring.Worker(key, work, None, timeout) for key, work in works.items()]
     measuring.attend(workers)

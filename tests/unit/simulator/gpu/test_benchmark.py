@@ -176,8 +176,36 @@ def test_only_those_that_were_named(machine: Callable[[str], Machine]) -> None:
     made = machine("h200-x2")
     uuid = faults.value(made.node.profile, 1, "uuid")
     outcome = made.run(level="start", devices=[uuid, "GPU-00000000-0000-0000-0000-000000000000"])
-    assert verdicts(outcome) == ["ok", "failed"]
-    assert told(outcome) == [("context_failed", "GPU-00000000-0000-0000-0000-000000000000")]
+    assert verdicts(outcome) == ["ok", "unknown"] and not outcome["passed"]
+    assert told(outcome) == [("gpu_unknown", "GPU-00000000-0000-0000-0000-000000000000")]
+
+
+def test_one_that_nvidia_smi_does_not_tell_of_is_left_alone(machine: Callable[[str], Machine]) -> None:
+    """CUDA takes a UUID that is cut off, by which no process was looked for."""
+    made = machine("h200-x2")
+    made.node.change(lambda it: faults.add_process(it, 0, 4711, "python", 1024))
+    uuid = (faults.value(made.node.profile, 0, "uuid") or "")[:12]
+    outcome = made.run(level="start", devices=[uuid])
+    assert told(outcome) == [("gpu_unknown", uuid)] and verdicts(outcome) == ["unknown"] and not outcome["passed"]
+    assert outcome["gpus"][0]["context_s"] is None and "busy=true" in outcome["problems"][0]["message"]
+    assert verdicts(made.run(level="start", devices=[uuid], busy=True)) == ["ok"]
+
+
+def test_a_gpu_that_is_lost_is_missed(machine: Callable[[str], Machine]) -> None:
+    made = machine("h200-x2")
+    made.node.change(lambda it: faults.lose_gpu(it, 1))
+    outcome = made.run(level="start")
+    (problem,) = [problem for problem in outcome["problems"] if problem["code"] == "not_measured"]
+    assert faults.value(made.node.profile, 1, "pci.pci_bus_id") in problem["found"] and "lost" in problem["found"]
+    assert len(outcome["gpus"]) == 1 and not outcome["passed"]
+
+
+def test_a_divided_gpu_without_a_device_is_missed(machine: Callable[[str], Machine]) -> None:
+    made = machine("a100-mig-x2")
+    made.node.change(lambda it: faults.set_mig(it, 1, []))
+    outcome = made.run(level="start", memory_share=0.001)
+    assert told(outcome) == [("not_measured", faults.value(made.node.profile, 1, "uuid"))] and not outcome["passed"]
+    assert "MIG mode on" in outcome["problems"][0]["found"]
 
 
 def test_nearly_all_memory_and_a_soak(machine: Callable[[str], Machine]) -> None:
