@@ -19,10 +19,11 @@ description:
     options, and where there is no GPU to measure.
   - GPUs are measured side by side, each by a process of its own. One that hangs is named, and the others are measured.
     Copies to and from the host are made by one GPU at a time, because GPUs share links and memory of the host.
+    MIG devices that share a GPU instance are measured one after another.
 options:
   level:
     description:
-      - V(start) starts a context, allocates, and has one kernel's result checked, in half a second.
+      - V(start) starts a context, allocates, and has one kernel's result checked, in half a second a GPU.
       - V(quick) takes all figures, in two seconds and some for pairs of GPUs, and tests O(memory_share) of the
         free memory.
       - V(full) tests nearly all free memory with more patterns, and works without a break for O(soak) seconds.
@@ -43,7 +44,7 @@ options:
   memory_share:
     description:
       - Share of the free memory that is tested, above V(0) and up to V(0.98). V(0.5) by default, and V(0.95) at level
-        V(full). Level V(start) tests 64 MiB at most.
+        V(full). Level V(start) tests at most 64 MiB or four times the cache, whichever is more.
     type: float
   soak:
     description:
@@ -59,8 +60,8 @@ options:
     description:
       - Least share of the memory's bandwidth, from its clock and the width of its bus, that reading must reach. V(0)
         judges nothing, here and below.
+      - By default V(85), and V(65) on cards of before Ampere and on GDDR with ECC, which do not reach more.
     type: float
-    default: 85
   fp32_min_percent:
     description:
       - Least share of what the multiprocessors can do in single precision at the clock that they ran at.
@@ -69,17 +70,19 @@ options:
   tensor_min_percent:
     description:
       - Least share of what the tensor cores can do at that clock. The instruction that all architectures have does not
-        reach all of it on the newest.
+        reach all of it on the newest. Not judged where cards of one architecture differ much (Turing, H20).
     type: float
     default: 50
   host_min_percent:
     description:
-      - Least share of what the link of PCI Express can do, for the slower way between host and GPU.
+      - Least share of what the link of PCI Express can do with all its lanes, for the slower way between host and GPU.
+        Where a slot has fewer lanes than the card, give it a lower value.
     type: float
     default: 65
   clock_min_percent:
     description:
-      - Least share of the highest clock under load. It is not judged where a power limit or a setting held it down.
+      - Least share of the highest clock under load. It is not judged where a power limit or a setting held it down, and
+        below level V(full) only where another reason was seen, such as heat.
     type: float
     default: 80
   peer_min_gb_per_s:
@@ -205,6 +208,10 @@ gpus:
       description: Memory in MiB that was free with a context.
       type: int
       sample: 80552
+    ecc_enabled:
+      description: Whether ECC is on. V(null) where CUDA does not tell.
+      type: bool
+      sample: true
     context_s:
       description: How many seconds a context took to start.
       type: float
@@ -248,6 +255,10 @@ gpus:
       description: Clock of the multiprocessors during single precision in MHz, as a kernel counted it.
       type: float
       sample: 1976.0
+    sm_clock_tensor_mhz:
+      description: The same during the better of the tensor figures. V(null) without them.
+      type: float
+      sample: 1950.0
     wrong_results:
       description: Number of wrong results of each kind of work. V(null) at level V(start).
       type: dict
@@ -398,14 +409,16 @@ class Device:
     @property
     def processes(self) -> list[str]:
         """Who computes on it. A process that only draws does not."""
-        instance = self._instance()
+        instance = self.instance
         return [
             f"{process['name'] or 'a process'} (pid {process['pid']})"
             for process in (self.gpu["processes"] if self.gpu else None) or ()
             if "C" in (process["type"] or "C") and (instance is None or process["gpu_instance_id"] in (None, instance))
         ]
 
-    def _instance(self) -> int | None:
+    @property
+    def instance(self) -> int | None:
+        """The GPU instance of a MIG device."""
         for device in (self.gpu["mig_devices"] if self.gpu else None) or ():
             if device["uuid"] == self.uuid:
                 return device["gpu_instance_id"]
@@ -525,7 +538,7 @@ def card_of(before: Gpu | None, after: Gpu | None, load: Mapping[str, Any] | Non
     link: Mapping[str, Any] = after["pcie"] if after else {}
     return Card(
         pcie_generation=link.get("generation_max"),
-        pcie_width=link.get("width_current") or link.get("width_max"),
+        pcie_width=link.get("width_max") or link.get("width_current"),
         memory_total_mib=before["memory_total_mib"] if before else None,
         slow_reasons=load["throttle_reasons"] if load else None,
         ecc_uncorrected=_more(before, after, "uncorrected"),
@@ -577,13 +590,14 @@ def benchmark(params: Mapping[str, Any], root: str) -> dict[str, Any]:
         timeout=params["timeout"],
         peers=params["peers"],
         sampler=watch if before["available"] else None,
+        shared={each.uuid: (each.gpu["uuid"], each.instance) for each in devices if each.gpu},
     )
     after = ask()
     if after["platform"] == "wsl":
         log = "skipped: under WSL the driver writes its log in Windows"
     else:
         log, events = kernel_events(begun, params["timeout"], Path(root), None)
-    thresholds = Thresholds(**{name: params[name] or None for name in THRESHOLDS})
+    thresholds = Thresholds(**{name: params[name] for name in THRESHOLDS})
     later = {gpu["uuid"]: gpu for gpu in after["gpus"]}
     measured = {device["uuid"]: device for device in answer["devices"]}
     gpus, problems = [], []
@@ -603,7 +617,7 @@ def benchmark(params: Mapping[str, Any], root: str) -> dict[str, Any]:
         xids = xids_of(events, each.gpu)
         card = card_of(each.gpu, last, load, xids)
         device = measured.get(each.uuid) or gpu_benchmark.empty_device(each.uuid)
-        findings = gpu_benchmark.judge_device(device, card, thresholds)
+        findings = gpu_benchmark.judge_device(device, card, thresholds, level)
         reason = left_alone.get(each.uuid)
         if reason:
             findings = [reason]
@@ -638,7 +652,10 @@ def benchmark(params: Mapping[str, Any], root: str) -> dict[str, Any]:
 
 
 def argument_spec() -> dict[str, dict[str, Any]]:
-    least = {field.name: {"type": "float", "default": field.default or 0.0} for field in dataclasses.fields(Thresholds)}
+    least: dict[str, dict[str, Any]] = {
+        field.name: {"type": "float"} if field.default is None else {"type": "float", "default": field.default}
+        for field in dataclasses.fields(Thresholds)
+    }
     return {
         "level": {"type": "str", "choices": list(gpu_benchmark.LEVELS), "default": "quick"},
         "devices": {"type": "list", "elements": "str"},
@@ -658,7 +675,7 @@ def wrong_option(params: Mapping[str, Any]) -> str | None:
     if share is not None and not 0 < share <= 0.98:
         return f"memory_share is {share:g}. Expected: above 0 and up to 0.98. Next step: correct it."
     for name in ("timeout", "soak", *THRESHOLDS):
-        if params[name] < 0 or (name == "timeout" and not params[name]):
+        if (params[name] or 0.0) < 0 or (name == "timeout" and not params[name]):
             return f"{name} is {params[name]:g}. Expected: a positive number. Next step: correct it."
     return None
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,11 +17,24 @@ FP32_UNITS = {"6.0": 64, "7.0": 64, "7.2": 64, "7.5": 64, "8.0": 64}
 FP32_UNITS_OTHERWISE = 128
 
 # Operations a clock of the tensor cores of a multiprocessor: FP16 in, FP32 out, no sparsity. Where cards of one
-# capability differ (GeForce does half), it is the least. Others are told and not judged.
-TENSOR_OPERATIONS = {"7.5": 1024, "8.0": 2048, "8.6": 512, "8.7": 1024, "8.9": 512, "9.0": 4096, "12.0": 512}
+# capability differ (GeForce does half), it is the least. Others are told and not judged: of capability 7.5 some have no
+# tensor cores at all.
+TENSOR_OPERATIONS = {"8.0": 2048, "8.6": 512, "8.7": 1024, "8.9": 512, "9.0": 4096, "12.0": 512}
+
+# A card whose tensor cores do a small part of what its siblings of capability 9.0 do.
+TENSOR_CUT = re.compile(r"\bH20\b")
+
+# Of the memory's bandwidth in percent. Older cards (T4, P100, V100) reach 69 to 83 % when they are well; where ECC is
+# kept in GDDR itself, a part of the bus carries it. HBM has a bus of 1,024 bits and more.
+MEMORY_MIN_PERCENT = 85.0
+MEMORY_MIN_PERCENT_LESS = 65.0
+HBM_BITS = 1024
 
 # GB/s of a lane: transfers a second less the line code. The protocol takes some more: thresholds leave room for it.
 PCIE_LANE_GB_PER_S = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
+
+# A MIG device that has not all compute slices of its GPU instance.
+COMPUTE_PART = re.compile(r" MIG \d+c\.")
 
 # What lowers the clocks of a card that is well: a limit that somebody set, or that is the card's own.
 INNOCENT_REASONS = frozenset(
@@ -30,14 +44,14 @@ INNOCENT_REASONS = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class Thresholds:
-    """Least share, in percent, of what the card can do; None where it is not judged."""
+    """Least share, in percent, of what the card can do; 0 where it is not judged, None where it goes by the card."""
 
-    memory_min_percent: float | None = 85.0
-    fp32_min_percent: float | None = 85.0
-    tensor_min_percent: float | None = 50.0
-    host_min_percent: float | None = 65.0
-    clock_min_percent: float | None = 80.0
-    peer_min_gb_per_s: float | None = None
+    memory_min_percent: float | None = None
+    fp32_min_percent: float = 85.0
+    tensor_min_percent: float = 50.0
+    host_min_percent: float = 65.0
+    clock_min_percent: float = 80.0
+    peer_min_gb_per_s: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +82,8 @@ def _product(*factors: float | None) -> float | None:
 def limits_of(device: Mapping[str, Any], card: Card) -> dict[str, float | None]:
     """What the device could do at most, at its highest clocks; None where it does not tell.
 
-    A MIG device has its own number of multiprocessors, and shares the bus of its GPU by its share of the memory.
+    A MIG device has its own number of multiprocessors, and shares the bus of its GPU by its share of the memory. One
+    with a part of the multiprocessors of its GPU instance need not reach what the instance's memory could give.
     """
     capability = device["compute_capability"]
     clock_hz = _product(device["sm_clock_max_mhz"], 1e6)
@@ -77,11 +92,14 @@ def limits_of(device: Mapping[str, Any], card: Card) -> dict[str, float | None]:
         share = None
         if card.memory_total_mib and device["memory_total_mib"]:
             share = min(device["memory_total_mib"] / card.memory_total_mib, 1.0)
+    if COMPUTE_PART.search(device["name"] or ""):
+        share = None
     # Two transfers a clock.
     memory = _product(device["memory_clock_max_mhz"], 2e6, device["memory_bus_width_bits"], 1 / 8e9, share)
     known = capability is not None
     fp32 = _product(device["sm_count"], FP32_UNITS.get(capability, FP32_UNITS_OTHERWISE) * 2, clock_hz, 1e-12)
-    tensor = _product(device["sm_count"], TENSOR_OPERATIONS.get(capability), clock_hz, 1e-12)
+    operations = None if TENSOR_CUT.search(device["name"] or "") else TENSOR_OPERATIONS.get(capability)
+    tensor = _product(device["sm_count"], operations, clock_hz, 1e-12)
     host = _product(PCIE_LANE_GB_PER_S.get(card.pcie_generation or 0), card.pcie_width)
     return {
         "memory_gb_per_s": _rounded(memory),
@@ -89,6 +107,13 @@ def limits_of(device: Mapping[str, Any], card: Card) -> dict[str, float | None]:
         "tensor_tflop_per_s": _rounded(tensor),
         "host_gb_per_s": _rounded(host),
     }
+
+
+def memory_min_percent(device: Mapping[str, Any]) -> float:
+    """What share of its bandwidth a card like this reaches when it is well."""
+    major = int((device["compute_capability"] or "0").partition(".")[0])
+    gddr = (device["memory_bus_width_bits"] or HBM_BITS) < HBM_BITS
+    return MEMORY_MIN_PERCENT_LESS if major < 8 or (gddr and device["ecc_enabled"]) else MEMORY_MIN_PERCENT
 
 
 def _rounded(value: float | None) -> float | None:
@@ -170,28 +195,31 @@ def _wrong(device: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _slow(
-    device: Mapping[str, Any], card: Card, limits: Mapping[str, float | None], thresholds: Thresholds
+    device: Mapping[str, Any], card: Card, limits: Mapping[str, float | None], thresholds: Thresholds, level: str
 ) -> Iterator[Finding]:
     figures = device["figures"]
     clock, clock_max = device["sm_clock_mhz"], device["sm_clock_max_mhz"]
     # A card that was kept at a lower clock does its work at that clock; whether it had to be is another question.
-    at = min(clock / clock_max, 1.0) if clock and clock_max else 1.0
+    at = _share_of_clock(clock, clock_max)
+    at_tensor = _share_of_clock(device["sm_clock_tensor_mhz"] or clock, clock_max)
     tensor = max(figures[name] or 0.0 for name in ("fp16_tensor_tflop_per_s", "bf16_tensor_tflop_per_s"))
     copies = [figures[name] for name in ("host_to_device_gb_per_s", "device_to_host_gb_per_s")]
     slowest = min((rate for rate in copies if rate is not None), default=None)
     asked = (
         ("slow_memory", "memory read", figures["memory_read_gb_per_s"], "GB/s", limits["memory_gb_per_s"], 1.0,
-         thresholds.memory_min_percent, "compare its memory clock with a sibling's, and look for remapped rows"),
+         memory_min_percent(device) if thresholds.memory_min_percent is None else thresholds.memory_min_percent,
+         "compare its memory clock with a sibling's, and look for remapped rows"),
         ("slow_fp32", "single precision", figures["fp32_tflop_per_s"], "TFLOP/s", limits["fp32_tflop_per_s"], at,
          thresholds.fp32_min_percent, REPLACE),
-        ("slow_tensor", "tensor cores", tensor or None, "TFLOP/s", limits["tensor_tflop_per_s"], at,
+        ("slow_tensor", "tensor cores", tensor or None, "TFLOP/s", limits["tensor_tflop_per_s"], at_tensor,
          thresholds.tensor_min_percent, REPLACE),
         ("slow_host_copies", "the slower way between host and GPU", slowest, "GB/s", limits["host_gb_per_s"], 1.0,
          thresholds.host_min_percent,
-         "compare generation and width of the PCI Express link with a sibling's, and reseat the card"),
+         "compare generation and width of the PCI Express link with a sibling's, and reseat the card; if its slot has "
+         "fewer lanes, set host_min_percent"),
     )  # fmt: skip
     for code, what, value, unit, limit, scale, least, step in asked:
-        if least is None or value is None or limit is None:
+        if not least or value is None or limit is None:
             continue
         reached = 100.0 * value / (limit * scale)
         if reached < least:
@@ -203,8 +231,10 @@ def _slow(
             )
     least = thresholds.clock_min_percent
     guilty = None if card.slow_reasons is None else sorted(set(card.slow_reasons) - INNOCENT_REASONS)
-    held = card.slow_reasons is not None and not guilty and card.slow_reasons
-    if least is not None and card.slow_reasons is not None and at * 100.0 < least and not held:
+    # In a burst a power limit comes and goes between two looks at it: without a reason that was seen, only work without
+    # a break tells.
+    told = guilty or (level == "full" and card.slow_reasons is not None and not card.slow_reasons)
+    if least and at * 100.0 < least and told:
         yield Finding(
             "slow_clock",
             f"{clock:g} MHz under load, {at * 100.0:.0f} % of {clock_max} MHz"
@@ -214,11 +244,15 @@ def _slow(
         )
 
 
-def judge_device(device: Mapping[str, Any], card: Card, thresholds: Thresholds) -> list[Finding]:
+def _share_of_clock(clock: float | None, clock_max: float | None) -> float:
+    return min(clock / clock_max, 1.0) if clock and clock_max else 1.0
+
+
+def judge_device(device: Mapping[str, Any], card: Card, thresholds: Thresholds, level: str) -> list[Finding]:
     """What is wrong with a device, the worst first; nothing where nothing is."""
     findings = [_error(device["error"])] if device["error"] else []
     findings += _wrong(device)
-    findings += _slow(device, card, limits_of(device, card), thresholds)
+    findings += _slow(device, card, limits_of(device, card), thresholds, level)
     if card.ecc_uncorrected:
         findings.append(
             Finding(
@@ -257,7 +291,7 @@ def judge_peers(
                 )
             )
         least = thresholds.peer_min_gb_per_s
-        if least is not None and (pair["gb_per_s"] or 0.0) < least:
+        if least and (pair["gb_per_s"] or 0.0) < least:
             findings.append(
                 Finding(
                     "slow_peer",

@@ -28,7 +28,7 @@ import struct
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 LEVELS = ("start", "quick", "full")
@@ -279,7 +279,8 @@ X: ret;
 CHAINS = 8
 UNROLLED = 16
 FMA_STEPS = 2048
-FMA_BLOCKS_PER_SM = 4
+# As many threads as every multiprocessor holds at once (Turing 1,024): there is no rest that runs behind the others.
+FMA_BLOCKS_PER_SM = 2
 
 
 def bits_of(value: float) -> int:
@@ -429,7 +430,7 @@ def figures_ptx() -> str:
 
 
 def tensor_kernels(capability: tuple[int, int]) -> dict[str, int]:
-    """Number format and depth of the products that the architecture's tensor cores do; none before Turing."""
+    """Number format and depth of the products that the architecture's tensor cores do; those of V100 are not tested."""
     if capability >= (8, 0):
         return {"f16": 16, "bf16": 16}
     return {"f16": 8} if capability >= (7, 5) else {}
@@ -608,6 +609,7 @@ FULL_PATTERNS = (
 
 
 PIECE_BYTES = 4096 * MIB
+START_BYTES = 64 * MIB
 
 
 def _seed_of(seed: int, number: int) -> int:
@@ -728,7 +730,7 @@ def measure_host(gpu: Gpu, size: int) -> dict[str, Any]:
 def _arithmetic(
     gpu: Gpu, launch: Callable[[int, int], None], operations: Callable[[int], float], spend: float, most: int
 ) -> dict[str, Any]:
-    """The best rate of launches of some milliseconds each, the clock that they ran at, and what came out wrong."""
+    """The best rate of launches of some milliseconds each, the clock of the best, and what came out wrong."""
     with gpu.memory(OUT_BYTES) as out:
         gpu.zero(out, OUT_BYTES)
         launch(out, 1)
@@ -742,18 +744,18 @@ def _arithmetic(
             rounds = min(most, rounds * 4)
             trial = took(rounds)
         rounds = max(min(most, int(rounds * 0.008 / trial)), 1)
-        until, tries, best, worst, clocks = time.monotonic() + spend, 0, float("inf"), 0.0, []
+        until, tries, best, worst, clock = time.monotonic() + spend, 0, float("inf"), 0.0, None
         while tries < 3 or time.monotonic() < until:
             spent, tries = took(rounds), tries + 1
-            best, worst = min(best, spent), max(worst, spent)
             _count, cycles, nanoseconds = struct.unpack("<I4xQQ", gpu.fetch(out, 24))
-            if cycles and nanoseconds:
-                clocks.append(1000.0 * cycles / nanoseconds)
+            if spent < best:
+                best, clock = spent, 1000.0 * cycles / nanoseconds if cycles and nanoseconds else None
+            worst = max(worst, spent)
         errors = struct.unpack_from("<I", gpu.fetch(out, 4))[0]
     return {
         "tflop_per_s": operations(rounds) / best / 1e12,
         "tflop_per_s_min": operations(rounds) / worst / 1e12,
-        "clock_mhz": clocks[-1] if clocks else None,
+        "clock_mhz": clock,
         "errors": errors,
     }
 
@@ -821,6 +823,7 @@ def empty_device(uuid: str) -> dict[str, Any]:
         "sm_clock_max_mhz": None,
         "memory_clock_max_mhz": None,
         "memory_bus_width_bits": None,
+        "ecc_enabled": None,
         "memory_total_mib": None,
         "memory_free_mib": None,
         "context_s": None,
@@ -829,6 +832,7 @@ def empty_device(uuid: str) -> dict[str, Any]:
         "memory": None,
         "figures": dict.fromkeys(FIGURES),
         "sm_clock_mhz": None,
+        "sm_clock_tensor_mhz": None,
         "wrong_results": None,
         "soak": None,
         "error": None,
@@ -857,6 +861,7 @@ def describe(cuda: Cuda, device: int) -> dict[str, Any]:
         "sm_clock_max_mhz": mhz("sm_clock_max_khz"),
         "memory_clock_max_mhz": mhz("memory_clock_max_khz"),
         "memory_bus_width_bits": known["memory_bus_width_bits"],
+        "ecc_enabled": None if known["ecc_enabled"] is None else bool(known["ecc_enabled"]),
     }
 
 
@@ -893,7 +898,8 @@ def measure_device(options: Mapping[str, Any], tell: Teller) -> None:
     tell({"step": "memory"})
     patterns = {"start": START_PATTERNS, "quick": QUICK_PATTERNS, "full": FULL_PATTERNS}[level]
     if level == "start":
-        share = min(share, 64 * MIB)
+        # Less would stay in the cache.
+        share = min(share, max(START_BYTES, 4 * (cuda.attribute("l2_cache_bytes", device) or 0)))
     tell({"device": {"memory": check_memory(gpu, max(share, MIB), patterns)}})
     if level == "full" and options["soak_s"]:
         soak(gpu, tensor, size, options["soak_s"], tell)
@@ -912,8 +918,11 @@ def measure_figures(gpu: Gpu, size: int, tensor: Mapping[str, int], spend: float
     tell({"step": "arithmetic"})
     told = measure_fp32(gpu, spend)
     figures["fp32_tflop_per_s"], wrong["fp32"], clock = told["tflop_per_s"], told["errors"], told["clock_mhz"]
+    tensor_best, tensor_clock = 0.0, None
     for kind, depth in tensor.items():
         told = measure_tensor(gpu, kind, depth, spend)
+        if told["tflop_per_s"] > tensor_best:
+            tensor_best, tensor_clock = told["tflop_per_s"], told["clock_mhz"]
         name = TENSOR_NAMES[kind]
         figures[f"{name}_tflop_per_s"], wrong[name] = told["tflop_per_s"], told["errors"]
     # Copies of several GPUs at once would share the host's memory and links.
@@ -923,7 +932,8 @@ def measure_figures(gpu: Gpu, size: int, tensor: Mapping[str, int], spend: float
     wrong["host_copies"] = told.pop("errors")
     figures.update(told)
     rounded = {name: _rounded(value) for name, value in figures.items()}
-    tell({"device": {"figures": rounded, "sm_clock_mhz": _rounded(clock, 0), "wrong_results": wrong}})
+    clocks = {"sm_clock_mhz": _rounded(clock, 0), "sm_clock_tensor_mhz": _rounded(tensor_clock, 0)}
+    tell({"device": {"figures": rounded, **clocks, "wrong_results": wrong}})
 
 
 def soak(gpu: Gpu, tensor: Mapping[str, int], size: int, seconds: float, tell: Tell) -> None:
@@ -1207,9 +1217,20 @@ def _child(work: Callable[[Teller], None], visible: str | None, tell: Teller, pa
         os._exit(code)
 
 
-def attend(workers: Sequence[Worker], while_busy: Sequence[Worker] = ()) -> None:
-    """Read what the workers tell until each came to its end or its limit; others are heard meanwhile, then ended."""
+@contextlib.contextmanager
+def ended(workers: Sequence[Worker]) -> Iterator[None]:
+    """Whatever happens within, none of these goes on behind it."""
     try:
+        yield
+    finally:
+        for worker in workers:
+            if not worker.ended:
+                worker.kill()
+
+
+def attend(workers: Sequence[Worker], while_busy: Sequence[Worker] = ()) -> None:
+    """Read what the workers tell until each came to its end or its limit; others are heard meanwhile."""
+    with ended(workers):
         while True:
             busy = [worker for worker in workers if not worker.ended]
             if not busy:
@@ -1225,10 +1246,6 @@ def attend(workers: Sequence[Worker], while_busy: Sequence[Worker] = ()) -> None
                     worker.read()
                 elif time.monotonic() >= worker.deadline:
                     worker.kill()
-    finally:
-        for worker in (*workers, *while_busy):
-            if not worker.ended:
-                worker.kill()
 
 
 def visible_devices(timeout: float) -> tuple[list[str], dict[str, Any] | None]:
@@ -1255,8 +1272,10 @@ def measure(
     timeout: float = 60.0,
     peers: bool = True,
     sampler: Callable[[Tell], None] | None = None,
+    shared: Mapping[str, Hashable] | None = None,
 ) -> dict[str, Any]:
-    """Measure these devices (UUIDs of GPUs or MIG devices), side by side.
+    """Measure these devices (UUIDs of GPUs or MIG devices), side by side; those that share what C(shared) says of them,
+    one after another.
 
     :returns: C(devices), one for each as C(empty_device) has it; C(peers), one for each ordered pair of whole GPUs;
       C(peers_error), why there are fewer; C(samples), what C(sampler) told meanwhile.
@@ -1265,8 +1284,17 @@ def measure(
     results = {uuid: empty_device(uuid) for uuid in devices}
     watching = [Worker("samples", sampler, None, float("inf"))] if sampler else []
     answer: dict[str, Any] = {"level": level, "devices": list(results.values()), "peers": [], "peers_error": None}
-    workers = [Worker(uuid, lambda tell: measure_device(options, tell), uuid, timeout) for uuid in results]
-    attend(workers, watching)
+    groups: dict[Hashable, list[str]] = {}
+    for uuid in results:
+        groups.setdefault((shared or {}).get(uuid, uuid), []).append(uuid)
+    workers: list[Worker] = []
+    with ended(watching):
+        for together in itertools.zip_longest(*groups.values()):
+            begun = [
+                Worker(uuid, lambda tell: measure_device(options, tell), uuid, timeout) for uuid in together if uuid
+            ]
+            attend(begun, watching)
+            workers += begun
     for worker in workers:
         for line in worker.lines:
             results[worker.key].update(line["device"])

@@ -29,6 +29,8 @@ LINK = Card(pcie_generation=5, pcie_width=16, memory_total_mib=81559, slow_reaso
 def real() -> dict[str, Any]:
     """What two real H100 gave."""
     answer: dict[str, Any] = json.loads((FIXTURES / "h100x2-quick.json").read_text(encoding="utf-8"))
+    # What is told since then is null in it.
+    answer["devices"] = [{**gpu_benchmark.empty_device(each["uuid"]), **each} for each in answer["devices"]]
     return answer
 
 
@@ -39,8 +41,30 @@ def device(**changes: Any) -> dict[str, Any]:
     return found
 
 
-def codes(found: dict[str, Any], card: Card = LINK, **thresholds: Any) -> list[str]:
-    return [finding.code for finding in gpu_benchmark.judge_device(found, card, Thresholds(**thresholds))]
+def codes(found: dict[str, Any], card: Card = LINK, level: str = "full", **thresholds: Any) -> list[str]:
+    return [finding.code for finding in gpu_benchmark.judge_device(found, card, Thresholds(**thresholds), level)]
+
+
+class Recorder(measuring.Gpu):
+    """Keeps what would be asked of a GPU; memory that it has is whole."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+        self.stream = object()  # type: ignore[assignment]
+        self.cuda = self  # type: ignore[assignment]
+
+    def call(self, name: str, *arguments: Any) -> None:
+        self.calls.append((name, arguments))
+
+    def allocate(self, size: int) -> int:
+        return size
+
+    def over(self, name: str, address: int, size: int, out: int, seed: int) -> None:
+        self.call(name, address, size, out, seed)
+
+    def fetch(self, address: int, size: int) -> bytes:
+        self.call("fetch", address)
+        return bytes(size)
 
 
 def test_real_cards_are_well() -> None:
@@ -74,28 +98,105 @@ def test_each_fault_is_named(changes: dict[str, Any], expected: list[str]) -> No
 
 def test_what_is_not_judged() -> None:
     slow = device(figures={"memory_read_gb_per_s": 1.0, "fp32_tflop_per_s": 1.0})
-    assert codes(slow, memory_min_percent=None, fp32_min_percent=None) == []
+    assert codes(slow, memory_min_percent=0, fp32_min_percent=0) == []
     assert codes(device(memory_bus_width_bits=None, figures={"memory_read_gb_per_s": 1.0})) == []
     unknown = Card()
     assert codes(device(figures={"device_to_host_gb_per_s": 1.0}), unknown) == []
 
 
 @pytest.mark.parametrize(
-    ("reasons", "expected"),
+    ("change", "reached"),
     [
-        (["sw_power_cap"], []),
-        ([], ["slow_clock"]),
-        (["sw_power_cap", "hw_thermal_slowdown"], ["slow_clock"]),
-        (None, []),
+        ({"compute_capability": "7.5", "memory_bus_width_bits": 256}, 0.69),  # T4
+        ({"compute_capability": "6.0", "memory_bus_width_bits": 4096}, 0.72),  # P100
+        ({"compute_capability": "8.6", "memory_bus_width_bits": 384, "ecc_enabled": True}, 0.75),
+        ({"compute_capability": "8.9", "memory_bus_width_bits": 384, "ecc_enabled": False}, 0.90),
+        ({"compute_capability": "8.0", "ecc_enabled": True}, 0.90),
     ],
 )
-def test_a_card_is_judged_at_the_clock_that_it_was_kept_at(reasons: list[str] | None, expected: list[str]) -> None:
+def test_memory_is_judged_by_what_such_cards_reach(change: dict[str, Any], reached: float) -> None:
+    def slow(share: float) -> bool:
+        limit = gpu_benchmark.limits_of(device(**change), LINK)["memory_gb_per_s"] or 0.0
+        return "slow_memory" in codes(device(**change, figures={"memory_read_gb_per_s": limit * share}))
+
+    assert (slow(reached), slow(reached - 0.12)) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("change", "judged"),
+    [
+        ({}, True),
+        ({"name": "NVIDIA H200"}, True),
+        ({"name": "NVIDIA H20"}, False),
+        ({"name": "NVIDIA GeForce GTX 1660", "compute_capability": "7.5"}, False),
+    ],
+)
+def test_tensor_cores_that_differ_among_siblings_are_not_judged(change: dict[str, Any], judged: bool) -> None:
+    assert ("slow_tensor" in codes(device(**change, figures=dict.fromkeys(measuring.FIGURES, 1.0)))) is judged
+
+
+def test_tensor_cores_are_judged_at_their_own_clock() -> None:
+    slow = {"figures": {"fp16_tensor_tflop_per_s": 330.0, "bf16_tensor_tflop_per_s": 330.0}}
+    assert codes(device(**slow)) == ["slow_tensor"]
+    assert codes(device(**slow, sm_clock_tensor_mhz=1000.0)) == []
+
+
+@pytest.mark.parametrize(
+    ("reasons", "expected", "in_a_burst"),
+    [
+        (["sw_power_cap"], [], []),
+        ([], ["slow_clock"], []),
+        (["sw_power_cap", "hw_thermal_slowdown"], ["slow_clock"], ["slow_clock"]),
+        (None, [], []),
+    ],
+)
+def test_a_card_is_judged_at_the_clock_that_it_was_kept_at(
+    reasons: list[str] | None, expected: list[str], in_a_burst: list[str]
+) -> None:
     """At half the clock half the work is what the card does; whether it had to be so slow is another question."""
     half = device(
         sm_clock_mhz=990.0,
         figures={"fp32_tflop_per_s": 32.0, "fp16_tensor_tflop_per_s": 330.0, "bf16_tensor_tflop_per_s": 330.0},
     )
-    assert codes(half, Card(pcie_generation=5, pcie_width=16, slow_reasons=reasons)) == expected
+    card = Card(pcie_generation=5, pcie_width=16, slow_reasons=reasons)
+    assert codes(half, card) == expected
+    assert codes(half, card, "quick") == in_a_burst
+
+
+def test_the_clock_is_that_of_the_best_try() -> None:
+    """The rate and the clock by which it is judged belong together."""
+
+    class Clocked(Recorder):
+        took = iter([0.01, 0.008, 0.02, 0.02])
+
+        def seconds(self, work: Callable[[], None]) -> float:
+            work()
+            spent = next(self.took)
+            # The same cycles in each try.
+            self.nanoseconds = int(spent * 1e9)
+            return spent
+
+        def wait(self) -> None:
+            pass
+
+        def fetch(self, address: int, size: int) -> bytes:
+            super().fetch(address, size)
+            return struct.pack("<I4xQQ", 0, 16_000_000, getattr(self, "nanoseconds", 1)).ljust(size, b"\0")[:size]
+
+    told = measuring._arithmetic(Clocked(), lambda _out, _rounds: None, float, 0.0, 1)
+    assert told["clock_mhz"] == pytest.approx(2000.0)
+
+
+def test_no_block_waits_for_another() -> None:
+    """A multiprocessor of Turing holds 1,024 threads, one of Ampere and Ada 1,536, of others 2,048."""
+    assert measuring.FMA_BLOCKS_PER_SM * measuring.BLOCK <= 1024
+    assert measuring.MMA_BLOCKS_PER_SM * measuring.MMA_BLOCK <= 1024
+
+
+def test_a_part_of_a_gpu_instance_is_not_judged_by_all_of_its_memory() -> None:
+    part = device(uuid="MIG-1", name="NVIDIA H100 80GB HBM3 MIG 1c.3g.40gb", memory_total_mib=40192)
+    limits = gpu_benchmark.limits_of(part, LINK)
+    assert limits["memory_gb_per_s"] is None and limits["fp32_tflop_per_s"]
 
 
 def test_a_mig_device_is_judged_by_its_share() -> None:
@@ -118,7 +219,7 @@ def test_a_mig_device_is_judged_by_its_share() -> None:
 )
 def test_errors_have_a_next_step(error: dict[str, Any], code: str, says: str) -> None:
     empty = {**gpu_benchmark.empty_device("GPU-1"), "error": error}
-    (finding,) = gpu_benchmark.judge_device(empty, Card(), Thresholds())
+    (finding,) = gpu_benchmark.judge_device(empty, Card(), Thresholds(), "quick")
     assert finding.code == code and says in finding.next_step and error["step"] in finding.found
     (finding,) = gpu_benchmark.judge_peers([], error, Thresholds())
     assert finding.code == "peers_failed"
@@ -202,28 +303,6 @@ def test_newer_instructions_only_where_the_card_has_them() -> None:
     assert set(measuring.tensor_kernels((12, 0))) == {"f16", "bf16"}
     assert ".target sm_60" in measuring.memory_ptx() and ".target sm_60" in measuring.figures_ptx()
     assert ".target sm_75" in measuring.tensor_ptx((7, 5)) and "m16n8k8" in measuring.tensor_ptx((7, 5))
-
-
-class Recorder(measuring.Gpu):
-    """Keeps what would be asked of a GPU; memory that it has is whole."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, tuple[Any, ...]]] = []
-        self.stream = object()  # type: ignore[assignment]
-        self.cuda = self  # type: ignore[assignment]
-
-    def call(self, name: str, *arguments: Any) -> None:
-        self.calls.append((name, arguments))
-
-    def allocate(self, size: int) -> int:
-        return size
-
-    def over(self, name: str, address: int, size: int, out: int, seed: int) -> None:
-        self.call(name, address, size, out, seed)
-
-    def fetch(self, address: int, size: int) -> bytes:
-        self.call("fetch", address)
-        return bytes(size)
 
 
 @pytest.mark.parametrize("patterns", [measuring.QUICK_PATTERNS, measuring.FULL_PATTERNS])
@@ -387,6 +466,26 @@ def test_a_turn_is_taken_from_one_that_cannot_be_killed(monkeypatch: pytest.Monk
     finally:
         for group in killed:
             kill(group, 9)
+
+
+def test_what_shares_a_gpu_instance_is_measured_in_turn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+
+    def measure_device(_options: Any, tell: measuring.Teller) -> None:
+        with log.open("a") as file:
+            file.write("in ")
+            file.flush()
+            time.sleep(0.1)
+            file.write("out ")
+        tell({"device": {"name": "measured"}})
+
+    monkeypatch.setattr(measuring, "measure_device", measure_device)
+    uuids = [f"MIG-{number}" for number in range(3)]
+    answer = measuring.measure(uuids, "start", shared=dict.fromkeys(uuids, ("GPU-1", 3)))
+    assert [(each["uuid"], each["name"], each["error"]) for each in answer["devices"]] == [
+        (uuid, "measured", None) for uuid in uuids
+    ]
+    assert log.read_text() == "in out " * 3
 
 
 def test_what_a_task_may_use(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,6 +69,9 @@ def test_healthy_gpus_reach_what_real_ones_do(machine: Callable[[str], Machine])
     assert all(pair["gb_per_s"] > pair["by_host_gb_per_s"] for pair in outcome["peers"])
 
 
+LINK = "pci.pci_gpu_link_info.link_widths.current_link_width"
+
+
 def throttle(profile: faults.Profile) -> None:
     """Half the clock, because the card is hot."""
     faults.set_value(profile, 1, "cuda.clock_speed", "0.5")
@@ -78,10 +81,12 @@ def throttle(profile: faults.Profile) -> None:
 
 
 def test_turing_has_fewer_tensor_products(machine: Callable[[str], Machine]) -> None:
-    outcome = machine("t4-x4").run(peers=False)
+    # Its slots have half of the card's lanes.
+    outcome = machine("t4-x4").run(peers=False, host_min_percent=40)
     assert outcome["problems"] == [] and outcome["peers"] == []
     figures = outcome["gpus"][0]["figures"]
     assert figures["fp16_tensor_tflop_per_s"] > 30 and figures["bf16_tensor_tflop_per_s"] is None
+    assert 65 < outcome["gpus"][0]["percent"]["memory"] < 75 and outcome["gpus"][0]["percent"]["tensor"] is None
 
 
 @pytest.mark.parametrize(
@@ -93,6 +98,7 @@ def test_turing_has_fewer_tensor_products(machine: Callable[[str], Machine]) -> 
         (lambda it: faults.compute_wrongly(it, 1, "memory"), {"level": "start"}, "memory_errors", "where 0x"),
         (lambda it: faults.slow_memory(it, 1), {}, "slow_memory", "47 % of the 4814"),
         (throttle, {}, "slow_clock", "990 MHz"),
+        (lambda it: faults.set_value(it, 1, LINK, "4x"), {}, "slow_host_copies", "if its slot has fewer lanes"),
         (lambda it: faults.refuse_context(it, 1), {"level": "start"}, "context_failed", "999 (CUDA_ERROR_UNKNOWN"),
         (lambda it: faults.refuse_context(it, 1, 46), {}, "context_failed", "look with nvidia-smi for a process"),
         (lambda it: faults.hang_cuda(it, 1), {"level": "start", "timeout": 3}, "hung", "step context"),
@@ -215,6 +221,42 @@ def test_nearly_all_memory_and_a_soak(machine: Callable[[str], Machine]) -> None
     for gpu in outcome["gpus"]:
         assert gpu["memory"]["patterns"] == ["linear", "random", "walking"]
         assert gpu["soak"]["rounds"] >= 1 and gpu["soak"]["errors"] == 0
+
+
+def test_the_start_tests_more_than_the_cache_holds(machine: Callable[[str], Machine]) -> None:
+    outcome = machine("h200-x2").run(level="start", memory_share=0.01)
+    assert [gpu["memory"]["tested_mib"] for gpu in outcome["gpus"]] == [4 * 60] * 2
+
+
+def test_compute_instances_of_one_gpu_instance_are_not_measured_at_once(
+    machine: Callable[[str], Machine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = machine("a100-mig-x2")
+
+    def divide(profile: faults.Profile) -> None:
+        faults.set_mig(profile, 1, ["3g.40gb"])
+        (whole,) = faults.find_gpu(profile, 1)["mig_devices"]
+        whole |= {"compute_start": "0", "compute_slices": "1"}
+        uuid = "MIG-00000000-0000-4000-8000-000000000001"
+        other = {**whole, "compute_instance_id": "1", "compute_start": "1", "compute_slices": "2", "uuid": uuid}
+        faults.find_gpu(profile, 1)["mig_devices"].append(other)
+
+    made.node.change(divide)
+    # The capability of the second compute instance in GPU instance 7 of GPU 1.
+    (made.node.root / "dev/nvidia-caps/nvidia-cap203").touch()
+    shared: dict[str, Any] = {}
+    measure = nvidia_gpu_benchmark.gpu_benchmark.measure
+
+    def keep(*args: Any, **given: Any) -> Any:
+        shared.update(given["shared"])
+        return measure(*args, **given)
+
+    monkeypatch.setattr(nvidia_gpu_benchmark.gpu_benchmark, "measure", keep)
+    made.run(level="start", memory_share=0.001)
+    parts = [device["uuid"] for device in faults.find_gpu(made.node.profile, 1)["mig_devices"]]
+    assert len(parts) == 2 and len({shared[uuid] for uuid in parts}) == 1
+    others = [key for uuid, key in shared.items() if uuid not in parts]
+    assert len(set(others)) == len(others) and shared[parts[0]] not in others
 
 
 def test_what_the_sensors_say_meanwhile(machine: Callable[[str], Machine]) -> None:
