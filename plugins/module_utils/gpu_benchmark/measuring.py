@@ -1319,7 +1319,7 @@ def table(answer: Mapping[str, Any]) -> str:
         lines.append(f"{device['uuid']} {device['name'] or ''}".rstrip())
         if device["error"]:
             lines.append(f"  {device['error']['step']}: {device['error']['message']}")
-        for name in ("context_s", "compile_s", "duration_s", "sm_clock_mhz"):
+        for name in ("context_s", "compile_s", "duration_s", "sm_clock_mhz", "sm_clock_tensor_mhz"):
             if device[name] is not None:
                 lines.append(f"  {name} {device[name]:g}")
         for name, value in device["figures"].items():
