@@ -98,8 +98,9 @@ cdi_devices:
 cdi_current:
   description: >-
     Whether the file that C(nvidia-cdi-refresh.service) writes says what C(nvidia-ctk cdi generate) says now, with that
-    service's settings. It does not after a change of the driver, of Windows' driver or of MIG. V(null) where nothing
-    can be made, as without a driver.
+    service's settings. It does not after a change of the driver, of Windows' driver or of MIG. The sockets of
+    nvidia-persistenced and Fabric Manager and the folder of MPS do not count, because they come and go. V(null) where
+    nothing can be made, as without a driver, and where a drop-in gives that service another environment or command.
   type: bool
   returned: success
   sample: true

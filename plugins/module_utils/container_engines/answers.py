@@ -24,6 +24,14 @@ DEVICES = ("nvidia-ctk", "cdi", "list")
 REFRESH = Path("/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env")
 OUTPUT = "NVIDIA_CTK_CDI_OUTPUT_FILE_PATH"
 SPECIFICATION = "/var/run/cdi/nvidia.yaml"
+DROP_INS = ("systemctl", "show", "--property=DropInPaths", "--value", "nvidia-cdi-refresh.service")
+# By which somebody has that service make another specification than its own settings do.
+OWN_WAY = re.compile(r"^\s*(?:Environment|EnvironmentFile|ExecStart)\s*=", re.MULTILINE)
+# What nvidia-ctk mounts while it is there, which for a socket begins after the service has run at boot.
+PASSING = re.compile(
+    r"^( *)- hostPath: \S*/(?:run/nvidia-(?:persistenced|fabricmanager)/socket|tmp/nvidia-mps)\n(?:\1 .*\n)*",
+    re.MULTILINE,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,8 +118,10 @@ def refresh_settings() -> dict[str, str]:
 
 
 def is_current(made: Command, there: str | None) -> bool | None:
-    """Whether the specification is what would be made now; None where none can be made."""
-    return made.stdout == there if made.returncode == 0 and made.stdout else None
+    """Whether the specification is what would be made now, passing mounts left out; None where none can be made."""
+    if made.returncode != 0 or not made.stdout:
+        return None
+    return there is not None and PASSING.sub("", made.stdout) == PASSING.sub("", there)
 
 
 def ask(names: list[str], path: str, timeout: float) -> tuple[dict[str, Engine], Command, bool | None]:
@@ -121,7 +131,8 @@ def ask(names: list[str], path: str, timeout: float) -> tuple[dict[str, Engine],
     generate = ["env", "-u", OUTPUT, *map("=".join, settings.items()), "nvidia-ctk", "cdi", "generate"]
     calls: dict[str, list[tuple[str, ...]]] = {"docker": [DOCKER], "podman": [PODMAN], "crio": list(CRIO)}
     asked = [(name, argv) for name in names for argv in calls.get(name, [])]
-    *answers, devices, made = run_commands([*[argv for _name, argv in asked], DEVICES, generate], timeout)
+    calls_of_all = [*[argv for _name, argv in asked], DEVICES, DROP_INS, generate]
+    *answers, devices, drop_ins, made = run_commands(calls_of_all, timeout)
     by_name: dict[str, list[Command]] = {}
     for (name, _argv), answer in zip(asked, answers):
         by_name.setdefault(name, []).append(answer)
@@ -135,4 +146,5 @@ def ask(names: list[str], path: str, timeout: float) -> tuple[dict[str, Engine],
             found[name] = podman(by_name[name][0])
         else:
             found[name] = docker(by_name[name][0])
-    return found, devices, is_current(made, there)
+    own_way = any(OWN_WAY.search(text_of(Path(path)) or "") for path in drop_ins.stdout.split())
+    return found, devices, None if own_way else is_current(made, there)

@@ -174,6 +174,30 @@ def test_crio() -> None:
     assert gone.reason == "connection refused"
 
 
+# Two of the three that pass, between what stays, as nvidia-ctk 1.20.1 writes mounts.
+MOUNT = """\
+        - hostPath: {path}
+          containerPath: {path}
+          options:
+            - nosuid
+            - nodev
+"""
+LIBRARY = MOUNT.format(path="/usr/lib/libcuda.so.580")
+SOCKETS = [f"/run/nvidia-{name}/socket" for name in ("fabricmanager", "persistenced")] + ["/tmp/nvidia-mps"]
+
+
+@pytest.mark.parametrize("path", [*SOCKETS, "/var/run/nvidia-persistenced/socket", "/root/driver/tmp/nvidia-mps"])
+def test_what_comes_and_goes_makes_no_specification_old(path: str) -> None:
+    there = f"    mounts:\n{LIBRARY}"
+    now = f"    mounts:\n{MOUNT.format(path=path)}{LIBRARY}"
+    for one, other in ((there, now), (now, there), (f"{there}{MOUNT.format(path=path)}", now)):
+        assert answers.is_current(said(one), other) is True
+    assert answers.is_current(said(now), there.replace("580", "570")) is False
+    assert answers.is_current(said(now), f"{there}{MOUNT.format(path='/tmp/mine')}") is False
+    assert answers.is_current(said(now), None) is False
+    assert answers.is_current(said(now, 1), now) is None
+
+
 # --- settings ---------------------------------------------------------------------------------------
 
 NVIDIA = {"path": "nvidia-container-runtime", "args": []}

@@ -20,6 +20,7 @@ PROGRAMS = {
 generate) echo "made ${NVIDIA_CTK_CDI_GENERATE_DEVICE_NAME_STRATEGIES-}${NVIDIA_CTK_CDI_OUTPUT_FILE_PATH-}" ;;
 list) echo level=info Found 2 CDI devices >&2; echo nvidia.com/gpu=0; echo nvidia.com/gpu=all ;;
 esac""",
+    "systemctl": "echo",
 }
 
 
@@ -77,3 +78,24 @@ def test_a_specification_is_current_that_would_be_made_now(
     assert current() is True
     (tmp_path / "nvidia-ctk").write_text("#!/bin/sh\nexit 1\n")
     assert current() is None
+
+
+@pytest.mark.parametrize(
+    ("text", "known"),
+    [
+        ("[Unit]\nAfter=nvidia-persistenced.service\n", True),
+        ("[Service]\nEnvironment=NVIDIA_CTK_CDI_GENERATE_MODE=csv\n", False),
+        ("[Service]\nEnvironmentFile=-/etc/mine\n", False),
+        ("[Service]\nExecStart=\nExecStart=/usr/bin/mine\n", False),
+    ],
+)
+def test_of_a_specification_that_a_drop_in_has_made_otherwise_nothing_is_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, known: bool
+) -> None:
+    (tmp_path / "mine.conf").write_text(text)
+    asked = "show --property=DropInPaths --value nvidia-cdi-refresh.service"
+    (tmp_path / "systemctl").write_text(
+        f'#!/bin/sh\n[ "$*" = "{asked}" ] && echo {tmp_path}/none.conf {tmp_path}/mine.conf\n'
+    )
+    current = helper.run_module(container_engine_info.main, capsys, {"engines": []})["cdi_current"]
+    assert current is (False if known else None)
