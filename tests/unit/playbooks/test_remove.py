@@ -128,6 +128,17 @@ def test_a_machine_that_is_not_there_is_told(tmp_path: Path, limit: str, unknown
     assert (told in said) is (unknown is not None), said
 
 
+def test_hosts_are_looked_at_for_all_that_may_go(tmp_path: Path) -> None:
+    """The one look comes before the roles that go by it."""
+    known = {**LOCAL, "ansible_become": False}
+    groups = {"nomad_servers": {"hosts": {"a": {}}}, "gpu_nodes": {"hosts": {"a": {}}}}
+    inventory = {"all": {"vars": known, "children": groups}}
+    result = playbook_helper.run_playbook(tmp_path, inventory, "remove.yml", "--limit", "a", "--check", "-vvv")
+    looked = result.stdout.partition("Look at what the roles keep on this host]")[2].partition("TASK [")[0]
+    for part in ("containerd.service", "crio.service", "nvidia-fabricmanager.service", "10de"):
+        assert part in looked, result.stdout
+
+
 def guard(folder: Path, farm: Farm, *leaving: str) -> tuple[int, str]:
     return enter(folder, "leave_server.yml", __nomad_local_url=farm.url, __farm_leaving=leaving)
 

@@ -70,6 +70,8 @@ def test_settings_that_have_changed_are_followed_even_where_the_runtime_was_know
         (["docker"], {}, []),
         (["containerd", "podman", "crio"], {}, ["containerd", "podman", "cri-o"]),
         (["containerd", "podman"], {"containerd": "containerd.io"}, ["podman"]),
+        # Docker brings its own, which the look before it came did not see.
+        (["docker", "containerd", "podman"], {}, ["podman"]),
     ],
 )
 def test_engines_that_are_missing(engines: list[str], programs: dict[str, str], packages: list[str]) -> None:
@@ -79,6 +81,34 @@ def test_engines_that_are_missing(engines: list[str], programs: dict[str, str], 
         "container_toolkit_engines": engines,
     }  # fmt: skip
     assert value("__container_toolkit_engine_packages", **given) == packages
+    if not programs:
+        assert value("__container_toolkit_engines_of_distribution", **given) == packages
+
+
+@pytest.mark.parametrize(
+    ("active", "changed", "runtime", "restarted"),
+    [
+        ("active", True, "", ["containerd"]),
+        # An earlier run has changed its files, and ended.
+        ("active", False, "/usr/bin/nvidia-container-runtime", ["containerd"]),
+        ("active", False, "", []),
+        # Another's, whose settings stay.
+        ("active", False, "/usr/local/nvidia/toolkit/nvidia-container-runtime", []),
+        ("inactive", True, "", []),
+    ],
+)
+def test_an_engine_that_the_runtime_leaves_restarts_until_it_has_read_so(
+    active: str, changed: bool, runtime: str, restarted: list[str]
+) -> None:
+    units = {f"{name}.service": {"enabled": "enabled", "active": active} for name in ("containerd", "crio")}
+    given = {
+        "_common_host": role_helper.host(units={**units, "crio.service": {"enabled": "", "active": ""}}),
+        "__container_toolkit_removed": {"engines": {"containerd": {"changed": changed}, "crio": {"changed": True}}},
+        "__container_toolkit_state": {
+            "engines": {"containerd": engine({"nvidia": runtime} if runtime else {}), "crio": engine({})}
+        },
+    }
+    assert value("__container_toolkit_to_leave", **given) == restarted
 
 
 def test_engines_that_do_not_run_and_start_with_the_host() -> None:
@@ -105,8 +135,9 @@ def test_engines_that_do_not_run_and_start_with_the_host() -> None:
         ("mirror:5000/nvidia/cuda:12", "mirror:5000/nvidia/cuda:12"),
     ],
 )
-def test_containerd_takes_whole_names_of_images(image: str, whole: str) -> None:
-    assert value("__container_toolkit_image", container_toolkit_verify_image=image) == whole
+def test_engines_are_given_whole_names_of_images(image: str, whole: str) -> None:
+    clients = value("__container_toolkit_container", container_toolkit_verify_image=image)
+    assert all(whole in clients[engine] for engine in ("docker", "podman", "containerd"))
 
 
 def gpu(index: int, uuid: str, **more: Any) -> dict[str, Any]:
