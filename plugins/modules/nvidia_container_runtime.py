@@ -17,10 +17,10 @@ description:
     they are.
   - The engines do not read them by that. Docker does with a reload, containerd and CRI-O do with a restart.
   - Docker has the runtime in C(/etc/docker/daemon.json).
-  - CRI-O has it in C(/etc/crio/crio.conf.d/99-nvidia.toml), a file of its own.
+  - CRI-O has it in C(/etc/crio/crio.conf.d/99-nvidia-gpufarm.toml), a file of its own.
   - >-
-    containerd has it in C(/etc/containerd/conf.d/99-nvidia.toml), and C(/etc/containerd/config.toml) gets one entry of
-    C(imports). Before version 2.1 it takes a whole plugin from one file, so that file says all that
+    containerd has it in C(/etc/containerd/conf.d/99-nvidia-gpufarm.toml), and C(/etc/containerd/config.toml) gets one
+    entry of C(imports). Before version 2.1 it takes a whole plugin from one file, so that file says all that
     C(containerd config dump) tells of the plugin. What C(nvidia-ctk) does by default is not enough: with settings that
     do not name C(runc), as those of Debian's package, the plugin of Kubernetes would not start any more.
   - containerd reads the new settings in a mount namespace of its own first. Where anything but the runtime would be
@@ -92,7 +92,7 @@ engines:
       description: The files that were changed, or taken away.
       type: list
       elements: str
-      sample: [/etc/containerd/conf.d/99-nvidia.toml, /etc/containerd/config.toml]
+      sample: [/etc/containerd/conf.d/99-nvidia-gpufarm.toml, /etc/containerd/config.toml]
     runtime:
       description: The program of the runtime; null where there is none, or nothing is known.
       type: str
@@ -105,7 +105,7 @@ engines:
     containerd:
       changed: true
       known: true
-      files: [/etc/containerd/conf.d/99-nvidia.toml, /etc/containerd/config.toml]
+      files: [/etc/containerd/conf.d/99-nvidia-gpufarm.toml, /etc/containerd/config.toml]
       runtime: /usr/bin/nvidia-container-runtime
       default: runc
 """
@@ -131,8 +131,8 @@ PROGRAMS = {"docker": ("nvidia-ctk",), "containerd": ("nvidia-ctk", "containerd"
 DOCKER = Path("/etc/docker/daemon.json")
 CONTAINERD = Path("/etc/containerd")
 CRIO = Path("/etc/crio")
-CRIO_FILE = CRIO / "crio.conf.d/99-nvidia.toml"
-DROP_IN = "conf.d/99-nvidia.toml"
+CRIO_FILE = CRIO / "crio.conf.d/99-nvidia-gpufarm.toml"
+DROP_IN = "conf.d/99-nvidia-gpufarm.toml"
 # In a mount namespace of its own, so that whatever reads or writes the settings takes the copy for them.
 IN_A_COPY = r"""
 set -e
@@ -255,7 +255,14 @@ class Engines:
             str(copy),
             str(result),
         ]
-        self.run("containerd", top, [*own, *command])
+        # The copy is mounted there; Ubuntu's package brings no such folder.
+        made = not CONTAINERD.exists()
+        CONTAINERD.mkdir(mode=0o755, parents=True, exist_ok=True)
+        try:
+            self.run("containerd", top, [*own, *command])
+        finally:
+            if made:
+                CONTAINERD.rmdir()
         dumps = [(result / name).read_text(encoding="utf-8") for name in ("before", "after")]
         self.check_containerd(top, *dumps)
         drop_in = (copy / DROP_IN).read_text(encoding="utf-8")

@@ -17,7 +17,7 @@ ALONE, BESIDE = "containerd-alone", "containerd-beside"
 NODES = (ALONE, BESIDE)
 IMAGE = "docker.io/library/gpufarm-test:1"
 TOP = "/etc/containerd/config.toml"
-DROP_IN = "/etc/containerd/conf.d/99-nvidia.toml"
+DROP_IN = "/etc/containerd/conf.d/99-nvidia-gpufarm.toml"
 # How each client is asked for one GPU; the runtime of NVIDIA's is what takes the variable.
 CTR = f"ctr run --rm --runc-binary /usr/bin/nvidia-container-runtime --env NVIDIA_VISIBLE_DEVICES={{}} {IMAGE} one"
 PODMAN = f"podman run --rm --network none --device nvidia.com/gpu={{}} {IMAGE}"
@@ -184,7 +184,7 @@ def test_what_a_restart_would_end_is_named_before_it() -> None:
 def test_a_daemon_that_has_not_read_its_settings_is_seen() -> None:
     """Its files say the same all the time. Docker's containers live through restarts of containerd, too."""
     sh(BESIDE, f"docker run --detach --name through --network none {IMAGE} sleep infinity")
-    sh(BESIDE, f"mv {DROP_IN} /root/ && systemctl restart containerd && mv /root/99-nvidia.toml {DROP_IN}")
+    sh(BESIDE, f"mv {DROP_IN} /root/ && systemctl restart containerd && mv /root/99-nvidia-gpufarm.toml {DROP_IN}")
     assert "runtimes.nvidia]" in sh(BESIDE, "containerd config dump")
     sh(ALONE, "systemctl stop containerd")
     run = verify(container_toolkit_verify_image="")

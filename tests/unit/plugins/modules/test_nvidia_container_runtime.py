@@ -45,7 +45,7 @@ class Host:
         self.etc = folder / "etc"
         self.docker = self.etc / "docker/daemon.json"
         self.containerd = self.etc / "containerd"
-        self.crio = self.etc / "crio/crio.conf.d/99-nvidia.toml"
+        self.crio = self.etc / "crio/crio.conf.d/99-nvidia-gpufarm.toml"
         self.programs = {"nvidia-ctk", "containerd", "crio"}
         self.fails = ""
         self.before, self.after = BEFORE, BEFORE + RUNTIME
@@ -64,6 +64,7 @@ class Host:
         if "--runtime=crio" in command:
             return 0, CRIO, ""
         copy, result = (Path(part) for part in command[8:10])
+        assert self.containerd.is_dir()
         assert not (copy / nvidia_container_runtime.DROP_IN).exists()
         assert texts.IMPORT not in (copy / "config.toml").read_text()
         assert texts.imports((result / "wanted").read_text())
@@ -157,7 +158,7 @@ def test_crio_has_a_file_of_its_own(host: Host) -> None:
 
 
 def test_containerd_has_a_file_and_an_import(host: Host) -> None:
-    top, drop_in = host.containerd / "config.toml", host.containerd / "conf.d/99-nvidia.toml"
+    top, drop_in = host.containerd / "config.toml", host.containerd / "conf.d/99-nvidia-gpufarm.toml"
     host.containerd.mkdir(parents=True)
     top.write_text("# mine\nversion = 2\n")
     top.chmod(0o600)
@@ -175,6 +176,24 @@ def test_containerd_has_a_file_and_an_import(host: Host) -> None:
     assert host.run("containerd", state="absent")["changed"]
     assert top.read_text() == "# mine\nversion = 2\n" and not drop_in.parent.exists()
     assert not host.run("containerd", state="absent")["changed"]
+
+
+def test_containerd_without_a_folder_is_left_without_one(host: Host) -> None:
+    """But for one in which its settings come to lie."""
+    assert host.run("containerd", check=True)["changed"] and not host.containerd.exists()
+    host.after = BEFORE
+    assert host.run("containerd")["failed"] and not host.containerd.exists()
+
+
+def test_what_others_have_named_as_nvidia_ctk_does_stays(host: Host) -> None:
+    """The GPU Operator does."""
+    for engine, path in (("containerd", host.containerd / "conf.d"), ("crio", host.crio.parent)):
+        path.mkdir(parents=True)
+        (path / "99-nvidia.toml").write_text("version = 2\n# theirs\n")
+        host.run(engine)
+        assert host.run(engine, state="absent")["changed"]
+        assert (path / "99-nvidia.toml").read_text() == "version = 2\n# theirs\n"
+        assert len(list(path.iterdir())) == 1
 
 
 def test_containerd_without_settings_has_none_after_it(host: Host) -> None:
