@@ -301,9 +301,8 @@ def write(module: AnsibleModule, path: Path, text: str | None, like: Path | None
     """Write a file as it was owned; what a link leads to is changed, and the link stays."""
     real = Path(os.path.realpath(path))
     if text is None:
+        # Its folder stays, because nobody knows who made it.
         path.unlink()
-        if path.parent.name.endswith(".d") and not any(path.parent.iterdir()):
-            path.parent.rmdir()
         return
     real.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     staged = Path(module.tmpdir) / "settings"

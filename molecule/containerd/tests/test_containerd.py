@@ -213,7 +213,9 @@ def test_removal_leaves_what_was_there() -> None:
     assert sh(ALONE, "ctr tasks list | grep before") == sh(ALONE, "cat /root/container-before")
     # dpkg has the sum of what its package brings.
     assert "config.toml" not in sh(BESIDE, "dpkg --verify containerd")
-    assert sh(BESIDE, "ls /etc/containerd /etc/docker").split() == ["/etc/containerd:", "config.toml", "/etc/docker:"]
+    left = ["/etc/containerd:", "conf.d", "config.toml", "/etc/docker:"]
+    assert sh(BESIDE, "ls /etc/containerd /etc/docker").split() == left
+    assert sh(BESIDE, "ls /etc/containerd/conf.d") == ""
     for node in NODES:
         assert "nvidia" not in runtimes(node)
         assert "runc" in runtimes(node)
