@@ -95,6 +95,12 @@ cdi_devices:
   elements: str
   returned: success
   sample: [nvidia.com/gpu=0, nvidia.com/gpu=GPU-4f1b0d5c-6a0e-4b87-9d5a-5e5b7f0c1a2d, nvidia.com/gpu=all]
+cdi_by_index:
+  description: >-
+    Whether the settings of C(nvidia-cdi-refresh.service) have devices named by index, as they are by default.
+  type: bool
+  returned: success
+  sample: true
 cdi_current:
   description: >-
     Whether the file that C(nvidia-cdi-refresh.service) writes says what C(nvidia-ctk cdi generate) says now, with that
@@ -134,6 +140,7 @@ def main() -> None:
         engines={name: engine.told for name, engine in engines.items()},
         cdi_devices=listed if devices.returncode == 0 else None,
         cdi_current=current,
+        cdi_by_index=answers.by_index(),
     )
 
 

@@ -23,6 +23,7 @@ DEVICES = ("nvidia-ctk", "cdi", "list")
 # Of nvidia-cdi-refresh.service: where it has its settings, and where it writes to without any.
 REFRESH = Path("/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env")
 OUTPUT = "NVIDIA_CTK_CDI_OUTPUT_FILE_PATH"
+STRATEGIES = "NVIDIA_CTK_CDI_GENERATE_DEVICE_NAME_STRATEGIES"
 SPECIFICATION = "/var/run/cdi/nvidia.yaml"
 DROP_INS = ("systemctl", "show", "--property=DropInPaths", "--value", "nvidia-cdi-refresh.service")
 # By which somebody has that service make another specification than its own settings do.
@@ -115,6 +116,11 @@ def refresh_settings() -> dict[str, str]:
     """The settings by which the specification is made again: of systemd's files, as many as such a one needs."""
     lines = (text_of(REFRESH) or "").splitlines()
     return dict(re.findall(r"""^\s*([A-Z_]+)=["']?(.*?)["']?\s*$""", "\n".join(lines), re.MULTILINE))
+
+
+def by_index() -> bool:
+    """Whether that service names devices by index, as it does without a setting of its own."""
+    return "index" in map(str.strip, refresh_settings().get(STRATEGIES, "index").split(","))
 
 
 def is_current(made: Command, there: str | None) -> bool | None:

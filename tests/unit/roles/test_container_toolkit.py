@@ -144,10 +144,10 @@ def gpu(index: int, uuid: str, **more: Any) -> dict[str, Any]:
     return {"index": index, "uuid": uuid, "mig_mode": None, "mig_devices": [], **more}
 
 
-def missing(gpus: list[dict[str, Any]], *listed: str, platform: str = "linux") -> set[str]:
+def missing(gpus: list[dict[str, Any]], *listed: str, platform: str = "linux", **more: Any) -> set[str]:
     given = {
         "ansible_facts": {"nvidia_smi": {"gpus": gpus, "platform": platform}},
-        "__container_toolkit_state": {"cdi_devices": [f"nvidia.com/gpu={name}" for name in listed]},
+        "__container_toolkit_state": {"cdi_devices": [f"nvidia.com/gpu={name}" for name in listed], **more},
     }
     return {name.removeprefix("nvidia.com/gpu=") for name in value("__container_toolkit_missing", **given)}
 
@@ -158,6 +158,7 @@ def test_every_gpu_and_mig_device_is_in_the_specification_by_index_and_uuid() ->
     assert missing(gpus) == {"all", "0", "GPU-a", "1:0", "MIG-a", "1:1", "MIG-b"}
     assert missing(gpus, "all", "0", "GPU-a", "1:0", "MIG-a", "MIG-b") == {"1:1"}
     assert missing(gpus, "all", "0", "GPU-a", "1:0", "MIG-a", "1:1") == {"MIG-b"}
+    assert missing(gpus, cdi_by_index=False) == {"all", "GPU-a", "MIG-a", "MIG-b"}
     assert missing([gpu(0, "GPU-a")], platform="wsl") == {"all"}
     assert missing([gpu(0, "GPU-a", mig_mode="Enabled")]) == set()
 

@@ -99,3 +99,14 @@ def test_of_a_specification_that_a_drop_in_has_made_otherwise_nothing_is_known(
     )
     current = helper.run_module(container_engine_info.main, capsys, {"engines": []})["cdi_current"]
     assert current is (False if known else None)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [("", True), ("=uuid", False), ("=type-index,uuid", False), ("='uuid,index'", True), ("=index", True)],
+)
+def test_names_by_index_are_the_owner_s_choice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, named: bool
+) -> None:
+    (tmp_path / "refresh.env").write_text(f"{answers.STRATEGIES}{text}\n" if text else "")
+    assert helper.run_module(container_engine_info.main, capsys, {"engines": []})["cdi_by_index"] is named
