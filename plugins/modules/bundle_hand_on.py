@@ -117,7 +117,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufarm.core.plugins.module_utils import release
-from ansible_collections.gpufarm.core.plugins.module_utils.apt_bundle import ON_NODE, BundleError
+from ansible_collections.gpufarm.core.plugins.module_utils.apt_bundle import ON_NODE, BundleError, is_inside
 
 ROOT = Path(ON_NODE)
 
@@ -184,6 +184,14 @@ def remove_others(known: set[str], check_mode: bool) -> bool:
 
 def hand_on(module: AnsibleModule) -> dict[str, Any]:
     files = module.params["files"]
+    # What is written here is written as root.
+    for path in [*(each["path"] for each in files), *module.params["texts"]]:
+        if not is_inside(path):
+            raise BundleError(
+                found=f"{path} is to be written, which is not below {ON_NODE}",
+                expected="paths below that folder",
+                next_step="ask whoever has made or carried the bundle; its manifest was changed",
+            )
     staged = [each for each in files if each["staged"]]
     if staged:
         for each in staged:

@@ -20,8 +20,9 @@ from ansible_collections.gpufarm.core.plugins.module_utils.apt_bundle import ON_
 
 FORMAT = 1
 MANIFEST = "manifest.json"
-# No part of a path leads out, or is hidden.
-WORD = re.compile(r"[A-Za-z0-9_+~/][A-Za-z0-9._+~:/-]*")
+# A repository's name is a folder and a file of the node; suites and components may have a path that stays inside.
+NAME = re.compile(r"[A-Za-z0-9_+~][A-Za-z0-9._+~:-]*")
+WORD = re.compile(r"(?!(?:.*/)?[.][.](?:/|$))[A-Za-z0-9_+~/][A-Za-z0-9._+~:/-]*")
 KEYRING = re.compile(r"/(?:usr/share/keyrings|etc/apt/(?:keyrings|trusted[.]gpg[.]d))/[A-Za-z0-9_+~-][A-Za-z0-9._+~-]*")
 AGAIN = "run playbooks/bundle.yml again with this inventory, where there is internet"
 
@@ -199,11 +200,12 @@ def entry(repository: Repository) -> str:
     Its signature is verified as ever. That it is still in date is not asked for: it was when it was collected, and a
     site without internet has no newer one. What a manifest says is no more than a word each, and no key of its own.
     """
-    words = [repository["name"], repository["suite"], *repository["components"]]
+    words = [repository["suite"], *repository["components"]]
     keyring = repository["signed_by"]
-    if not all(map(WORD.fullmatch, words)) or (keyring and not KEYRING.fullmatch(keyring)):
+    named = NAME.fullmatch(repository["name"]) and all(map(WORD.fullmatch, words))
+    if not named or (keyring and not KEYRING.fullmatch(keyring)):
         raise BundleError(
-            f"the manifest has a repository {' '.join([*words, keyring])!r}",
+            f"the manifest has a repository {' '.join([repository['name'], *words, keyring])!r}",
             "names, and a keyring that the host has itself, below /usr/share/keyrings or /etc/apt", AGAIN,
         )  # fmt: skip
     lines = {

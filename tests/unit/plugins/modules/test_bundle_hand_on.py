@@ -112,3 +112,13 @@ def test_texts(node: Node) -> None:
     assert not node.ask(**given)["changed"]
     (node.root / "apt.conf").write_text("other\n")
     assert node.ask(**given)["changed"] and (node.root / "apt.conf").read_text() == "one\n"
+
+
+@pytest.mark.parametrize("path", ["/etc/cron.d/evil", "sources.list.d/../../evil", ""])
+def test_nothing_is_written_outside_of_its_folder(node: Node, path: str) -> None:
+    for answer in (
+        node.ask(texts={"apt.conf": "one\n", path: "evil"}),
+        node.ask(node.staged(DEB, "driver"), {**node.staged("evil", "evil"), "path": path}),
+    ):
+        assert answer["failed"] and "is to be written, which is not below /var/lib/gpufarm/bundle." in answer["msg"]
+        assert ". Next step: " in answer["msg"] and not node.root.exists()

@@ -220,6 +220,11 @@ def test_nothing_but_packages_of_its_platform_is_handed_on(folder: Path, path: s
         {"components": ["main", "x\nTrusted: yes"]},
         {"name": "debian [trusted=yes]"},
         {"name": "../elsewhere"},
+        {"name": "/etc/cron.d/evil"},
+        {"name": "debian/../../../../../etc/apt/sources.list.d/evil"},
+        {"suite": "trixie/../../../elsewhere"},
+        {"suite": "../elsewhere"},
+        {"components": ["main/.."]},
         {"signed_by": "/var/lib/gpufarm/bundle/keys/evil.asc"},
         {"signed_by": "/usr/share/keyrings/../../../var/lib/gpufarm/bundle/keys/evil.asc"},
         {"signed_by": "-----BEGIN PGP PUBLIC KEY BLOCK-----"},
@@ -228,6 +233,11 @@ def test_nothing_but_packages_of_its_platform_is_handed_on(folder: Path, path: s
 def test_no_entry_trusts_more_than_the_host_does(folder: Path, changes: dict[str, Any]) -> None:
     change(folder, platforms={TRIXIE: {"repositories": [{**DEBIAN, **changes}], "wanted": []}})
     assert "the manifest has a repository" in refusal(bundle.texts, bundle.read(folder), TRIXIE)
+
+
+@pytest.mark.parametrize("suite", ["/", "stable/deb/amd64/", "trixie/updates", "a..b"])
+def test_suites_may_have_a_path(suite: str) -> None:
+    assert f"Suites: {suite}\n" in bundle.entry({**DEBIAN, "suite": suite})  # type: ignore[typeddict-item]
 
 
 def test_entries() -> None:
