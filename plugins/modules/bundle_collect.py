@@ -389,6 +389,7 @@ def collect(module: AnsibleModule) -> dict[str, Any]:
     for each in module.params["repositories"]:
         # What Ansible shows at -vvv.
         each["url"] = release.shown(each["url"])
+    module.params["origins"] = {name: release.shown(url) for name, url in module.params["origins"].items()}
     found = Collection(module.params)
     apt = Apt(module, found.folder)
     apt.know(repositories)

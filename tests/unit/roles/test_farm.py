@@ -6,10 +6,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from ansible.parsing.dataloader import DataLoader
+from ansible_collections.gpufarm.core.tests.unit.playbooks.playbook_helper import LOCAL, run_playbook
 from ansible_collections.gpufarm.core.tests.unit.roles import role_helper
 
 NO_RUN_BEFORE = {"rc": 1, "stdout": ""}
@@ -60,3 +63,45 @@ def test_a_node_that_is_a_server_too() -> None:
     assert before("server", groups={"nomad_servers": ["s1", "gpu1"]}) is True
     assert before("server", groups={"nomad_servers": ["s1"]}) is False
     assert before("server", groups={}) is False
+
+
+REPOSITORY = {"name": "cuda", "key_url": "http://robot:s3cret@127.0.0.1:1/key", "fingerprints": ["00" * 20]}
+RELEASE = {
+    "product": "nomad", "version": "1.11.3", "base_url": "http://robot:s3cret@127.0.0.1:1",
+    "key_url": "http://robot:s3cret@127.0.0.1:1/key", "key_fingerprints": ["00" * 20],
+}  # fmt: skip
+
+
+def collected(folder: Path, **given: Any) -> str:
+    """What a host says that has collected, which it could not."""
+    play = {"hosts": "all", "gather_facts": False, "tasks": [{"ansible.builtin.include_role": {
+        "name": "gpufarm.core.farm", "tasks_from": "bundle.yml", "rolespec_validate": False,
+    }}]}  # fmt: skip
+    (folder / "play.yml").write_text(yaml.safe_dump([play]))
+    known = {
+        "gpufarm_bundle": str(folder / "bundle"), "__farm_bundle": {"platform": "p"}, "_common_architecture": "amd64",
+        "__farm_bundle_of_all": {"repositories": [], "releases": [], "wanted": []},
+        "__farm_bundle_known": {"repositories": [], "origins": {}}, "__farm_bundle_folder": str(folder / "collect"),
+    } | given  # fmt: skip
+    (folder / "known.json").write_text(json.dumps(known))
+    run = run_playbook(
+        folder, {"all": {"hosts": {"host": LOCAL}}}, str(folder / "play.yml"), "-e", f"@{folder}/known.json"
+    )
+    assert run.returncode == 2 and not (folder / "collect").exists(), run.stdout
+    return run.stdout + run.stderr
+
+
+@pytest.mark.parametrize("part", [{"repositories": [REPOSITORY]}, {"releases": [RELEASE]}])
+def test_what_could_not_be_collected_is_told_without_a_login(tmp_path: Path, part: dict[str, Any]) -> None:
+    said = collected(tmp_path, __farm_bundle_of_all={"repositories": [], "releases": [], "wanted": [], **part})
+    assert "s3cret" not in said and "127.0.0.1:1" in said and "Next step: " in said, said
+
+
+@pytest.mark.parametrize(("url", "closed"), [("http://up.example", False), ("http://robot:s3cret@up.example", True)])
+def test_the_task_whose_arguments_have_a_login_is_not_shown(url: str, closed: bool) -> None:
+    path = role_helper.ROLES / "farm/tasks/bundle.yml"
+    (task,) = DataLoader().load_from_file(str(path), trusted_as_template=True)[0]["block"][-1:]
+    for known in (
+        {"repositories": [{"url": url}], "origins": {}}, {"repositories": [], "origins": {"releases": url}}
+    ):  # fmt: skip
+        assert value("closed", closed=task["no_log"], __farm_bundle_known=known) is closed

@@ -237,7 +237,9 @@ def test_a_login_is_shown_nowhere(collector: Collector, upstream: Upstream) -> N
     for path in upstream.server.files:
         if path.startswith("/cuda"):
             upstream.server.ask_for_login(path, "robot:s3/cret")
-    answer = collector.collect("driver", login="robot:s3%2Fcret")
+    origins = {"keys": "https://robot:s3%2Fcret@up.example", "keys/cuda.asc": "https://robot:s3%2Fcret@up.example/k"}
+    answer = collector.collect("driver", login="robot:s3%2Fcret", origins=origins)
+    assert answer["collected"]["files"]["keys/here/cuda.asc"]["from"] == "https://up.example/k"
     assert not answer.get("failed") and "cret" not in str(answer).replace("s3cret", ""), answer
     assert (collector.folder / "auth.conf.d/cuda.conf").stat().st_mode & 0o777 == 0o600
 
