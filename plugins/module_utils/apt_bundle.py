@@ -15,6 +15,7 @@ import re
 from urllib.parse import unquote
 
 from ansible_collections.gpufarm.core.plugins.module_utils.problem import FoundError
+from ansible_collections.gpufarm.core.plugins.module_utils.release import without_login
 
 # Where a node has its part of a bundle.
 ON_NODE = "/var/lib/gpufarm/bundle"
@@ -124,8 +125,8 @@ def path_below(url: str, repository: str) -> str:
     path = "/".join(part for part in unquote(url[len(repository) :]).split("/") if part not in ("", "."))
     if not url.startswith(repository) or not (path == "" or is_inside(path)):
         raise BundleError(
-            found=f"a repository has a file at {url}",
-            expected=f"files below {repository}",
+            found=f"a repository has a file at {without_login(url)}",
+            expected=f"files below {without_login(repository)}",
             next_step="look at what that repository lists",
         )
     return path

@@ -148,6 +148,7 @@ import tempfile
 import urllib.parse
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufarm.core.plugins.module_utils import apt_bundle, release
@@ -209,8 +210,21 @@ class Apt:
             if login.username:
                 closed = self.folder / "auth.conf.d" / f"{each['name']}.conf"
                 closed.touch(mode=0o600)
-                name, password = (urllib.parse.unquote(part or "") for part in (login.username, login.password))
+                name, password = (unquote(part or "") for part in (login.username, login.password))
                 closed.write_text(f"machine {url}/ login {name} password {password}\n", encoding="utf-8")
+
+    def log_in(self, urls: set[str]) -> None:
+        """Have the logins that stand in entries of the host where only apt reads them."""
+        lines = {
+            f"machine {site} login {unquote(login.username)} password {unquote(login.password or '')}\n"
+            for login in map(urllib.parse.urlsplit, urls)
+            if login.username
+            for site in [f"{login.scheme}://{login.netloc.rpartition('@')[2]}"]
+        }
+        if lines:
+            closed = self.folder / "auth.conf.d/host-entries.conf"
+            closed.touch(mode=0o600)
+            closed.write_text("".join(sorted(lines)), encoding="utf-8")
 
     def run(self, *arguments: str, status: str = "") -> str:
         """What a command of apt's prints."""
@@ -251,7 +265,11 @@ class Apt:
             shutil.chown(folder, "_apt")
         missing = [each for each in downloads if not (folder / each.name).is_file()]
         if missing:
-            asked = [(each.url, str(folder / each.name), f"SHA256:{each.sha256}") for each in missing]
+            # Everybody on the host sees the arguments of a command; apt itself has the logins from a file.
+            self.log_in({each.url for each in missing})
+            asked = [
+                (release.without_login(each.url), str(folder / each.name), f"SHA256:{each.sha256}") for each in missing
+            ]
             self.run(APT_HELPER, "download-file", *(word for words in asked for word in words))
 
     def as_signed(self, index: Index, signed: list[str]) -> tuple[str, Path]:
@@ -272,7 +290,7 @@ class Apt:
         with (plain if index.extension else path).open("rb") as file:
             if release.sha256(file) != sums.get(index.key):
                 raise BundleError(
-                    found=f"{index.base} vouches for no list of packages that apt has read",
+                    found=f"{release.without_login(index.base)} vouches for no list of packages that apt has read",
                     expected=f"the SHA-256 of {index.key}, or of that compressed with xz, in what is signed",
                     next_step="tell its owner, or leave that repository out of the entries of this host",
                 )

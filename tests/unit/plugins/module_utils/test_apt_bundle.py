@@ -134,6 +134,12 @@ def test_no_file_is_outside_of_its_repository(path: str) -> None:
         apt_bundle.path_below("http://elsewhere/evil.deb", "http://h/r/")
 
 
+def test_no_login_is_told_with_it() -> None:
+    with pytest.raises(BundleError) as caught:
+        apt_bundle.path_below("https://robot:s3cret@h/r/../evil.deb", "https://robot:s3cret@h/r/")
+    assert "s3cret" not in str(caught.value) and "https://h/r/" in str(caught.value)
+
+
 def test_paths_as_flat_repositories_have_them() -> None:
     assert apt_bundle.path_below("http://h/r/./a.deb", "http://h/r/") == "a.deb"
     assert apt_bundle.path_below("http://h/r//pool//a.deb", "http://h/r/") == "pool/a.deb"

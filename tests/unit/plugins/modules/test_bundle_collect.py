@@ -244,6 +244,26 @@ def test_a_login_is_shown_nowhere(collector: Collector, upstream: Upstream) -> N
     assert (collector.folder / "auth.conf.d/cuda.conf").stat().st_mode & 0o777 == 0o600
 
 
+def test_a_login_of_the_hosts_own_entries_is_in_no_arguments(
+    collector: Collector, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in upstream.server.files:
+        if path.startswith("/debian"):
+            upstream.server.ask_for_login(path, "robot:secret")
+    entries = bundle_collect.ETC / "sources.list"
+    entries.write_text(entries.read_text().replace("http://", "http://robot:secret@"))
+    asked: list[str] = []
+    run = bundle_collect.AnsibleModule.run_command
+    monkeypatch.setattr(
+        bundle_collect.AnsibleModule, "run_command",
+        lambda self, words, **more: asked.append(" ".join(words)) or run(self, words, **more),
+    )  # fmt: skip
+    answer = collector.collect("libbase")
+    assert not answer.get("failed") and len(answer["collected"]["wanted"][0]["files"]) == 2, answer
+    assert any("download-file" in line for line in asked) and not any("secret" in line for line in asked)
+    assert "secret" not in str(answer)
+
+
 def test_entries_of_the_host_for_the_same_repository_are_left_aside(collector: Collector, upstream: Upstream) -> None:
     """Two entries with different Signed-By stop apt."""
     entry = f"deb [signed-by=/none.asc] {upstream.server.url}/cuda /\n"
