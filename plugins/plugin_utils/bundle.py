@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import json
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -128,7 +129,7 @@ def require_whole(folder: Path, manifest: Manifest, name: str) -> None:
 def differences(folder: Path, manifest: Manifest) -> list[str]:
     """What is not as the manifest has it, by names and sizes alone, which is a moment's work for a large bundle."""
     found = {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
-    found = {name: size for name, size in found.items() if name != MANIFEST and not name.endswith(".lock")}
+    found = {name: size for name, size in found.items() if name != MANIFEST and not name.endswith((".lock", ".part"))}
     files = manifest["files"]
     return [
         *(f"{name} is not there" for name in sorted(set(files) - set(found))),
@@ -279,17 +280,22 @@ def update(
         entry(repository)
     with locked(folder):
         manifest = read_or_new(folder)
-        fetched = []
+        # Of runs that were killed, whose room this one may need.
+        for path in folder.rglob(".*.part"):
+            path.unlink()
+        fetched = [name for name, file in collected["files"].items() if checksum(folder / name) != file["sha256"]]
+        try:
+            for name in fetched:
+                stage(folder, name, collected["files"][name], manifest, fetch)
+            # Until here a run that ends leaves the bundle as it was.
+            for name in fetched:
+                staged_for(folder / name).replace(folder / name)
+        finally:
+            for name in fetched:
+                staged_for(folder / name).unlink(missing_ok=True)
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         for name, file in collected["files"].items():
             known: File = manifest["files"].get(name, {})
-            if checksum(folder / name) != file["sha256"]:
-                if not file["source"]:
-                    raise BundleError(
-                        f"{folder / name} has changed while it was compared", "a folder of one run", AGAIN
-                    )
-                bring(folder, name, file, fetch)
-                fetched.append(name)
             told = {key: value for key, value in file.items() if key != "source"}
             told["collected"] = now if name in fetched else known.get("collected", now)
             manifest["files"][name] = cast(File, told)
@@ -297,34 +303,48 @@ def update(
             "repositories": collected["repositories"], "wanted": collected["wanted"]
         }  # fmt: skip
         mine = places_of(platform)
-        removed = [name for name in manifest["files"] if name.startswith(mine) and name not in collected["files"]]
-        for name in removed:
+        for name in [name for name in manifest["files"] if name.startswith(mine) and name not in collected["files"]]:
             del manifest["files"][name]
-        # First what is in the bundle, so that a run which ends here leaves what it can tell.
+        # First what is in the bundle, so that a run which ends here leaves what it can tell, and the next one mends.
         write(folder, manifest)
+        removed = [
+            name
+            for path in sorted(path for place in mine for path in (folder / place).rglob("*") if path.is_file())
+            for name in [path.relative_to(folder).as_posix()]
+            if name not in manifest["files"]
+        ]
         for name in removed:
-            (folder / name).unlink(missing_ok=True)
+            (folder / name).unlink()
     return fetched, removed
 
 
-def bring(folder: Path, name: str, file: dict[str, Any], fetch: Callable[[str, Path], None]) -> None:
-    """Have one file, whole, or the one that was there."""
-    target = folder / name
-    release.make_folder(target.parent)
-    staged = target.with_name(f".{target.name}.part")
-    try:
+def staged_for(target: Path) -> Path:
+    """Where a file is until all have come."""
+    return target.with_name(f".{target.name}.part")
+
+
+def stage(
+    folder: Path, name: str, file: dict[str, Any], manifest: Manifest, fetch: Callable[[str, Path], None]
+) -> None:
+    """Have one file, whole, beside its place; what the bundle has elsewhere the host has not downloaded."""
+    staged = staged_for(folder / name)
+    release.make_folder(staged.parent)
+    if file["source"]:
         fetch(file["source"], staged)
-        if checksum(staged) != file["sha256"]:
-            raise BundleError(f"{name} has changed on its way to the control machine", file["sha256"], "run this again")
-        staged.chmod(0o644)
-        staged.replace(target)
-    finally:
-        staged.unlink(missing_ok=True)
+    else:
+        same = [other for other, known in manifest["files"].items() if known["sha256"] == file["sha256"]]
+        for other in list(whole(folder, manifest, same))[:1]:
+            shutil.copyfile(folder / other, staged)
+    if checksum(staged) != file["sha256"]:
+        if not file["source"]:
+            raise BundleError(f"{folder / name} has changed while it was compared", "a folder of one run", AGAIN)
+        raise BundleError(f"{name} has changed on its way to the control machine", file["sha256"], "run this again")
+    staged.chmod(0o644)
 
 
 def write(folder: Path, manifest: Manifest) -> None:
     """Have the manifest."""
-    staged = folder / f".{MANIFEST}.part"
+    staged = staged_for(folder / MANIFEST)
     staged.write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     staged.chmod(0o644)
     staged.replace(folder / MANIFEST)

@@ -138,6 +138,46 @@ def test_what_changes_on_its_way_leaves_what_was_there(folder: Path, host: Host)
     assert (folder / DRIVER).read_text() == "driver" and bundle.differences(folder, bundle.read(folder)) == []
 
 
+def test_what_is_under_another_name_or_of_another_platform_is_not_asked_for(folder: Path, host: Host) -> None:
+    """The module downloads nothing that the bundle has anywhere."""
+    collected = host.collected(DRIVER="driver", INDEX="signed")
+    other = "debian-bookworm-amd64"
+    files = {name.replace(TRIXIE, other): {**file, "source": ""} for name, file in collected["files"].items()}
+    host.fetched.clear()
+    assert bundle.update(folder, other, {**collected, "files": files}, host.fetch) == (list(files), [])
+    assert host.fetched == [] and (folder / DRIVER.replace(TRIXIE, other)).read_text() == "driver"
+    assert bundle.differences(folder, bundle.read(folder)) == []
+
+
+def test_what_has_gone_while_it_was_compared_is_told(folder: Path, host: Host) -> None:
+    collected = host.collected(DRIVER="driver")
+    collected["files"][DRIVER]["source"] = ""
+    (folder / DRIVER).unlink()
+    assert "has changed while it was compared" in refusal(bundle.update, folder, TRIXIE, collected, host.fetch)
+
+
+def test_a_run_that_ends_early_leaves_what_was_there(folder: Path, host: Host) -> None:
+    def full(source: str, target: Path) -> None:
+        host.fetch(source, target)
+        if source == "KEY":
+            raise OSError(28, "No space left on device")
+
+    collected = host.collected(INDEX="newer", DRIVER="newer", KEY="newer")
+    with pytest.raises(OSError, match="No space left"):
+        bundle.update(folder, TRIXIE, collected, full)
+    assert bundle.differences(folder, bundle.read(folder)) == [] and (folder / INDEX).read_text() == "signed"
+
+
+def test_a_run_mends_what_one_that_was_killed_has_left(folder: Path, host: Host) -> None:
+    part = folder / "releases/nomad/.nomad.zip.part"
+    strays = [f"apt/{TRIXIE}/nvidia-cuda/driver_590_amd64.deb", f"keys/{TRIXIE}/other.asc"]
+    for path in (part, *(folder / name for name in strays)):
+        path.write_text("stray")
+    collected = host.collected(INDEX="signed", DRIVER="driver", OLDER="older", KEY="key", ZIP="zip")
+    assert bundle.update(folder, TRIXIE, collected, host.fetch) == ([], strays)
+    assert not part.exists() and bundle.differences(folder, bundle.read(folder)) == []
+
+
 def test_a_repository_that_no_host_could_be_given_is_told_while_it_is_collected(tmp_path: Path, host: Host) -> None:
     collected = {**host.collected(ZIP="zip"), "repositories": [{**DEBIAN, "signed_by": "/root/key.gpg"}]}
     assert "a keyring that the host has itself" in refusal(bundle.update, tmp_path / "b", TRIXIE, collected, host.fetch)
