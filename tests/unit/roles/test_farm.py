@@ -81,13 +81,15 @@ def collected(folder: Path, **given: Any) -> str:
     known = {
         "gpufarm_bundle": str(folder / "bundle"), "__farm_bundle": {"platform": "p"}, "_common_architecture": "amd64",
         "__farm_bundle_of_all": {"repositories": [], "releases": [], "wanted": []},
-        "__farm_bundle_known": {"repositories": [], "origins": {}}, "__farm_bundle_folder": str(folder / "collect"),
+        "__farm_bundle_known": {"repositories": [], "origins": {}}, "_common_bundle_collect": str(folder / "collect"),
     } | given  # fmt: skip
+    # Of another run, which goes on.
+    (folder / "collect/other").mkdir(parents=True)
     (folder / "known.json").write_text(json.dumps(known))
     run = run_playbook(
         folder, {"all": {"hosts": {"host": LOCAL}}}, str(folder / "play.yml"), "-e", f"@{folder}/known.json"
     )
-    assert run.returncode == 2 and not (folder / "collect").exists(), run.stdout
+    assert run.returncode == 2 and [path.name for path in (folder / "collect").iterdir()] == ["other"], run.stdout
     return run.stdout + run.stderr
 
 

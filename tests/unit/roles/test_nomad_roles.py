@@ -571,3 +571,10 @@ def test_a_server_with_an_ipv6_address_gets_its_port(group: bool) -> None:
     assert role_helper.value("__nomad_client_servers", known) == [
         "s.example", "[2001:db8::1]:4647", "[2001:db8::2]:4647", "[::1]:4747", "[::ffff:192.0.2.1]:4647", *servers[4:],
     ]  # fmt: skip
+
+
+def test_a_machine_that_leaves_keeps_no_login_of_a_run_that_was_killed() -> None:
+    """bundle.yml has one in its folder for as long as it collects."""
+    absent = {task["name"]: task for task in tasks(role_helper.ROLES / "nomad/tasks/absent.yml")}
+    gone = valued(absent["Have nothing of the agent"]["loop"].strip().strip("{}"))
+    assert {"/var/lib/gpufarm/collect", "/var/lib/gpufarm/bundle", "/var/lib/gpufarm/handed"} <= set(gone)
