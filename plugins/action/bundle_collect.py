@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible.errors import AnsibleActionFail
+from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
 from ansible_collections.gpufarm.core.plugins.module_utils.apt_bundle import BundleError
 from ansible_collections.gpufarm.core.plugins.plugin_utils import bundle
@@ -35,7 +36,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             if answer.get("failed"):
                 return answer
             collected = answer.pop("collected")
-            fetched, removed = bundle.update(folder, arguments["platform"], collected, self.fetch)
+            partial = boolean(arguments.get("partial", False))
+            fetched, removed = bundle.update(folder, arguments["platform"], collected, self.fetch, partial)
         except BundleError as error:
             raise AnsibleActionFail(f"{host}: {error}") from error
         except OSError as error:

@@ -96,6 +96,12 @@ options:
       Where files of C(keys) and C(releases) come from, for the manifest, by path or by the name of that folder.
     type: dict
     default: {}
+  partial:
+    description: >-
+      Whether hosts of the same platform may want more than O(wanted). What the bundle has for them then stays as it
+      is, and nothing is removed.
+    type: bool
+    default: false
   have:
     description: SHA-256 of what the bundle has, by path. The control machine says it.
     type: dict
@@ -449,6 +455,7 @@ def main() -> None:
                 },
             },
             "origins": {"type": "dict", "default": {}},
+            "partial": {"type": "bool", "default": False},
             "have": {"type": "dict", "default": {}},
         },
     )

@@ -272,9 +272,12 @@ def parts(names: Iterable[str], size: Callable[[str], int], most: int) -> Iterat
 
 
 def update(
-    folder: Path, platform: str, collected: dict[str, Any], fetch: Callable[[str, Path], None]
+    folder: Path, platform: str, collected: dict[str, Any], fetch: Callable[[str, Path], None], partial: bool = False
 ) -> tuple[list[str], list[str]]:
-    """Have what a host has collected for its platform in place of what there was; the names of what came and went."""
+    """Have what a host has collected for its platform in place of what there was; the names of what came and went.
+
+    Where that is C(partial), what there was for other hosts stays beside it.
+    """
     # What no host could be given is told where it can be mended.
     for repository in collected["repositories"]:
         entry(repository)
@@ -299,11 +302,11 @@ def update(
             told = {key: value for key, value in file.items() if key != "source"}
             told["collected"] = now if name in fetched else known.get("collected", now)
             manifest["files"][name] = cast(File, told)
-        manifest["platforms"][platform] = {
-            "repositories": collected["repositories"], "wanted": collected["wanted"]
-        }  # fmt: skip
+        before = manifest["platforms"].get(platform) if partial else None
+        manifest["platforms"][platform] = together(before, collected)
         mine = places_of(platform)
-        for name in [name for name in manifest["files"] if name.startswith(mine) and name not in collected["files"]]:
+        gone = [name for name in manifest["files"] if name.startswith(mine) and name not in collected["files"]]
+        for name in gone if not partial else []:
             del manifest["files"][name]
         # First what is in the bundle, so that a run which ends here leaves what it can tell, and the next one mends.
         write(folder, manifest)
@@ -316,6 +319,17 @@ def update(
         for name in removed:
             (folder / name).unlink()
     return fetched, removed
+
+
+def together(before: Platform | None, collected: dict[str, Any]) -> Platform:
+    """What was collected, and of what there was before that which was not collected again."""
+    wanted, repositories = list(collected["wanted"]), list(collected["repositories"])
+    if before:
+        asked = [each["packages"] for each in wanted]
+        named = [(each["name"], each["suite"]) for each in repositories]
+        wanted += [each for each in before["wanted"] if each["packages"] not in asked]
+        repositories += [each for each in before["repositories"] if (each["name"], each["suite"]) not in named]
+    return {"repositories": repositories, "wanted": wanted}
 
 
 def staged_for(target: Path) -> Path:

@@ -65,6 +65,12 @@ def test_a_node_that_is_a_server_too() -> None:
     assert before("server", groups={}) is False
 
 
+@pytest.mark.parametrize(("hosts", "partial"), [(["s1", "gpu1", "other"], False), (["s1"], True)])
+def test_a_run_without_all_hosts_removes_nothing_of_theirs(hosts: list[str], partial: bool) -> None:
+    farm = {"nomad_servers": ["s1"], "gpu_nodes": ["gpu1", "s1"]}
+    assert value("__farm_bundle_partial", groups=farm, ansible_play_hosts=hosts) is partial
+
+
 REPOSITORY = {"name": "cuda", "key_url": "http://robot:s3cret@127.0.0.1:1/key", "fingerprints": ["00" * 20]}
 RELEASE = {
     "product": "nomad", "version": "1.11.3", "base_url": "http://robot:s3cret@127.0.0.1:1",
@@ -81,7 +87,8 @@ def collected(folder: Path, **given: Any) -> str:
     known = {
         "gpufarm_bundle": str(folder / "bundle"), "__farm_bundle": {"platform": "p"}, "_common_architecture": "amd64",
         "__farm_bundle_of_all": {"repositories": [], "releases": [], "wanted": []},
-        "__farm_bundle_known": {"repositories": [], "origins": {}}, "_common_bundle_collect": str(folder / "collect"),
+        "__farm_bundle_known": {"repositories": [], "origins": {}}, "__farm_bundle_partial": False,
+        "_common_bundle_collect": str(folder / "collect"),
     } | given  # fmt: skip
     # Of another run, which goes on.
     (folder / "collect/other").mkdir(parents=True)

@@ -124,6 +124,16 @@ def test_what_nothing_needs_any_more_goes_and_releases_stay(folder: Path, host: 
     assert bundle.differences(folder, bundle.read(folder)) == []
 
 
+def test_hosts_that_were_left_out_keep_theirs(folder: Path, host: Host) -> None:
+    collected = {**host.collected(INDEX="signed anew", DRIVER="newer"), "repositories": [DEBIAN]}
+    assert bundle.update(folder, TRIXIE, collected, host.fetch, partial=True) == ([INDEX, DRIVER], [])
+    manifest = bundle.read(folder)
+    assert bundle.differences(folder, manifest) == [] and (folder / DRIVER).read_text() == "newer"
+    assert bundle.names_for(manifest, TRIXIE, ["driver=570.*"]) == sorted([INDEX, OLDER, KEY])
+    assert len(manifest["platforms"][TRIXIE]["wanted"]) == 2
+    assert manifest["platforms"][TRIXIE]["repositories"] == [DEBIAN, CUDA]
+
+
 def test_hosts_of_another_platform_keep_theirs(folder: Path, host: Host) -> None:
     collected = {**host.collected(ZIP="zip"), "repositories": [], "wanted": []}
     assert bundle.update(folder, "debian-bookworm-amd64", collected, host.fetch) == ([], [])
