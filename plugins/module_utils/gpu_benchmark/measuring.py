@@ -29,7 +29,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 LEVELS = ("start", "quick", "full")
 
@@ -312,7 +312,7 @@ def fma_result() -> int:
 def _fma() -> str:
     """Goes FMA_STEPS steps from the starts, as often as asked, and counts the threads that arrive elsewhere."""
     starts = "".join(f" mov.f32 %x{k}, 0f{bits_of(start):08X};" for k, start in enumerate(FMA_STARTS))
-    steps = "\n   ".join("".join(f" fma.rn.f32 %x{k}, %x{k}, %m, %n;" for k in range(CHAINS)) for _ in range(UNROLLED))
+    steps = "\n   ".join("".join(f" fma.rn.f32 %x{k}, %x{k}, %m, %n;" for k in range(CHAINS)) for i in range(UNROLLED))
     ends = "".join(f" mov.b32 %e, %x{k}; add.u32 %a, %a, %e;" for k in range(CHAINS))
     return f""".visible .entry fp32_fma(.param .u64 out, .param .u32 rounds, .param .u32 expected)
 .maxntid {BLOCK}, 1, 1
@@ -445,7 +445,10 @@ def tensor_ptx(capability: tuple[int, int]) -> str:
 
 # -- one GPU ----------------------------------------------------------------------------------------------------------
 
-Tell = Callable[[Mapping[str, Any]], None]
+if TYPE_CHECKING:
+    Tell = Callable[[Mapping[str, Any]], None]
+else:  # Python 3.8 reads it, too
+    Tell = Callable
 
 
 class Gpu:
@@ -1380,4 +1383,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())
