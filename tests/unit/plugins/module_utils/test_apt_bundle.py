@@ -10,9 +10,9 @@ LISTS = "/var/lib/gpufarm/collect/lists/"
 TARGETS = f"""\
 MetaKey: main/binary-amd64/Packages
 ShortDesc: Packages
-Description: http://deb.debian.org/debian trixie/main amd64 Packages
-URI: http://deb.debian.org/debian/dists/trixie/main/binary-amd64/Packages
-Filename: {LISTS}deb.debian.org_debian_dists_trixie_main_binary-amd64_Packages.xz
+Description: http://debian.example/debian trixie/main amd64 Packages
+URI: http://debian.example/debian/dists/trixie/main/binary-amd64/Packages
+Filename: {LISTS}debian.example_debian_dists_trixie_main_binary-amd64_Packages.xz
 Optional: no
 KeepCompressed: yes
 Codename: trixie
@@ -22,21 +22,21 @@ Suite: stable
 Trusted: yes
 Version: 13.8
 Architecture: amd64
-Base-URI: http://deb.debian.org/debian/dists/trixie/
+Base-URI: http://debian.example/debian/dists/trixie/
 By-Hash: yes
 Component: main
 Created-By: Packages
 Identifier: Packages
 Sourcesentry: /var/lib/gpufarm/collect/sources.list.d/host-sources.list:1
 Release: trixie
-Repo-URI: http://deb.debian.org/debian/
-Site: http://deb.debian.org/debian
+Repo-URI: http://debian.example/debian/
+Site: http://debian.example/debian
 Target-Of: deb
 
 MetaKey: main/i18n/Translation-en
-Filename: {LISTS}deb.debian.org_debian_dists_trixie_main_i18n_Translation-en
-Base-URI: http://deb.debian.org/debian/dists/trixie/
-Repo-URI: http://deb.debian.org/debian/
+Filename: {LISTS}debian.example_debian_dists_trixie_main_i18n_Translation-en
+Base-URI: http://debian.example/debian/dists/trixie/
+Repo-URI: http://debian.example/debian/
 Created-By: Translations
 
 MetaKey: Packages
@@ -53,7 +53,7 @@ def test_indices() -> None:
     assert (debian.folder, debian.suite, debian.extension, debian.component) == (
         "dists/trixie", "trixie", ".xz", "main"
     )  # fmt: skip
-    assert debian.signed == f"{LISTS}deb.debian.org_debian_dists_trixie_"
+    assert debian.signed == f"{LISTS}debian.example_debian_dists_trixie_"
     assert (flat.folder, flat.suite, flat.extension, flat.component) == ("", "/", "", "")
     assert flat.signed == f"{LISTS}mirror.gpufarm.test_cuda_repos_debian13_x86%5f64_"
     assert debian.entry == "/var/lib/gpufarm/collect/sources.list.d/host-sources.list:1"
@@ -71,7 +71,7 @@ STANZAS = """\
 
 # Signed-By: /none
 Types: deb
-URIs: http://deb.debian.org/debian
+URIs: http://debian.example/debian
 Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
 
 Types: deb
@@ -82,9 +82,9 @@ Types: deb
 """
 LINES = """
 # x
-deb [arch=amd64 signed-by=/usr/share/keyrings/a.gpg] http://deb.debian.org/debian bullseye main
-deb [signed-by=/usr/share/keyrings/b.gpg arch=amd64] http://deb.debian.org/debian bullseye main
-deb http://deb.debian.org/debian bullseye main
+deb [arch=amd64 signed-by=/usr/share/keyrings/a.gpg] http://debian.example/debian bullseye main
+deb [signed-by=/usr/share/keyrings/b.gpg arch=amd64] http://debian.example/debian bullseye main
+deb http://debian.example/debian bullseye main
 """
 
 
@@ -98,12 +98,12 @@ def test_keyrings() -> None:
 
 def test_downloads() -> None:
     digest = "53ae1a99f15113f0a0d2226808ec0d24ee31b3b87b87ab8ec35be09a1a2ee13b"
-    url = "http://deb.debian.org/debian/pool/main/d/docker.io/docker.io_26.1.5%2bdfsg1-9_amd64.deb"
+    url = "http://debian.example/debian/pool/main/d/docker.io/docker.io_26.1.5%2bdfsg1-9_amd64.deb"
     said = f"'{url}' docker.io_26.1.5+dfsg1-9_amd64.deb 23036836 SHA256:{digest}\n"
     assert apt_bundle.parse_downloads(f"Reading package lists...\n{said}") == [
         Download(url, "docker.io_26.1.5+dfsg1-9_amd64.deb", 23036836, digest)
     ]
-    assert apt_bundle.path_below(url, "http://deb.debian.org/debian/") == (
+    assert apt_bundle.path_below(url, "http://debian.example/debian/") == (
         "pool/main/d/docker.io/docker.io_26.1.5+dfsg1-9_amd64.deb"
     )
 
@@ -148,7 +148,7 @@ def test_paths_as_flat_repositories_have_them() -> None:
 @pytest.mark.parametrize(
     ("url", "name"),
     [
-        ("http://deb.debian.org/debian/", "deb.debian.org_debian"),
+        ("http://debian.example/debian/", "debian.example_debian"),
         ("https://robot:s3cret@mirror.example.com:8443/ubuntu", "mirror.example.com_8443_ubuntu"),
         ("file:/srv/mirror/", "file_srv_mirror"),
     ],

@@ -20,7 +20,7 @@ from ansible_collections.gpufarm.core.plugins.plugin_utils import bundle
 pytestmark = pytest.mark.controller
 
 TRIXIE = "debian-trixie-amd64"
-DEBIAN = {"name": "deb.debian.org_debian", "suite": "trixie", "components": ["main"], "signed_by": "", "of_role": False}
+DEBIAN = {"name": "debian.example_debian", "suite": "trixie", "components": ["main"], "signed_by": "", "of_role": False}
 CUDA = {"name": "nvidia-cuda", "suite": "/", "components": [], "signed_by": "", "of_role": True}
 INDEX = f"apt/{TRIXIE}/nvidia-cuda/InRelease"
 DRIVER = f"apt/{TRIXIE}/nvidia-cuda/driver_580_amd64.deb"
@@ -295,9 +295,9 @@ def test_entries() -> None:
     manifest: Any = {"platforms": {TRIXIE: {"repositories": [DEBIAN, security, CUDA], "wanted": []}}}
     texts = bundle.texts(manifest, TRIXIE)
     # Its role has the key, and writes the entry when it has.
-    assert sorted(texts) == ["apt.conf", "sources.list.d/deb.debian.org_debian.sources"]
-    first, second = texts["sources.list.d/deb.debian.org_debian.sources"].split("\n\n")
-    assert "URIs: file:/var/lib/gpufarm/bundle/apt/deb.debian.org_debian/\nSuites: trixie\nComponents: main\n" in first
+    assert sorted(texts) == ["apt.conf", "sources.list.d/debian.example_debian.sources"]
+    first, second = texts["sources.list.d/debian.example_debian.sources"].split("\n\n")
+    assert "URIs: file:/var/lib/gpufarm/bundle/apt/debian.example_debian/\nSuites: trixie\nComponents: main\n" in first
     assert "Signed-By" not in first and "Check-Valid-Until: no" in first
     assert "Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg\n" in second
     assert "rusted" not in "".join(texts.values())
