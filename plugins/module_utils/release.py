@@ -177,6 +177,15 @@ def sha256(file: IO[bytes]) -> str:
     return digest.hexdigest()
 
 
+def checksum_of(path: Path) -> str | None:
+    """The SHA-256 of a file, None where there is none."""
+    try:
+        with path.open("rb") as file:
+            return sha256(file)
+    except FileNotFoundError:
+        return None
+
+
 # --- network ---------------------------------------------------------------------------------
 
 

@@ -122,15 +122,6 @@ from ansible_collections.gpufarm.core.plugins.module_utils.apt_bundle import ON_
 ROOT = Path(ON_NODE)
 
 
-def checksum(path: Path) -> str:
-    """The SHA-256 of a file, empty where there is none."""
-    try:
-        with path.open("rb") as file:
-            return release.sha256(file)
-    except FileNotFoundError:
-        return ""
-
-
 def installed(module: AnsibleModule) -> set[str]:
     """The packages of this host, as the files that they came in are called."""
     form = "${db:Status-Status} ${Package}_${Version}_${Architecture}.deb\\n"
@@ -141,7 +132,7 @@ def installed(module: AnsibleModule) -> set[str]:
 def put(file: dict[str, Any]) -> None:
     """Have a staged file in its place, whole."""
     staged, target = Path(file["staged"]), ROOT / file["path"]
-    found = checksum(staged)
+    found = release.checksum_of(staged)
     if found != file["sha256"]:
         raise BundleError(
             found=f"{file['path']} came with the SHA-256 {found or 'of no file'}",
@@ -160,7 +151,7 @@ def put(file: dict[str, Any]) -> None:
 def write(texts: dict[str, str], check_mode: bool) -> bool:
     """Have these texts, and tell whether one was another."""
     others = {
-        name: text for name, text in texts.items() if checksum(ROOT / name) != hashlib.sha256(text.encode()).hexdigest()
+        name: text for name, text in texts.items() if release.checksum_of(ROOT / name) != hashlib.sha256(text.encode()).hexdigest()
     }
     if not check_mode:
         for name in ("lists/partial", "cache/archives/partial", "sources.list.d"):
@@ -201,7 +192,7 @@ def hand_on(module: AnsibleModule) -> dict[str, Any]:
     missing = [
         each["path"]
         for each in files
-        if (each["package"] or "").replace("%3a", ":") not in have and checksum(ROOT / each["path"]) != each["sha256"]
+        if (each["package"] or "").replace("%3a", ":") not in have and release.checksum_of(ROOT / each["path"]) != each["sha256"]
     ]
     removed = remove_others(set(module.params["known"]), module.check_mode)
     written = write(module.params["texts"], module.check_mode)

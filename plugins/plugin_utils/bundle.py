@@ -100,24 +100,15 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def checksum(path: Path) -> str | None:
-    """The SHA-256 of a file, None where there is none."""
-    try:
-        with path.open("rb") as file:
-            return release.sha256(file)
-    except FileNotFoundError:
-        return None
-
-
 def whole(folder: Path, manifest: Manifest, names: Iterable[str]) -> dict[str, str]:
     """The checksums of those of the files that are there as the manifest has them."""
     files = manifest["files"]
-    return {name: files[name]["sha256"] for name in names if checksum(folder / name) == files[name]["sha256"]}
+    return {name: files[name]["sha256"] for name in names if release.checksum_of(folder / name) == files[name]["sha256"]}
 
 
 def require_whole(folder: Path, manifest: Manifest, name: str) -> None:
     """Refuse a file that is not as the manifest has it."""
-    found = checksum(folder / name)
+    found = release.checksum_of(folder / name)
     wanted = manifest["files"][name]["sha256"]
     if found != wanted:
         raise BundleError(
@@ -286,7 +277,7 @@ def update(
         # Of runs that were killed, whose room this one may need.
         for path in folder.rglob(".*.part"):
             path.unlink()
-        fetched = [name for name, file in collected["files"].items() if checksum(folder / name) != file["sha256"]]
+        fetched = [name for name, file in collected["files"].items() if release.checksum_of(folder / name) != file["sha256"]]
         try:
             for name in fetched:
                 stage(folder, name, collected["files"][name], manifest, fetch)
@@ -349,7 +340,7 @@ def stage(
         same = [other for other, known in manifest["files"].items() if known["sha256"] == file["sha256"]]
         for other in list(whole(folder, manifest, same))[:1]:
             shutil.copyfile(folder / other, staged)
-    if checksum(staged) != file["sha256"]:
+    if release.checksum_of(staged) != file["sha256"]:
         if not file["source"]:
             raise BundleError(f"{folder / name} has changed while it was compared", "a folder of one run", AGAIN)
         raise BundleError(f"{name} has changed on its way to the control machine", file["sha256"], "run this again")
