@@ -391,8 +391,6 @@ ROOT = "/"
 # So that a call takes hardly more of the node's time than it must.
 SAMPLE_EVERY_S = 0.2
 
-SHARES = {"start": 0.5, "quick": 0.5, "full": 0.95}
-
 # Of those that are not measured, by the code of the problem that says why.
 VERDICTS = {"gpu_busy": "busy", "gpu_unknown": "unknown"}
 
@@ -581,11 +579,10 @@ def benchmark(params: Mapping[str, Any], root: str) -> dict[str, Any]:
     left_alone = {} if params["busy"] else {each.uuid: found for each in devices for found in left_alone_for(each)}
     events: list[Event] = []
     begun = time.time()
-    share = SHARES[level] if params["memory_share"] is None else params["memory_share"]
     answer = gpu_benchmark.measure(
         [each.uuid for each in devices if each.uuid not in left_alone],
         level,
-        memory_share=share,
+        memory_share=params["memory_share"],
         soak_s=params["soak"],
         timeout=params["timeout"],
         peers=params["peers"],

@@ -32,6 +32,8 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 LEVELS = ("start", "quick", "full")
+# Of the free memory, where nothing else is said.
+MEMORY_SHARES = {"start": 0.5, "quick": 0.5, "full": 0.95}
 
 MIB = 1024 * 1024
 
@@ -1270,7 +1272,7 @@ def measure(
     devices: Sequence[str],
     level: str,
     *,
-    memory_share: float = 0.5,
+    memory_share: float | None = None,
     soak_s: float = 0.0,
     timeout: float = 60.0,
     peers: bool = True,
@@ -1283,7 +1285,8 @@ def measure(
     :returns: C(devices), one for each as C(empty_device) has it; C(peers), one for each ordered pair of whole GPUs;
       C(peers_error), why there are fewer; C(samples), what C(sampler) told meanwhile.
     """
-    options = {"level": level, "memory_share": memory_share, "soak_s": soak_s}
+    share = MEMORY_SHARES[level] if memory_share is None else memory_share
+    options = {"level": level, "memory_share": share, "soak_s": soak_s}
     results = {uuid: empty_device(uuid) for uuid in devices}
     watching = [Worker("samples", sampler, None, float("inf"))] if sampler else []
     answer: dict[str, Any] = {"level": level, "devices": list(results.values()), "peers": [], "peers_error": None}
@@ -1363,7 +1366,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS", help="for each step of each GPU")
     parser.add_argument("--no-peers", action="store_true", help="leave pairs of GPUs out")
     given = parser.parse_args(arguments)
-    share = given.memory_share or (0.95 if given.level == "full" else 0.5)
     devices, failure = [uuid for uuid in given.devices.split(",") if uuid], None
     if not devices:
         devices, failure = visible_devices(given.timeout)
@@ -1373,7 +1375,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     answer = measure(
         devices,
         given.level,
-        memory_share=share,
+        memory_share=given.memory_share or None,
         soak_s=given.soak,
         timeout=given.timeout,
         peers=not given.no_peers,
