@@ -32,11 +32,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module")
-def gpg() -> Iterator[helper.Gpg]:
-    ring = helper.Gpg()
-    yield ring
-    ring.close()
+gpg = helper.gpg
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ import base64
 import contextlib
 import hashlib
 import random
-from collections.abc import Iterator
 
 import pytest
 from ansible_collections.gpufarm.core.plugins.module_utils import openpgp
@@ -33,13 +32,7 @@ I8kWVkXU6vFOi+HWvv/ira7ofJu16NnoUkhclkUrk0mXubZvyl4GBg==
 V6_FINGERPRINT = "CB186C4F0609A697E4D52DFA6C722B0C1F1E27C18A56708F6525EC27BAD9ACC9"
 
 
-@pytest.fixture(scope="module")
-def gpg() -> Iterator[helper.Gpg]:
-    if not helper.HAS_GPG:
-        pytest.skip(helper.GPG_MISSING)
-    ring = helper.Gpg()
-    yield ring
-    ring.close()
+gpg = helper.gpg
 
 
 @pytest.fixture(scope="module")

@@ -19,10 +19,11 @@ import subprocess
 import tempfile
 import threading
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from ansible.module_utils.common.parameters import PASS_VARS
 from ansible.module_utils.testing import patch_module_args
 
@@ -67,6 +68,16 @@ class Gpg:
         if shutil.which("gpgconf"):
             subprocess.run(["gpgconf", "--homedir", str(self.home), "--kill", "all"], check=False, capture_output=True)
         shutil.rmtree(self.home, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def gpg() -> Iterator[Gpg]:
+    """A key ring for the tests of a module, which takes it by ``gpg = helper.gpg``."""
+    if not HAS_GPG:
+        pytest.skip(GPG_MISSING)
+    ring = Gpg()
+    yield ring
+    ring.close()
 
 
 def send(

@@ -28,11 +28,7 @@ pytestmark = pytest.mark.skipif(
 PIN = "Package: driver*\nPin: version 570.*\nPin-Priority: 1000\n"
 
 
-@pytest.fixture(scope="module")
-def gpg() -> Iterator[helper.Gpg]:
-    ring = helper.Gpg()
-    yield ring
-    ring.close()
+gpg = helper.gpg
 
 
 @pytest.fixture(scope="module")

@@ -28,11 +28,7 @@ ZIP, SUMS, SIGNATURE = f"{FOLDER}linux_amd64.zip", f"{FOLDER}SHA256SUMS", f"{FOL
 KEY = "pgp-key.txt"
 
 
-@pytest.fixture(scope="module")
-def gpg() -> Iterator[helper.Gpg]:
-    ring = helper.Gpg()
-    yield ring
-    ring.close()
+gpg = helper.gpg
 
 
 @pytest.fixture(scope="module")

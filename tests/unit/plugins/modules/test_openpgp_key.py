@@ -21,11 +21,7 @@ from ansible_collections.gpufarm.core.tests.unit.plugins.modules import release_
 pytestmark = pytest.mark.skipif(not helper.HAS_GPG, reason=helper.GPG_MISSING)
 
 
-@pytest.fixture(scope="module")
-def gpg() -> Iterator[helper.Gpg]:
-    ring = helper.Gpg()
-    yield ring
-    ring.close()
+gpg = helper.gpg
 
 
 @pytest.fixture(scope="module")
