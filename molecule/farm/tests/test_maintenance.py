@@ -25,37 +25,13 @@ FARM = os.environ["GPUFARM_FARM"]
 T4 = f"{FARM}-t4"
 # As an inventory says it from now on.
 CHANGE = {"nvidia_driver_branch": "580", "nvidia_driver_reboot": True, "node_maintenance_deadline": 60}
-TRAINER = """
-job "trainer" {
-  datacenters = ["*"]
+PREFERS_T4 = """
   affinity {
     attribute = "${node.unique.name}"
     value     = "t4"
     weight    = 100
   }
-  group "gpu" {
-    task "train" {
-      driver       = "docker"
-      kill_timeout = "1s"
-      config {
-        image        = "IMAGE"
-        network_mode = "none"
-        command      = "sleep"
-        args         = ["86400"]
-      }
-      resources {
-        cpu    = 50
-        memory = 64
-        device "nvidia/gpu" {}
-      }
-    }
-  }
-}
 """
-
-
-def running() -> list[dict[str, Any]]:
-    return [each for each in jobs.api(FARM, "/v1/job/trainer/allocations") if each["ClientStatus"] == "running"]
 
 
 def node() -> dict[str, Any]:
@@ -92,9 +68,9 @@ def take_out(change: str) -> None:
 def trainer() -> Iterator[dict[str, Any]]:
     for each in ("t4", "h100", "wsl"):
         jobs.load_image(FARM, each)
-    jobs.nomad(FARM, "job", "run", "-detach", "-", text=TRAINER.replace("IMAGE", jobs.job_image()))
-    wait_for("the trainer runs", lambda: bool(running()))
-    (allocation,) = running()
+    jobs.start_trainer(FARM, preference=PREFERS_T4)
+    wait_for("the trainer runs", lambda: bool(jobs.trainers(FARM)))
+    (allocation,) = jobs.trainers(FARM)
     assert allocation["NodeName"] == "t4"
     yield allocation
     jobs.nomad(FARM, "job", "stop", "-purge", "trainer")
@@ -111,7 +87,7 @@ def test_driver_change_where_a_job_runs(trainer: dict[str, Any]) -> None:
         "Next step: wait for their end, or set policy (node_maintenance_policy of the roles) to drain",
     ):
         assert part in told, output
-    assert [each["ID"] for each in running()] == [trainer["ID"]]
+    assert [each["ID"] for each in jobs.trainers(FARM)] == [trainer["ID"]]
     assert (driver(), boot_id(T4), pins()) == ({"570"}, boot, pinned)
     assert node()["SchedulingEligibility"] == "eligible"
 
@@ -120,8 +96,8 @@ def test_driver_change_where_a_job_runs(trainer: dict[str, Any]) -> None:
     assert code == 0, output
     assert driver() == {"580"} and boot_id(T4) != boot
     assert open_again()
-    wait_for("the trainer runs elsewhere", lambda: bool(running()))
-    (moved,) = running()
+    wait_for("the trainer runs elsewhere", lambda: bool(jobs.trainers(FARM)))
+    (moved,) = jobs.trainers(FARM)
     assert moved["NodeName"] in ("h100", "wsl")
     assert jobs.api(FARM, f"/v1/allocation/{trainer['ID']}")["ClientStatus"] == "complete"
 

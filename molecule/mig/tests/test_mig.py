@@ -25,28 +25,6 @@ LAYOUTS = {
     T4: [Counter()] * 4,
 }
 
-TRAINER = """
-job "trainer" {
-  group "gpu" {
-    task "train" {
-      driver       = "docker"
-      kill_timeout = "1s"
-      config {
-        image        = "IMAGE"
-        network_mode = "none"
-        command      = "sleep"
-        args         = ["86400"]
-      }
-      resources {
-        cpu    = 50
-        memory = 64
-        device "nvidia/gpu/NVIDIA A100-SXM4-80GB MIG 1g.10gb" {}
-      }
-    }
-  }
-}
-"""
-
 
 def devices(node: str) -> dict[int, dict[str, str]]:
     """Return the MIG devices of each GPU, UUID to profile, as `nvidia-smi -L` lists them."""
@@ -74,10 +52,6 @@ def nomad_devices() -> dict[str, str]:
 def node_of(name: str) -> dict[str, Any]:
     (found,) = (node for node in jobs.api(FARM, "/v1/nodes") if node["Name"] == name)
     return dict(found)
-
-
-def trainers() -> list[str]:
-    return [each["ID"] for each in jobs.api(FARM, "/v1/job/trainer/allocations") if each["ClientStatus"] == "running"]
 
 
 def all_scheduled() -> bool:
@@ -189,23 +163,26 @@ def test_processes_in_the_way_are_named() -> None:
 def test_layout_where_a_job_runs(tmp_path: Path) -> None:
     """It goes on, until somebody says that the node may be drained; then every device of the layout has one."""
     jobs.load_image(FARM, "a100")
-    jobs.nomad(FARM, "job", "run", "-detach", "-", text=TRAINER.replace("IMAGE", jobs.job_image()))
-    wait_for("the trainer runs", lambda: bool(trainers()))
-    before, (allocation,) = devices(A100), trainers()
+    jobs.start_trainer(FARM, "nvidia/gpu/NVIDIA A100-SXM4-80GB MIG 1g.10gb")
+    wait_for("the trainer runs", lambda: bool(jobs.trainers(FARM)))
+    before, running = devices(A100), jobs.trainers(FARM)
+    (allocation,) = [each["ID"] for each in running]
     layout: dict[str, Any] = {"nvidia_mig_layout": {"1g.10gb": 7}, "nvidia_mig_gpus": []}
     run = run_in_scenario("playbooks/site.yml", "--limit", A100, "--extra-vars", json.dumps(layout))
     assert run.code != 0
     told = words(run.output)
     assert "1 running allocation, which the MIG layout (GPU 0: destroy 2g.20gb" in told, run.output
     assert f" would end: trainer.gpu[0] ({allocation[:8]}" in told and "set policy (node_maintenance_policy" in told
-    assert (devices(A100), trainers(), node_of(A100)["SchedulingEligibility"]) == (before, [allocation], "eligible")
+    assert [each["ID"] for each in jobs.trainers(FARM)] == [allocation]
+    assert (devices(A100), node_of(A100)["SchedulingEligibility"]) == (before, "eligible")
 
     layout["node_maintenance_policy"] = "drain"
     run = run_in_scenario("playbooks/site.yml", "--limit", A100, "--extra-vars", json.dumps(layout))
     assert run.code == 0 and divided(A100) == [Counter({"1g.10gb": 7})] * 2, run.output
     assert devices(A100)[1] == before[1], "what fits stays"
-    wait_for("the trainer runs anew", lambda: bool(trainers()))
-    assert trainers() != [allocation] and jobs.api(FARM, f"/v1/allocation/{allocation}")["ClientStatus"] == "complete"
+    wait_for("the trainer runs anew", lambda: bool(jobs.trainers(FARM)))
+    assert allocation not in [each["ID"] for each in jobs.trainers(FARM)]
+    assert jobs.api(FARM, f"/v1/allocation/{allocation}")["ClientStatus"] == "complete"
     jobs.nomad(FARM, "job", "stop", "-purge", "trainer")
 
     report = tmp_path / "told.json"

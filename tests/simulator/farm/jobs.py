@@ -38,6 +38,42 @@ class Seen:
         return [f"on {self.node} Nomad assigned {', '.join(self.assigned)}; the container lists", *told]
 
 
+TRAINER = """
+job "trainer" {
+  datacenters = ["*"]
+  PREFERENCE
+  group "gpu" {
+    task "train" {
+      driver       = "docker"
+      kill_timeout = "1s"
+      config {
+        image        = "IMAGE"
+        network_mode = "none"
+        command      = "sleep"
+        args         = ["86400"]
+      }
+      resources {
+        cpu    = 50
+        memory = 64
+        device "DEVICE" {}
+      }
+    }
+  }
+}
+"""
+
+
+def start_trainer(farm: str, device: str = "nvidia/gpu", preference: str = "") -> None:
+    """Start a job that holds a device until it is stopped, on a node that has the job image."""
+    text = TRAINER.replace("IMAGE", job_image()).replace("DEVICE", device).replace("PREFERENCE", preference)
+    nomad(farm, "job", "run", "-detach", "-", text=text)
+
+
+def trainers(farm: str) -> list[dict[str, Any]]:
+    """Return the allocations of that job which run."""
+    return [each for each in api(farm, "/v1/job/trainer/allocations") if each["ClientStatus"] == "running"]
+
+
 def job_image() -> str:
     """Return the name of a small image with a C library and busybox, made from the node's own packages."""
     parent = base("bookworm")
