@@ -17,7 +17,8 @@ CARD = b"\x82\x2d\x00NVIDIA ConnectX-7 HHHL Adapter card"
 def has(bus: Path, address: str, numbers: str, vpd: bytes | None = None) -> None:
     folder = bus / address
     folder.mkdir(parents=True)
-    for name, text in zip(("vendor", "device", "class"), numbers.split(), strict=True):
+    vendor, device, code = numbers.split()
+    for name, text in (("vendor", vendor), ("device", device), ("class", code)):
         (folder / name).write_text(f"0x{text}\n", encoding="ascii")
     if vpd is not None:
         (folder / "vpd").write_bytes(vpd)
