@@ -151,7 +151,9 @@ def put(file: dict[str, Any]) -> None:
 def write(texts: dict[str, str], check_mode: bool) -> bool:
     """Have these texts, and tell whether one was another."""
     others = {
-        name: text for name, text in texts.items() if release.checksum_of(ROOT / name) != hashlib.sha256(text.encode()).hexdigest()
+        name: text
+        for name, text in texts.items()
+        if release.checksum_of(ROOT / name) != hashlib.sha256(text.encode()).hexdigest()
     }
     if not check_mode:
         for name in ("lists/partial", "cache/archives/partial", "sources.list.d"):
@@ -192,7 +194,8 @@ def hand_on(module: AnsibleModule) -> dict[str, Any]:
     missing = [
         each["path"]
         for each in files
-        if (each["package"] or "").replace("%3a", ":") not in have and release.checksum_of(ROOT / each["path"]) != each["sha256"]
+        if (each["package"] or "").replace("%3a", ":") not in have
+        and release.checksum_of(ROOT / each["path"]) != each["sha256"]
     ]
     removed = remove_others(set(module.params["known"]), module.check_mode)
     written = write(module.params["texts"], module.check_mode)

@@ -103,7 +103,9 @@ def locked(folder: Path) -> Iterator[None]:
 def whole(folder: Path, manifest: Manifest, names: Iterable[str]) -> dict[str, str]:
     """The checksums of those of the files that are there as the manifest has them."""
     files = manifest["files"]
-    return {name: files[name]["sha256"] for name in names if release.checksum_of(folder / name) == files[name]["sha256"]}
+    return {
+        name: files[name]["sha256"] for name in names if release.checksum_of(folder / name) == files[name]["sha256"]
+    }
 
 
 def require_whole(folder: Path, manifest: Manifest, name: str) -> None:
@@ -277,7 +279,9 @@ def update(
         # Of runs that were killed, whose room this one may need.
         for path in folder.rglob(".*.part"):
             path.unlink()
-        fetched = [name for name, file in collected["files"].items() if release.checksum_of(folder / name) != file["sha256"]]
+        fetched = [
+            name for name, file in collected["files"].items() if release.checksum_of(folder / name) != file["sha256"]
+        ]
         try:
             for name in fetched:
                 stage(folder, name, collected["files"][name], manifest, fetch)
