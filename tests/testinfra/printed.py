@@ -11,6 +11,8 @@ from tests.simulator.cache import ROOT
 FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 FARM = "molecule/farm/tests/test_as_printed.py"
+BUNDLE = "molecule/bundle/tests/test_bundle.py"
+BENCHMARK = "tests/unit/simulator/gpu/test_benchmark.py"
 SECURE = "molecule/secure/tests/test_secure.py"
 SCENARIOS = "tests/scenarios/test_scenarios.py"
 # What runs a command: a command that matches none of these fails test_printed.py.
@@ -20,6 +22,8 @@ RUN_BY = {
     r"make (setup|demo|demo-down|test|lint|bench)": "tests/scenarios/test_printed.py",
     r"ansible-galaxy collection install gpufarm\.core": FARM,
     r"ansible-playbook -i my-lab\.yml gpufarm\.core\.(site|verify|health|report)": FARM,
+    r"ansible-playbook -i my-lab\.yml gpufarm\.core\.(bundle|site) -e gpufarm_bundle=/srv/bundle": BUNDLE,
+    r"python3 plugins/module_utils/gpu_benchmark/measuring\.py --level quick --format json": BENCHMARK,
     r"cd my-lab-secrets": SECURE,
     r"export NOMAD_ADDR=https://192\.0\.2\.10:4646 NOMAD_CACERT=\$PWD/nomad-ca\.pem": SECURE,
     r"export NOMAD_CLIENT_CERT=\$PWD/nomad-cli\.pem NOMAD_CLIENT_KEY=\$PWD/nomad-cli-key\.pem": SECURE,

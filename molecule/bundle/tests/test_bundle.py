@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,13 +13,17 @@ from typing import Any
 
 import pytest
 
+from tests.simulator.cache import ROOT
 from tests.simulator.docker import docker
+from tests.testinfra import printed
 from tests.testinfra.playbooks import enter, run_in_scenario, words
+from tests.testinfra.user import user_shell
 
 BUNDLE = Path(os.environ["MOLECULE_EPHEMERAL_DIRECTORY"]) / "bundle"
 PLATFORM = "debian-trixie-amd64"
 SERVER, GPU = "bundle-server", "bundle-gpu"
 CUDA = {SERVER: (), GPU: ("cuda-toolkit-13-0",)}
+MIRROR = f"{os.environ['GPUFARM_FARM']}-mirror"
 HERE = "/var/lib/gpufarm/bundle"
 
 
@@ -36,8 +41,34 @@ def damaged(path: Path) -> Iterator[None]:
     path.write_bytes(body)
 
 
+@contextmanager
+def internet() -> Iterator[None]:
+    """Have the mirror again, which the nodes reach without a way out of their network."""
+    docker("start", MIRROR)
+    yield
+    docker("stop", MIRROR)
+
+
 def shell(node: str, script: str) -> str:
     return docker("exec", node, "sh", "-euc", script)
+
+
+def test_as_printed(tmp_path: Path) -> None:
+    """Collecting once more downloads nothing anew, and the farm is as it was; idempotence of both is tested here."""
+    before = {path: path.stat().st_mtime_ns for path in BUNDLE.rglob("*") if path.is_file()}
+    collect, install = printed.commands(printed.block(ROOT / "README.md", "# where there is internet"))
+    inventory = Path(os.environ["MOLECULE_INVENTORY_FILE"]).parent
+    with user_shell(tmp_path / "home", inventory) as shell_of_user:
+        shell_of_user(printed.commands(printed.block(ROOT / "README.md", "ansible-galaxy"))[0])
+        with internet():
+            shell_of_user(collect.replace("/srv/bundle", str(BUNDLE)))
+        said = shell_of_user(install.replace("/srv/bundle", str(BUNDLE)))
+    after = {path: path.stat().st_mtime_ns for path in BUNDLE.rglob("*") if path.is_file()}
+    assert {path: after.get(path) for path in before if path.suffix in {".deb", ".zip"}} == {
+        path: time for path, time in before.items() if path.suffix in {".deb", ".zip"}
+    }
+    counts = re.findall(r"^(\S+) +: ok=\d+ +changed=(\d+) ", said, re.MULTILINE)
+    assert dict(counts) == {SERVER: "0", GPU: "0"}, said
 
 
 def test_all_came_from_the_bundle() -> None:

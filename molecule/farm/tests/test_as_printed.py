@@ -9,58 +9,27 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
 from tests.simulator import farm
-from tests.simulator.cache import ROOT, cache_dir
+from tests.simulator.cache import ROOT
 from tests.simulator.docker import docker
 from tests.simulator.farm import jobs
-from tests.simulator.galaxy import archive_of, galaxy
 from tests.simulator.mirror import build
 from tests.testinfra import printed
 from tests.testinfra.helpers import wait_for
+from tests.testinfra.user import Shell, user_shell
 
 FARM = os.environ["GPUFARM_FARM"]
 README = ROOT / "README.md"
-BIN = Path(sys.executable).parent
-
-Shell = Callable[[str], str]
-
 
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
-    """A user's shell in an empty home, on a machine with Ansible and Nomad's client."""
-    home = tmp_path_factory.mktemp("home")
     # A folder, because it has two sources.
-    shutil.copytree(farm.INVENTORY, home / "my-lab.yml")
-    subprocess.run(
-        [str(BIN / "ansible-galaxy"), "collection", "build", str(ROOT), "--output-path", str(home)],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    (archive,) = home.glob("gpufarm-core-*.tar.gz")
-    ours = ("ANSIBLE_", "MOLECULE_", "PYTEST_", "PYTHONPATH")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    path = os.pathsep.join([str(BIN), str(build.nomad()), os.environ["PATH"]])
-    with galaxy(archive, archive_of("community.crypto", home)) as server:
-        lent = {
-            "HOME": str(home), "PATH": path, "GPUFARM_CACHE": str(cache_dir()), "ANSIBLE_GALAXY_SERVER": server,
-            "NOMAD_VAR_image": jobs.job_image(),
-        }  # fmt: skip
-
-        def run(script: str) -> str:
-            result = subprocess.run(
-                ["sh", "-eu", "-c", script], cwd=home, env={**kept, **lent},
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True, check=False,
-            )  # fmt: skip
-            assert result.returncode == 0, f"{script}\n{result.stdout}"
-            return result.stdout
-
+    lent = {"NOMAD_VAR_image": jobs.job_image()}
+    with user_shell(tmp_path_factory.mktemp("home"), farm.INVENTORY, build.nomad(), **lent) as run:
         yield run
 
 

@@ -13,7 +13,9 @@ from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark import 
 from ansible_collections.gpufarm.core.plugins.modules import nvidia_gpu_benchmark
 from ansible_collections.gpufarm.core.tests.unit.plugins.modules import release_helper as helper
 
+from tests.simulator.cache import ROOT
 from tests.simulator.gpu import faults
+from tests.testinfra import printed
 
 from .conftest import Node
 
@@ -297,6 +299,20 @@ def test_as_the_payload_of_a_job(node: MakeNode) -> None:
     made.change(lambda it: faults.compute_wrongly(it, 0))
     done = made.run(sys.executable, str(script), "--memory-share", str(SMALL), "--devices", uuid)
     assert done.returncode == 1 and "fp32: " in done.stdout
+
+
+def test_as_printed(node: MakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user's own command, on a GPU whose memory is nearly full: how much there is of it is this machine's own."""
+    made = node("t4-x4")
+    made.change(lambda it: faults.add_process(it, 0, 4242, "train", 14800))
+    uuid = faults.value(made.profile, 0, "uuid")
+    assert uuid is not None
+    monkeypatch.chdir(ROOT)
+    command = printed.block(ROOT / "docs/benchmark.md", "python3")
+    done = made.run("sh", "-euc", command, extra={"CUDA_VISIBLE_DEVICES": uuid}, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    devices = json.loads(done.stdout)["devices"]
+    assert [(device["uuid"], device["error"]) for device in devices] == [(uuid, None)]
 
 
 # -- the double itself, held to what the real library does ----------------------------------------------------------
