@@ -25,6 +25,7 @@ from tests.testinfra.user import Shell, user_shell
 FARM = os.environ["GPUFARM_FARM"]
 README = ROOT / "README.md"
 
+
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     # A folder, because it has two sources.
