@@ -43,10 +43,16 @@ def damaged(path: Path) -> Iterator[None]:
 
 @contextmanager
 def internet() -> Iterator[None]:
-    """Have the mirror again, which the nodes reach without a way out of their network."""
+    """Have the mirror and the nodes' way out again."""
+    template = "{{range .NetworkSettings.Networks}}{{.Gateway}}{{end}}"
     docker("start", MIRROR)
+    for node in (SERVER, GPU):
+        gateway = docker("inspect", "--format", template, node).strip()
+        shell(node, f"ip route replace default via {gateway} dev eth0")
     yield
     docker("stop", MIRROR)
+    for node in (SERVER, GPU):
+        shell(node, "ip route replace default via 192.0.2.1 dev eth0 onlink")
 
 
 def shell(node: str, script: str) -> str:
