@@ -269,3 +269,21 @@ def test_a_clock_that_is_wrong_is_refused(host: int, answered: int, told: str) -
     assert value("_common_refusal", "Debian: Debian 12.11", _common_host=looked_at, common_scope="remove") == ""
     # The role wsl asks for itself.
     assert value("_common_refusal", "Debian: Debian 12.11", kernel=WSL, _common_host=looked_at) == ""
+
+
+@pytest.mark.parametrize(
+    ("platform", "packages", "check", "refused"),
+    [
+        ("Debian: Debian 12.11", (), True, True),
+        ("Debian: Debian 12.11", ("config-files python3-apt=2.6.0",), True, True),
+        ("Debian: Debian 12.11", ("installed python3-apt=2.6.0",), True, False),
+        ("Debian: Debian 12.11", (), False, False),
+        ("RedHat: Rocky 9.5", (), True, False),
+    ],
+)
+def test_check_mode_needs_what_asks_apt(platform: str, packages: tuple[str, ...], check: bool, refused: bool) -> None:
+    """A run without check mode brings it."""
+    looked_at = role_helper.host("/run/systemd/system", packages=packages)
+    found = value("_common_refusal", platform, _common_host=looked_at, ansible_check_mode=check)
+    assert found.startswith("python3-apt is not installed") == refused
+    assert ("Next step: run `apt-get install python3-apt` on this host" in found) == refused
