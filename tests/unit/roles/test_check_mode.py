@@ -28,7 +28,7 @@ UNITS = {"docker.service": {"enabled": "disabled", "active": "inactive"}}
     ],
 )  # fmt: skip
 def test_packages_that_are_missing_would_come(tmp_path: Path, role: str, entry: str, given: dict[str, object]) -> None:
-    """Package lists that were never read, as an image of a cloud has them, have the same answer as a name of nobody's."""
+    """Lists that were never read, as an image of a cloud has them, have the same answer as a name of nobody's."""
     play = {
         "hosts": "localhost",
         "connection": "local",

@@ -418,3 +418,21 @@ def test_what_dnf_is_asked_for() -> None:
     assert missing("installed nvidia-fabricmanager=580.95.05-1.el9") == []
     for other in ("nvidia-fabricmanager=580.82.07-1.el9", "nvidia-fabric-manager=570.195.03-1.el9"):
         assert missing(f"installed {other}") == ["nvidia-fabricmanager=580.95.05-*"]
+
+
+@pytest.mark.parametrize(
+    ("given", "refused"),
+    [
+        ({}, True),
+        ({"nvidia_driver_managed": False}, False),
+        ({"_common_is_wsl": True}, False),
+        # Who takes a machine out of the farm takes nothing of it away that packages have not brought.
+        ({"common_scope": "remove"}, False),
+    ],
+)
+def test_a_driver_of_nvidias_installer_is_not_overwritten(given: dict[str, Any], refused: bool) -> None:
+    known = {"__nvidia_repository_refusal": "", **given}
+    found = value("__nvidia_driver_refusal", _common_host=role_helper.host("/usr/bin/nvidia-uninstall"), **known)
+    assert found.startswith("the driver here came by an installer of its own") == refused
+    assert ("Next step: run `nvidia-uninstall` on this host" in found) == refused
+    assert value("__nvidia_driver_refusal", _common_host=role_helper.host(), **known) == ""
