@@ -21,8 +21,8 @@ bash-0:5.2.26-4.el10.*"""
 def value(name: str, **given: Any) -> Any:
     facts = role_helper.facts(given.pop("platform", "Debian: Debian 13.1"), kernel="6.12.57+deb13-amd64")
     facts.update(given.pop("facts", {}))
-    known = {**role_helper.variables("_common", "nvidia_driver"), "ansible_facts": facts, "_common_is_wsl": False}
-    return role_helper.value(name, {**known, **given})
+    known = {"ansible_facts": facts, "_common_is_wsl": False, "_common_host": role_helper.host()}
+    return role_helper.value(name, {**role_helper.variables("_common", "nvidia_driver"), **known, **given})
 
 
 def test_packages_are_asked_for_by_branch() -> None:
@@ -436,3 +436,55 @@ def test_a_driver_of_nvidias_installer_is_not_overwritten(given: dict[str, Any],
     assert found.startswith("the driver here came by an installer of its own") == refused
     assert ("Next step: run `nvidia-uninstall` on this host" in found) == refused
     assert value("__nvidia_driver_refusal", _common_host=role_helper.host(), **known) == ""
+
+
+def on_the_bus(*gpus: str) -> dict[str, Any]:
+    devices = [{"vendor": "10de", "class": "030200", "device": gpu, "nvswitch_bridge": False} for gpu in gpus]
+    # The HD audio of a card, and somebody else's card.
+    devices += [{"vendor": "10de", "class": "040300", "device": "0fb0", "nvswitch_bridge": False}]
+    return role_helper.host(pci_devices=devices)
+
+
+GT_710, V100, GTX_1080, T4, A100, RTX_4090, B200, RTX_5090 = (
+    "128b", "1db4", "1b80", "1eb8", "20b0", "2684", "2901", "2b85",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("gpus", "asked", "kind"),
+    [
+        ([], "auto", "open"),
+        ([T4, A100], "auto", "open"),
+        ([RTX_5090], "auto", "open"),
+        ([V100], "auto", "proprietary"),
+        ([GTX_1080, RTX_4090], "auto", "proprietary"),
+        ([RTX_4090], "proprietary", "proprietary"),
+    ],
+)
+def test_kernel_modules_go_by_the_gpus(gpus: list[str], asked: str, kind: str) -> None:
+    given = {"_common_host": on_the_bus(*gpus), "nvidia_driver_kernel_modules": asked}
+    assert value("__nvidia_driver_kind", **given) == kind
+    packages = {"open": "nvidia-kernel-open-dkms=580.*", "proprietary": "nvidia-kernel-dkms=580.*"}
+    assert packages[kind] in value("__nvidia_driver_wanted", **given)
+    assert value("__nvidia_driver_misfit", **given) == ""
+
+
+@pytest.mark.parametrize(
+    ("gpus", "given", "told"),
+    [
+        ([RTX_4090, GT_710], {}, "a GPU, 10de:128b, is older than Maxwell. Expected: one that branch 580 drives; the "),
+        ([V100], {"nvidia_driver_branch": "595"}, 'Next step: set `nvidia_driver_branch: "580"` for this host.'),
+        ([B200], {"nvidia_driver_branch": "550"}, "Expected: one that branch 550 drives; the first for this one is"),
+        ([V100], {"nvidia_driver_kernel_modules": "open"}, "a GPU, 10de:1db4, is older than Turing. Expected: "
+         "proprietary kernel modules, because the open ones do not drive it. Next step: leave nvidia_driver_kernel"),
+        ([RTX_5090], {"nvidia_driver_kernel_modules": "proprietary"}, "a GPU, 10de:2b85, is of Blackwell or newer. "
+         "Expected: open kernel modules, because no others drive it. Next step: leave nvidia_driver_kernel_modules"),
+        ([RTX_5090, GTX_1080], {}, "a GPU, 10de:2b85, is of Blackwell or newer, beside one that is older than Turing, "
+         "10de:1b80. Expected: GPUs of which one kind of kernel modules drives all. Next step: take one of the two"),
+    ],
+)  # fmt: skip
+def test_a_gpu_that_what_is_wanted_does_not_drive_is_named(gpus: list[str], given: dict[str, Any], told: str) -> None:
+    known = {"_common_host": on_the_bus(*gpus), "__nvidia_repository_refusal": "", **given}
+    assert told in value("__nvidia_driver_refusal", **known)
+    for other in ({"nvidia_driver_managed": False}, {"nvidia_driver_packages": ["mine"]}, {"common_scope": "remove"}):
+        assert value("__nvidia_driver_refusal", **{**known, **other}) == ""
