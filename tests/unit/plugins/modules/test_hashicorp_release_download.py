@@ -162,6 +162,23 @@ def test_what_is_damaged_or_gone_is_downloaded_again(
     assert (control.folder / name).stat().st_mode & 0o777 == 0o644
 
 
+@pytest.mark.parametrize(("name", "times"), [(None, 1), (SUMS, 1), (SIGNATURE, 1), (KEY, 1), (ZIP, 2)])
+def test_a_zip_is_read_once(control: Control, monkeypatch: pytest.MonkeyPatch, name: str | None, times: int) -> None:
+    """And the one that comes for another."""
+    control.run()
+    if name == ZIP:
+        (control.folder / ZIP).write_bytes(b"half a zip")
+    elif name:
+        (control.folder / name).unlink()
+    # As a process that has read nothing yet.
+    hashicorp_release_download.sum_of.cache_clear()
+    read: list[str] = []
+    sha256 = release.sha256
+    monkeypatch.setattr(release, "sha256", lambda file: read.append(file.name) or sha256(file))
+    control.run()
+    assert read == [str(control.folder / ZIP)] * times
+
+
 def test_a_zip_that_the_list_does_not_vouch_for_does_not_stay(control: Control, releases: helper.Releases) -> None:
     releases.server.files[f"/{ZIP}"] = b"another zip"
     failed, listed = control.run(), (control.folder / SUMS).read_text().split()
