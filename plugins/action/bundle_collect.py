@@ -29,7 +29,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             return {"changed": False, "skipped": True, "msg": "What is to be collected is not known in check mode."}
         try:
             manifest = bundle.read_or_new(folder)
-            arguments["have"] = bundle.whole(folder, manifest, manifest["files"])
+            have = bundle.whole(folder, manifest, manifest["files"])
+            arguments["have"] = have
             answer: dict[str, Any] = self._execute_module(
                 module_name="gpufarm.core.bundle_collect", module_args=arguments, task_vars=task_vars
             )
@@ -37,7 +38,9 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                 return answer
             collected = answer.pop("collected")
             partial = boolean(arguments.get("partial", False))
-            fetched, removed = bundle.update(folder, arguments["platform"], collected, self.fetch, partial)
+            fetched, removed = bundle.update(
+                folder, arguments["platform"], collected, self.fetch, partial=partial, have=have
+            )
         except BundleError as error:
             raise AnsibleActionFail(f"{host}: {error}") from error
         except OSError as error:

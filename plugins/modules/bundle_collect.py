@@ -91,6 +91,12 @@ options:
         type: list
         elements: str
         default: []
+      optional:
+        description: >-
+          Whether the bundle may be without them, with a warning, where this host cannot have them. Others may have them
+          already.
+        type: bool
+        default: false
   origins:
     description: >-
       Where files of C(keys) and C(releases) come from, for the manifest, by path or by the name of that folder.
@@ -206,8 +212,10 @@ class Apt:
         for path in [ETC / "sources.list", *(ETC / "sources.list.d").glob("*")]:
             if path.is_file() and path.name not in aside:
                 (self.folder / "sources.list.d" / f"host-{path.name}").symlink_to(path)
-        for path in (ETC / "auth.conf.d").glob("*.conf"):
-            (self.folder / "auth.conf.d" / f"host-{path.name}").symlink_to(path)
+        for path in (ETC / "auth.conf.d").glob("*"):
+            # As apt reads them, Ubuntu Pro's among them.
+            if path.suffix in ("", ".conf"):
+                (self.folder / "auth.conf.d" / f"host-{path.name}").symlink_to(path)
         for each in repositories:
             login = urllib.parse.urlsplit(each["url"])
             url = release.without_login(each["url"]).rstrip("/")
@@ -419,10 +427,19 @@ def collect(module: AnsibleModule) -> dict[str, Any]:
     apt.know(repositories)
     indices = apt.read()
     have = set(module.params["have"].values())
-    wanted = [
-        {"packages": each["packages"], "files": found.add_packages(apt.closure(each, have), indices)}
-        for each in module.params["wanted"]
-    ]
+    wanted = []
+    for each in module.params["wanted"]:
+        try:
+            downloads = apt.closure(each, have)
+        except BundleError as error:
+            if not each["optional"]:
+                raise
+            names = ", ".join(each["packages"])
+            module.warn(
+                f"{platform.node()}: the bundle is without {names}: {error.found}. Hosts that lack them are told."
+            )
+            continue
+        wanted.append({"packages": each["packages"], "files": found.add_packages(downloads, indices)})
     entries = found.add_indices(apt, indices)
     found.add_others()
     return {"changed": False, "collected": {"files": found.files, "repositories": entries, "wanted": wanted}}
@@ -452,6 +469,7 @@ def main() -> None:
                 "options": {
                     "packages": {"type": "list", "elements": "str", "required": True},
                     "first": {"type": "list", "elements": "str", "default": []},
+                    "optional": {"type": "bool", "default": False},
                 },
             },
             "origins": {"type": "dict", "default": {}},

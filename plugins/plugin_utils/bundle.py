@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import fnmatch
 import json
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypedDict, cast
 
 from ansible_collections.gpufarm.core.plugins.module_utils import release
@@ -167,14 +169,18 @@ def places_of(platform: str) -> tuple[str, str]:
 
 def names_for(manifest: Manifest, platform: str, packages: Iterable[str]) -> list[str]:
     """The files that a host of a platform may need for these packages: what apt reads, and the packages."""
-    there = platform_of(manifest, platform)
-    asked = set(packages)
-    missing = sorted(asked - {package for wanted in there["wanted"] for package in wanted["packages"]})
+    wanted = platform_of(manifest, platform)["wanted"]
+    by_package = {
+        package: [each for each in wanted if package in each["packages"]]
+        or [each for each in wanted if brings(each, package, manifest)]
+        for package in packages
+    }
+    missing = sorted(package for package, found in by_package.items() if not found)
     if missing:
         raise BundleError(
             f"the bundle has not {', '.join(missing)} for {platform}", "all that the roles of this host install", AGAIN
         )
-    found = {name for wanted in there["wanted"] if asked & set(wanted["packages"]) for name in wanted["files"]}
+    found = {name for those in by_package.values() for each in those for name in each["files"]}
     apart = places_of(platform)
     strange = sorted(name for name in found if not name.startswith(apart) or name not in manifest["files"])
     if strange:
@@ -183,16 +189,24 @@ def names_for(manifest: Manifest, platform: str, packages: Iterable[str]) -> lis
     return sorted(found)
 
 
+def brings(wanted: Wanted, package: str, manifest: Manifest) -> bool:
+    """Whether there is a package for those who ask for it by another version, as by that of a driver they have."""
+    name, _equals, version = package.partition("=")
+    files = [manifest["files"].get(path, {}).get("package", "") for path in wanted["files"]]
+    return any(fnmatch.fnmatchcase(file, f"{name}_{version or '*'}_*") for file in files)
+
+
 def on_node(name: str, platform: str) -> str:
     """Where a host has a file of the bundle, below its own folder."""
     return name.replace(f"/{platform}/", "/", 1)
 
 
-def entry(repository: Repository) -> str:
+def entry(repository: Repository, platform: str) -> str:
     """What apt reads of a repository of the bundle.
 
     Its signature is verified as ever. That it is still in date is not asked for: it was when it was collected, and a
     site without internet has no newer one. What a manifest says is no more than a word each, and no key of its own.
+    Of other architectures, which a host may know as well, there are no lists.
     """
     words = [repository["suite"], *repository["components"]]
     keyring = repository["signed_by"]
@@ -206,6 +220,7 @@ def entry(repository: Repository) -> str:
         "Types": "deb",
         "URIs": f"file:{ON_NODE}/apt/{repository['name']}/",
         "Suites": repository["suite"],
+        "Architectures": " ".join(re.findall("-(amd64|arm64)(?:-wsl)?$", platform)),
         "Components": " ".join(repository["components"]),
         "Signed-By": repository["signed_by"],
         "Check-Valid-Until": "no",
@@ -236,7 +251,7 @@ def texts(manifest: Manifest, platform: str) -> dict[str, str]:
         if repository["of_role"]:
             continue
         path = f"sources.list.d/{repository['name']}.sources"
-        entries[path] = "\n".join([*([entries[path]] if path in entries else []), entry(repository)])
+        entries[path] = "\n".join([*([entries[path]] if path in entries else []), entry(repository, platform)])
     return {"apt.conf": APT_CONF, **entries}
 
 
@@ -265,22 +280,32 @@ def parts(names: Iterable[str], size: Callable[[str], int], most: int) -> Iterat
 
 
 def update(
-    folder: Path, platform: str, collected: dict[str, Any], fetch: Callable[[str, Path], None], partial: bool = False
+    folder: Path,
+    platform: str,
+    collected: dict[str, Any],
+    fetch: Callable[[str, Path], None],
+    *,
+    partial: bool = False,
+    have: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[list[str], list[str]]:
     """Have what a host has collected for its platform in place of what there was; the names of what came and went.
 
-    Where that is C(partial), what there was for other hosts stays beside it.
+    Where that is C(partial), what there was for other hosts stays beside it. What C(whole) has told before is not read
+    once more, but where another run has changed it since.
     """
     # What no host could be given is told where it can be mended.
     for repository in collected["repositories"]:
-        entry(repository)
+        entry(repository, platform)
     with locked(folder):
         manifest = read_or_new(folder)
         # Of runs that were killed, whose room this one may need.
         for path in folder.rglob(".*.part"):
             path.unlink()
+        known_whole = {name for name, digest in have.items() if is_still(folder, manifest, name, digest)}
         fetched = [
-            name for name, file in collected["files"].items() if release.checksum_of(folder / name) != file["sha256"]
+            name
+            for name, file in collected["files"].items()
+            if (have[name] if name in known_whole else release.checksum_of(folder / name)) != file["sha256"]
         ]
         try:
             for name in fetched:
@@ -314,6 +339,13 @@ def update(
         for name in removed:
             (folder / name).unlink()
     return fetched, removed
+
+
+def is_still(folder: Path, manifest: Manifest, name: str, digest: str) -> bool:
+    """Whether a file that was whole with this checksum is so still, as far as a moment's look tells."""
+    file = manifest["files"].get(name)
+    path = folder / name
+    return bool(file and file["sha256"] == digest and path.is_file() and path.stat().st_size == file["size"])
 
 
 def together(before: Platform | None, collected: dict[str, Any]) -> Platform:

@@ -71,6 +71,31 @@ def test_a_run_without_all_hosts_removes_nothing_of_theirs(hosts: list[str], par
     assert value("__farm_bundle_partial", groups=farm, ansible_play_hosts=hosts) is partial
 
 
+@pytest.mark.parametrize("hosts", [["deb", "el"], ["el"]])
+def test_a_host_that_no_bundle_is_for_is_told_and_keeps_nothing_in_it(tmp_path: Path, hosts: list[str]) -> None:
+    tasks = [
+        {"ansible.builtin.include_role": {
+            "name": "gpufarm.core.farm", "tasks_from": "bundle_wanted.yml", "rolespec_validate": False, "public": True,
+        }},
+        {"ansible.builtin.debug": {"msg": "partial {{ __farm_bundle_partial }}"}},
+    ]  # fmt: skip
+    (tmp_path / "play.yml").write_text(yaml.safe_dump([{"hosts": "all", "gather_facts": False, "tasks": tasks}]))
+    known = {
+        "gpufarm_bundle": "/srv/bundle", "ansible_facts": {"distribution": "Rocky"},
+        "_common_family": {"packages": "{{ 'apt' if inventory_hostname == 'deb' else 'dnf' }}"},
+        "_common_bundle_platform": "p", "__farm_bundle_wanted": [], "__farm_bundle_repositories": [],
+        "__farm_bundle_releases": [],
+    }  # fmt: skip
+    (tmp_path / "known.json").write_text(json.dumps(known))
+    inventory = {"gpu_nodes": {"hosts": dict.fromkeys(hosts, LOCAL)}}
+    run = run_playbook(tmp_path, inventory, str(tmp_path / "play.yml"), "-e", f"@{tmp_path}/known.json")
+    said = " ".join(run.stdout.replace("''", "'").split())
+    assert "el: the packages of Rocky are not apt's. Expected: a distribution of the family Debian" in said, said
+    assert ("no host of this run can collect" in run.stdout) is (hosts == ["el"]), run.stdout
+    assert run.stdout.count("partial False") == (2 if "deb" in hosts else 0), run.stdout
+    assert run.returncode == (0 if "deb" in hosts else 2)
+
+
 REPOSITORY = {"name": "cuda", "key_url": "http://robot:s3cret@127.0.0.1:1/key", "fingerprints": ["00" * 20]}
 RELEASE = {
     "product": "nomad", "version": "1.11.3", "base_url": "http://robot:s3cret@127.0.0.1:1",

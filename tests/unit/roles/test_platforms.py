@@ -248,6 +248,23 @@ def test_headers_of_the_running_kernel_and_on_debian_of_the_next(platform: str, 
 
 
 @pytest.mark.parametrize(
+    ("platform", "bundle", "told"),
+    [
+        ("Debian: Debian 12.11", "~/bundle", ""),
+        ("Debian: Debian 12.11", "/srv/bundle", ""),
+        ("Debian: Debian 12.11", "bundle", "gpufarm_bundle is bundle, which is another folder for each playbook. "),
+        # They have a mirror.
+        ("RedHat: Rocky 9.5", "bundle", ""),
+    ],
+)
+def test_a_bundle_has_one_place(platform: str, bundle: str, told: str) -> None:
+    looked_at = role_helper.host("/run/systemd/system")
+    found = value("_common_refusal", platform, _common_host=looked_at, gpufarm_bundle=bundle)
+    assert found.startswith(told) and bool(found) is bool(told)
+    assert value("_common_bundle", platform, gpufarm_bundle=bundle) == ("" if "Rocky" in platform else bundle)
+
+
+@pytest.mark.parametrize(
     ("host", "answered", "told"),
     [
         (0, 0, ""),
@@ -272,18 +289,17 @@ def test_a_clock_that_is_wrong_is_refused(host: int, answered: int, told: str) -
 
 
 @pytest.mark.parametrize(
-    ("platform", "packages", "check", "refused"),
+    ("platform", "has", "check", "refused"),
     [
         ("Debian: Debian 12.11", (), True, True),
-        ("Debian: Debian 12.11", ("config-files python3-apt=2.6.0",), True, True),
-        ("Debian: Debian 12.11", ("installed python3-apt=2.6.0",), True, False),
+        ("Debian: Debian 12.11", ("/usr/lib/python3/dist-packages/apt/__init__.py",), True, False),
         ("Debian: Debian 12.11", (), False, False),
         ("RedHat: Rocky 9.5", (), True, False),
     ],
 )
-def test_check_mode_needs_what_asks_apt(platform: str, packages: tuple[str, ...], check: bool, refused: bool) -> None:
+def test_check_mode_needs_what_asks_apt(platform: str, has: tuple[str, ...], check: bool, refused: bool) -> None:
     """A run without check mode brings it."""
-    looked_at = role_helper.host("/run/systemd/system", packages=packages)
+    looked_at = role_helper.host("/run/systemd/system", *has)
     found = value("_common_refusal", platform, _common_host=looked_at, ansible_check_mode=check)
     assert found.startswith("python3-apt is not installed") == refused
     assert ("Next step: run `apt-get install python3-apt` on this host" in found) == refused

@@ -194,6 +194,19 @@ def test_what_the_bundle_has_is_not_downloaded_again(collector: Collector, upstr
     assert not any(path.endswith(".deb") for path in upstream.server.requests)
 
 
+def test_what_may_be_left_out_is_told(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+    warnings: list[str] = []
+    monkeypatch.setattr(bundle_collect.AnsibleModule, "warn", lambda _self, text: warnings.append(text))
+    wanted = [
+        {"packages": ["nothing-like-it"], "optional": True}, {"packages": ["unwanted"], "optional": True},
+        {"packages": ["driver"]},
+    ]  # fmt: skip
+    answer = collector.collect(wanted=wanted)
+    assert [each["packages"] for each in answer["collected"]["wanted"]] == [["unwanted"], ["driver"]], answer
+    (told,) = warnings
+    assert "the bundle is without nothing-like-it: " in told and "Unable to locate package nothing-like-it" in told
+
+
 def test_what_no_repository_has_is_named(collector: Collector) -> None:
     answer = collector.collect("driver", "nothing-like-it")
     assert answer["failed"] and "Unable to locate package nothing-like-it" in answer["msg"]
@@ -238,6 +251,18 @@ def test_a_login_is_shown_nowhere(collector: Collector, upstream: Upstream) -> N
     assert answer["collected"]["files"]["keys/here/cuda.asc"]["from"] == "https://up.example/k"
     assert not answer.get("failed") and "cret" not in str(answer).replace("s3cret", ""), answer
     assert (collector.folder / "auth.conf.d/cuda.conf").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("name", ["90ubuntu-advantage", "mine.conf"])
+def test_the_logins_of_the_host_are_taken(collector: Collector, upstream: Upstream, name: str) -> None:
+    for path in upstream.server.files:
+        if path.startswith("/debian"):
+            upstream.server.ask_for_login(path, "robot:secret")
+    (bundle_collect.ETC / "auth.conf.d").mkdir()
+    login = f"machine {upstream.server.url}/ login robot password secret\n"
+    (bundle_collect.ETC / "auth.conf.d" / name).write_text(login)
+    answer = collector.collect("libbase")
+    assert not answer.get("failed") and len(answer["collected"]["wanted"][0]["files"]) == 2, answer
 
 
 def test_a_login_of_the_hosts_own_entries_is_in_no_arguments(

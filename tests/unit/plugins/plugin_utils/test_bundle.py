@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.gpufarm.core.plugins.filter.bundle_entry import bundle_entry
 from ansible_collections.gpufarm.core.plugins.filter.bundle_refusal import bundle_refusal
 from ansible_collections.gpufarm.core.plugins.module_utils.apt_bundle import BundleError
 from ansible_collections.gpufarm.core.plugins.plugin_utils import bundle
@@ -109,6 +110,23 @@ def test_what_is_whole_is_not_fetched_again_and_keeps_its_time(folder: Path, hos
     assert host.fetched == [] and bundle.read(folder) == before
 
 
+def test_what_was_read_is_not_read_once_more(folder: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = bundle.read(folder)
+    have = bundle.whole(folder, manifest, manifest["files"])
+    # Another run has been there since; a size tells, and so does the manifest.
+    (folder / KEY).write_text("longer")
+    (folder / OLDER).write_text("oldes")
+    change(folder, files={**manifest["files"], OLDER: {**manifest["files"][OLDER], "sha256": "0" * 64}})
+    read: list[str] = []
+    checksum_of = bundle.release.checksum_of
+    monkeypatch.setattr(bundle.release, "checksum_of", lambda path: read.append(path.name) or checksum_of(path))
+    collected = host.collected(INDEX="signed anew", DRIVER="driver", OLDER="older", KEY="key", ZIP="zip")
+    fetched, _removed = bundle.update(folder, TRIXIE, collected, host.fetch, have=have)
+    assert fetched == [INDEX, OLDER, KEY] and set(read) == {
+        *(Path(name).name for name in (OLDER, KEY)), *(f".{Path(name).name}.part" for name in fetched)
+    }  # fmt: skip
+
+
 def test_what_is_damaged_is_fetched_again(folder: Path, host: Host) -> None:
     (folder / DRIVER).write_text("Driver")
     assert DRIVER not in bundle.whole(folder, bundle.read(folder), [DRIVER, OLDER])
@@ -202,6 +220,16 @@ def test_a_host_is_handed_what_it_wants_and_what_vouches_for_it(folder: Path) ->
     assert "sources.list.d/nvidia-cuda.sources" in bundle.known(manifest, TRIXIE)
 
 
+@pytest.mark.parametrize("package", ["driver", "driver=580", "driver=58*"])
+def test_who_asks_by_another_version_is_handed_what_fits(folder: Path, package: str) -> None:
+    """Fabric Manager goes by the driver that a node has, and who collects has another."""
+    manifest = bundle.read(folder)
+    found = bundle.names_for(manifest, TRIXIE, [package])
+    assert DRIVER in found and (OLDER in found) is (package == "driver")
+    for other in ("driver=58", "drive", "driver=590-*"):
+        assert f"the bundle has not {other} for" in refusal(bundle.names_for, manifest, TRIXIE, [other])
+
+
 def test_what_is_not_there_is_named(folder: Path) -> None:
     manifest = bundle.read(folder)
     said = refusal(bundle.names_for, manifest, TRIXIE, ["driver=580.*", "driver=590.*", "cuda-toolkit-13-0"])
@@ -287,7 +315,7 @@ def test_no_entry_trusts_more_than_the_host_does(folder: Path, changes: dict[str
 
 @pytest.mark.parametrize("suite", ["/", "stable/deb/amd64/", "trixie/updates", "a..b"])
 def test_suites_may_have_a_path(suite: str) -> None:
-    assert f"Suites: {suite}\n" in bundle.entry({**DEBIAN, "suite": suite})  # type: ignore[typeddict-item]
+    assert f"Suites: {suite}\n" in bundle.entry({**DEBIAN, "suite": suite}, TRIXIE)  # type: ignore[typeddict-item]
 
 
 def test_entries() -> None:
@@ -297,10 +325,21 @@ def test_entries() -> None:
     # Its role has the key, and writes the entry when it has.
     assert sorted(texts) == ["apt.conf", "sources.list.d/debian.example_debian.sources"]
     first, second = texts["sources.list.d/debian.example_debian.sources"].split("\n\n")
-    assert "URIs: file:/var/lib/gpufarm/bundle/apt/debian.example_debian/\nSuites: trixie\nComponents: main\n" in first
+    assert (
+        "URIs: file:/var/lib/gpufarm/bundle/apt/debian.example_debian/\nSuites: trixie\nArchitectures: amd64\n" in first
+    )
     assert "Signed-By" not in first and "Check-Valid-Until: no" in first
     assert "Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg\n" in second
     assert "rusted" not in "".join(texts.values())
+
+
+@pytest.mark.parametrize(("platform", "architecture"), [(TRIXIE, "amd64"), ("ubuntu-noble-arm64-wsl", "arm64")])
+def test_roles_have_their_entries_from_here(platform: str, architecture: str) -> None:
+    assert bundle_entry("nvidia-cuda", platform) == (
+        "# Ansible managed\nTypes: deb\nURIs: file:/var/lib/gpufarm/bundle/apt/nvidia-cuda/\nSuites: /\n"
+        f"Architectures: {architecture}\nSigned-By: /etc/apt/keyrings/nvidia-cuda.asc\nCheck-Valid-Until: no\n"
+        "By-Hash: no\nLanguages: none\nTargets: Packages\n"
+    )
 
 
 def test_parts() -> None:
