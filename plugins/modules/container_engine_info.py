@@ -83,12 +83,17 @@ engines:
       description: The name of the runtime that containers have that ask for none; null where it is not known.
       type: str
       sample: runc
+    version:
+      description: The version of Podman; null of others, and where it does not answer.
+      type: str
+      sample: null
   sample:
     containerd:
       answers: true
       reason: null
       runtimes: {nvidia: /usr/bin/nvidia-container-runtime, runc: ""}
       default: runc
+      version: null
 cdi_devices:
   description: What C(nvidia-ctk cdi list) lists; null where it does not answer.
   type: list
@@ -101,6 +106,13 @@ cdi_by_index:
   type: bool
   returned: success
   sample: true
+cdi_version:
+  description: >-
+    The version of CDI that the file of C(nvidia-cdi-refresh.service) has, for which engines have to be new enough; null
+    where there is no such file.
+  type: str
+  returned: success
+  sample: 0.5.0
 cdi_current:
   description: >-
     Whether the file that C(nvidia-cdi-refresh.service) writes says what C(nvidia-ctk cdi generate) says now, with that
@@ -133,7 +145,7 @@ def main() -> None:
         supports_check_mode=True,
     )
     params = module.params
-    engines, devices, current = answers.ask(params["engines"], params["containerd_socket"], params["timeout"])
+    engines, devices, current, version = answers.ask(params["engines"], params["containerd_socket"], params["timeout"])
     listed = re.findall(r"^\s*(\S+=\S+)\s*$", devices.stdout, re.MULTILINE)
     module.exit_json(
         changed=False,
@@ -141,6 +153,7 @@ def main() -> None:
         cdi_devices=listed if devices.returncode == 0 else None,
         cdi_current=current,
         cdi_by_index=answers.by_index(),
+        cdi_version=version,
     )
 
 

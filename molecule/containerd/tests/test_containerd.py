@@ -140,6 +140,12 @@ def test_settings_that_nobody_can_read_are_refused_and_stay() -> None:
     told = words(run.output)
     assert re.search(rf"{ALONE}: {TOP} is no TOML \(.*\)\. Expected: settings of containerd, to which", told), told
     assert "nothing was changed. Next step: mend the file, or move it away." in told, told
+    # As Docker's makers have it in their package.
+    sh(ALONE, f"sed -i '1i disabled_plugins = [\"cri\"]' {TOP}")
+    run = run_in_scenario(CONVERGE, "--limit", ALONE)
+    sh(ALONE, f"cp -a /root/config.toml {TOP}")
+    assert run.code != 0 and run.changed == {ALONE: 0}, run.output
+    assert f"{ALONE}: containerd's settings have its CRI plugin in disabled_plugins. Expected: " in words(run.output)
     # What the file brings in is read by containerd alone.
     owner = "/etc/containerd/conf.d/10-owner.toml"
     sh(ALONE, f"cp {owner} /root/ && echo 'broken = [' >>{owner} && cp {owner} /root/broken")

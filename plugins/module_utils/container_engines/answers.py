@@ -16,7 +16,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.container_engines imp
 
 SOCKET = "/run/containerd/containerd.sock"
 DOCKER = ("docker", "info", "--format", '{"runtimes": {{json .Runtimes}}, "default": {{json .DefaultRuntime}}}')
-PODMAN = ("podman", "info", "--format", "{{.Host.OCIRuntime.Name}}")
+PODMAN = ("podman", "info", "--format", "{{.Host.OCIRuntime.Name}} {{.Version.Version}}")
 # The second is that of CRI-O before 1.30.
 CRIO = (("crio", "status", "config"), ("crio-status", "config"))
 DEVICES = ("nvidia-ctk", "cdi", "list")
@@ -37,11 +37,15 @@ PASSING = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class Engine:
-    """A running engine; C(reason) says why it does not answer, C(default) is None where it names none."""
+    """A running engine; C(reason) says why it does not answer, C(default) is None where it names none.
+
+    Podman alone tells its version.
+    """
 
     runtimes: dict[str, str]
     default: str | None = None
     reason: str | None = None
+    version: str | None = None
 
     @property
     def told(self) -> dict[str, Any]:
@@ -71,7 +75,8 @@ def podman(answer: Command) -> Engine:
     """Podman has no daemon and needs no runtime of NVIDIA's: it reads the CDI specification itself."""
     if answer.returncode != 0:
         return Engine({}, reason=why(answer))
-    return Engine({answer.stdout.strip(): ""}, answer.stdout.strip())
+    runtime, _space, version = answer.stdout.strip().partition(" ")
+    return Engine({runtime: ""}, runtime, version=version or None)
 
 
 def crio(answers: list[Command]) -> Engine:
@@ -123,6 +128,12 @@ def by_index() -> bool:
     return "index" in map(str.strip, refresh_settings().get(STRATEGIES, "index").split(","))
 
 
+def version_of(specification: str | None) -> str | None:
+    """The version of the Container Device Interface that a specification asks an engine to know."""
+    found = re.search(r"""^cdiVersion:\s*["']?([0-9.]+)""", specification or "", re.MULTILINE)
+    return found[1] if found else None
+
+
 def is_current(made: Command, there: str | None) -> bool | None:
     """Whether the specification is what would be made now, passing mounts left out; None where none can be made."""
     if made.returncode != 0 or not made.stdout:
@@ -130,7 +141,7 @@ def is_current(made: Command, there: str | None) -> bool | None:
     return there is not None and PASSING.sub("", made.stdout) == PASSING.sub("", there)
 
 
-def ask(names: list[str], path: str, timeout: float) -> tuple[dict[str, Engine], Command, bool | None]:
+def ask(names: list[str], path: str, timeout: float) -> tuple[dict[str, Engine], Command, bool | None, str | None]:
     """Ask the engines at the same time, and nvidia-ctk for the CDI devices, and for their specification."""
     settings = refresh_settings()
     there = text_of(Path(settings.pop(OUTPUT, SPECIFICATION)))
@@ -153,4 +164,4 @@ def ask(names: list[str], path: str, timeout: float) -> tuple[dict[str, Engine],
         else:
             found[name] = docker(by_name[name][0])
     own_way = any(OWN_WAY.search(text_of(Path(path)) or "") for path in drop_ins.stdout.split())
-    return found, devices, None if own_way else is_current(made, there)
+    return found, devices, None if own_way else is_current(made, there), version_of(there)

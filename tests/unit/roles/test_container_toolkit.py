@@ -297,3 +297,78 @@ def test_settings_that_are_no_toml_are_refused_before_anything_changes() -> None
     ):
         assert found in value("__container_toolkit_refusal", container_toolkit_engines=engines, **given)
     assert value("__container_toolkit_refusal", container_toolkit_engines=["docker", "podman"], **given) == ""
+
+
+CRI_OFF = 'disabled_plugins = ["io.containerd.snapshotter.v1.aufs", "cri"]\nversion = 2\n'
+
+
+@pytest.mark.parametrize(
+    ("platform", "there", "dump", "told"),
+    [
+        ("Debian: Debian 12.11", "containerd", "disabled_plugins = []\nversion = 2\n", ""),
+        ("Debian: Debian 12.11", "", "", ""),
+        # As containerd of a major version has it, and as Docker's makers do.
+        ("RedHat: Rocky 9.5", "containerd.io", "disabled_plugins = ['io.containerd.cri.v1.runtime']\n", "containerd's"),
+        (
+            "Debian: Debian 12.11",
+            "containerd.io",
+            CRI_OFF,
+            "containerd's settings have its CRI plugin in disabled_plugins. ",
+        ),
+        ("RedHat: Rocky 9.5", "containerd.io", "disabled_plugins = []\ncri = ['cri']\n", ""),
+        (
+            "RedHat: Rocky 9.5",
+            "",
+            "",
+            "there is no containerd, and the package containerd.io comes with its CRI plugin in",
+        ),
+    ],
+)
+def test_a_containerd_that_knows_no_runtimes_is_refused(platform: str, there: str, dump: str, told: str) -> None:
+    given = {
+        "ansible_facts": role_helper.facts(platform), "container_toolkit_engines": ["containerd"],
+        "_common_host": role_helper.host(programs={"containerd": there}),
+        "__container_toolkit_containerd": {"stdout": dump},
+    }  # fmt: skip
+    found = value("__container_toolkit_refusal", **given)
+    assert found.startswith(told) and bool(found) is bool(told) and ("Next step: " in found) is bool(told), found
+    assert value("__container_toolkit_refusal", **{**given, "container_toolkit_engines": ["docker"]}) == ""
+
+
+@pytest.mark.parametrize(
+    ("podman", "cdi", "told"),
+    [
+        ("3.4.4", None, "Podman is 3.4.4. Expected: 4.1 or newer, because an older one knows no CDI specification. "),
+        ("4.1.1", "0.5.0", ""),
+        (
+            "4.9.3",
+            "0.7.0",
+            "Podman is 4.9.3, and the CDI specification is of version 0.7.0. Expected: Podman 5.1 or newer",
+        ),
+        ("5.4.2", "0.7.0", ""),
+        ("5.10.0", "0.10.0", ""),
+        (None, "0.7.0", ""),
+    ],
+)
+def test_a_podman_that_cannot_read_the_specification_is_refused(podman: str | None, cdi: str | None, told: str) -> None:
+    state = {"cdi_version": cdi, "engines": {"podman": {**engine({"crun": ""}), "version": podman}}}
+    found = value("__container_toolkit_podman_old", __container_toolkit_state=state, _common_host=role_helper.host())
+    assert found.startswith(told) and bool(found) is bool(told) and ("Next step: " in found) is bool(told), found
+
+
+@pytest.mark.parametrize(
+    ("package", "told"),
+    [
+        ("podman=3.4.4+ds1-1ubuntu1.22.04.3", "Podman is 3.4.4. Expected: 4.1 or newer"),
+        ("podman=4:3.0.1-6.el8", "Podman is 3.0.1. Expected: 4.1 or newer"),
+        ("podman=4.3.1+ds1-8+deb12u1+b4", ""),
+    ],
+)
+def test_a_podman_that_is_there_is_refused_before_anything_changes(package: str, told: str) -> None:
+    given = {
+        "ansible_facts": role_helper.facts("Debian: Ubuntu 22.04"), "container_toolkit_engines": ["podman"],
+        "_common_host": role_helper.host(packages=(f"installed {package}",)),
+    }  # fmt: skip
+    found = value("__container_toolkit_refusal", **given)
+    assert found.startswith(told) and bool(found) is bool(told), found
+    assert value("__container_toolkit_refusal", **{**given, "container_toolkit_engines": ["docker"]}) == ""

@@ -138,7 +138,7 @@ def test_docker() -> None:
 
 
 def test_podman() -> None:
-    assert answers.podman(said("crun\n")) == answers.Engine({"crun": ""}, "crun")
+    assert answers.podman(said("crun 5.4.2\n")) == answers.Engine({"crun": ""}, "crun", version="5.4.2")
     assert answers.podman(said("", 125, "Error: no storage")).reason == "Error: no storage"
 
 

@@ -14,7 +14,7 @@ from ansible_collections.gpufarm.core.tests.unit.plugins.modules import release_
 
 PROGRAMS = {
     "docker": """echo '{"runtimes": {"runc": {"path": "runc"}}, "default": "runc"}'""",
-    "podman": "echo crun",
+    "podman": "echo crun 4.3.1",
     "crio": "echo connection refused >&2; exit 1",
     "nvidia-ctk": """case $2 in
 generate) echo "made ${NVIDIA_CTK_CDI_GENERATE_DEVICE_NAME_STRATEGIES-}${NVIDIA_CTK_CDI_OUTPUT_FILE_PATH-}" ;;
@@ -40,12 +40,13 @@ def test_engines_are_told_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[
     result = helper.run_module(container_engine_info.main, capsys, given)
     assert result["cdi_devices"] == ["nvidia.com/gpu=0", "nvidia.com/gpu=all"] and not result["changed"]
     assert result["engines"] == {
-        "docker": {"answers": True, "reason": None, "runtimes": {"runc": "runc"}, "default": "runc"},
+        "docker": {"answers": True, "reason": None, "runtimes": {"runc": "runc"}, "default": "runc", "version": None},
         "containerd": {
             "answers": False, "reason": f"{tmp_path}/none: No such file or directory", "runtimes": {}, "default": None,
+            "version": None,
         },
-        "crio": {"answers": False, "reason": "connection refused", "runtimes": {}, "default": None},
-        "podman": {"answers": True, "reason": None, "runtimes": {"crun": ""}, "default": "crun"},
+        "crio": {"answers": False, "reason": "connection refused", "runtimes": {}, "default": None, "version": None},
+        "podman": {"answers": True, "reason": None, "runtimes": {"crun": ""}, "default": "crun", "version": "4.3.1"},
     }  # fmt: skip
 
 
@@ -78,6 +79,18 @@ def test_a_specification_is_current_that_would_be_made_now(
     assert current() is True
     (tmp_path / "nvidia-ctk").write_text("#!/bin/sh\nexit 1\n")
     assert current() is None
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [(None, None), ("---\ncdiVersion: 0.7.0\nkind: nvidia.com/gpu\n", "0.7.0"), ('cdiVersion: "0.5.0"\n', "0.5.0")],
+)
+def test_the_version_of_a_specification(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, version: str | None
+) -> None:
+    if text:
+        (tmp_path / "nvidia.yaml").write_text(text)
+    assert helper.run_module(container_engine_info.main, capsys, {"engines": []})["cdi_version"] == version
 
 
 @pytest.mark.parametrize(
