@@ -50,7 +50,7 @@ test: setup
 	@sh tests/run.sh $(BIN)
 
 readmes: setup
-	@$(BIN)/python -m tests.readmes
+	@PYTHONPATH=.collections $(BIN)/python -m tests.readmes
 
 mutants: setup
 	@$(BIN)/python -m tests.mutants --seed $(or $(SEED),1) --sample $(or $(SAMPLE),100)
