@@ -25,6 +25,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "nomad_server": {"nomad_server_bootstrap_expect": "three"},
     "nomad_tenancy": {"nomad_tenancy_namespaces": {"name": "research"}},
     "node_maintenance": {"node_maintenance_policy": "ask"},
+    "node_tuning": {"node_tuning_huge_pages": "many"},
     "nvidia_driver": {"nvidia_driver_kernel_modules": "closed"},
     "nvidia_mig": {"nvidia_mig_gpus": {"index": 0}},
     "nvidia_repository": {"nvidia_repository_key_fingerprints": {"a": 1}},

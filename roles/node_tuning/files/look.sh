@@ -1,0 +1,44 @@
+#!/bin/sh
+# look.sh [acs] [UNIT...]: prints what the settings of the role are at, one to a line. Changes nothing.
+for policy in /sys/devices/system/cpu/cpufreq/policy*; do
+    [ -r "$policy/scaling_governor" ] || continue
+    echo "governor $(cat "$policy/scaling_governor")"
+    echo "governors $(cat "$policy/scaling_available_governors")"
+done | sort -u
+for key in kernel/numa_balancing vm/nr_hugepages; do
+    [ ! -r "/proc/sys/$key" ] || echo "sysctl $(echo "$key" | tr / .) $(cat "/proc/sys/$key")"
+done
+sed -n 's/^MemTotal: *\([0-9]*\) kB/memory \1/p; s/^Hugepagesize: *\([0-9]*\) kB/page \1/p' /proc/meminfo
+echo "cmdline $(cat /proc/cmdline)"
+echo "virtual $(systemd-detect-virt --vm)"
+
+# What the next boot begins with, a line for each kernel.
+if [ -x /usr/sbin/grubby ]; then
+    echo "loader grubby"
+    grubby --info=ALL 2>/dev/null | sed -n 's/^args="\(.*\)"$/boot \1/p'
+elif [ -x /usr/sbin/update-grub ] && [ -e /boot/grub/grub.cfg ]; then
+    echo "loader grub"
+    sed -n 's/^[[:space:]]*linux[^[:space:]]*[[:space:]]*[^[:space:]]*vmlinu[^[:space:]]*/boot/p' /boot/grub/grub.cfg
+else
+    for file in /boot /efi /boot/efi; do
+        [ ! -e "$file/loader/loader.conf" ] || echo "loader systemd-boot"
+    done
+fi
+
+# What was there before the role came.
+for file in /var/lib/gpufarm/tuning/*; do
+    [ ! -f "$file" ] || echo "before ${file##*/} $(cat "$file")"
+done
+
+if [ "${1:-}" = acs ]; then
+    shift
+    for device in /sys/bus/pci/devices/*; do
+        control=$(setpci -s "${device##*/}" ECAP_ACS+6.w 2>/dev/null) && echo "acs ${device##*/} $control"
+    done
+fi
+for unit in "$@"; do
+    main=$(systemctl show --property=MainPID --value "$unit.service" 2>/dev/null)
+    [ "${main:-0}" = 0 ] || sed -n "s/^Max locked memory *\([^ ]*\) .*/limit $unit memlock \1/p
+        s/^Max open files *\([^ ]*\) .*/limit $unit open_files \1/p" "/proc/$main/limits"
+done
+exit 0

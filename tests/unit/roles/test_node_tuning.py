@@ -1,0 +1,304 @@
+"""What node_tuning sees of a host, asks of it, refuses and tells; nothing here touches this machine's kernel."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pytest
+from ansible_collections.gpufarm.core.tests.unit.roles import role_helper
+from ansible_collections.gpufarm.core.tests.unit.roles.role_helper import ROLES
+
+ROLE = ROLES / "node_tuning"
+DOUBLES = ROLES.parent / "tests/simulator/tuning"
+WSL = "6.6.87.2-microsoft-standard-WSL2"
+OURS = "# Ansible managed\n"
+SAID = """\
+governor schedutil
+governors conservative performance schedutil
+sysctl kernel.numa_balancing 1
+sysctl vm.nr_hugepages 0
+memory 16000000
+page 2048
+cmdline BOOT_IMAGE=/boot/vmlinuz ro quiet
+virtual none
+loader grub
+boot root=/dev/sda1 ro quiet
+"""
+ALL = {
+    "node_tuning_governor": "performance",
+    "node_tuning_iommu_passthrough": True,
+    "node_tuning_acs_off": True,
+    "node_tuning_numa_balancing_off": True,
+    "node_tuning_huge_pages": 512,
+    "node_tuning_memlock": "unlimited",
+    "node_tuning_open_files": 65536,
+}
+
+
+def value(name: str, said: str = SAID, kernel: str = "6.12.0", units: tuple[str, ...] = (), **given: Any) -> Any:
+    known = {
+        **role_helper.variables("_common", "node_tuning"),
+        "ansible_facts": role_helper.facts("Debian: Debian 13.1", kernel),
+        "_common_host": role_helper.host(),
+        "__node_tuning_host": role_helper.host(units={unit: {"active": "active"} for unit in units}),
+        "__node_tuning_said": {"stdout_lines": said.splitlines()},
+    }
+    return role_helper.value(name, {**known, **given})
+
+
+def files(**given: Any) -> dict[str, str]:
+    return {each["path"]: each["content"] for each in value("__node_tuning_files", **given)}
+
+
+# --- what is asked for ---------------------------------------------------------------------------
+
+
+def test_nothing_is_asked_for_unasked() -> None:
+    assert files() == {}
+    for name in ("governor", "acs", "iommu", "limited", "boot", "sysctl", "to_keep", "differs", "refusal"):
+        assert not value(f"__node_tuning_{name}"), name
+
+
+def test_all_of_it() -> None:
+    dropin = f"{OURS}[Service]\nLimitMEMLOCK=infinity\nLimitNOFILE=65536\n"
+    assert files(**ALL) == {
+        "/etc/sysctl.d/90-gpufarm-tuning.conf": f"{OURS}kernel.numa_balancing = 0\nvm.nr_hugepages = 512\n",
+        "/etc/security/limits.d/90-gpufarm-tuning.conf": (
+            f"{OURS}* - memlock unlimited\n* - nofile 65536\nroot - memlock unlimited\nroot - nofile 65536\n"
+        ),
+        "/etc/default/grub.d/gpufarm-tuning.cfg": f'{OURS}GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX iommu=pt"\n',
+        **{
+            f"/etc/systemd/system/{name}.service.d/gpufarm-tuning.conf": dropin
+            for name in ("docker", "containerd", "nomad")
+        },
+    }
+    assert value("__node_tuning_refusal", **ALL) == ""
+    kept = [("kernel.numa_balancing", "1"), ("vm.nr_hugepages", "0"), ("governor", "schedutil"), ("grub", "iommu=pt")]
+    assert [(each["key"], each["value"]) for each in value("__node_tuning_to_keep", **ALL)] == kept
+
+
+def test_absent_asks_for_nothing_and_gives_back_what_was_before() -> None:
+    before = "before governor schedutil\nbefore vm.nr_hugepages 0\n"
+    assert files(**ALL, node_tuning_state="absent") == {}
+    back = value("__node_tuning_back", SAID + before, **ALL, node_tuning_state="absent")
+    assert [(each["key"], each["value"]) for each in back] == [("governor", "schedutil"), ("vm.nr_hugepages", "0")]
+    # As where one variable alone asks no more.
+    back = value("__node_tuning_back", SAID + before, **{**ALL, "node_tuning_huge_pages": 0})
+    assert [each["key"] for each in back] == ["vm.nr_hugepages"]
+
+
+def test_one_limit_alone_leaves_the_other() -> None:
+    content = files(node_tuning_memlock="65536", node_tuning_services=["docker"])
+    assert (
+        content["/etc/systemd/system/docker.service.d/gpufarm-tuning.conf"] == f"{OURS}[Service]\nLimitMEMLOCK=65536K\n"
+    )
+    assert (
+        content["/etc/security/limits.d/90-gpufarm-tuning.conf"] == f"{OURS}* - memlock 65536\nroot - memlock 65536\n"
+    )
+
+
+def test_on_wsl_what_is_windows_own_is_left_alone_and_told() -> None:
+    given = {**ALL, "kernel": WSL, "said": re.sub("(?m)^(governor|loader|boot).*\n", "", SAID)}
+    assert value("__node_tuning_left_alone", **given) == [
+        f"node_tuning_{name}" for name in ("governor", "iommu_passthrough", "acs_off", "numa_balancing_off")
+    ]
+    assert value("__node_tuning_refusal", **given) == ""
+    assert files(**given)["/etc/sysctl.d/90-gpufarm-tuning.conf"] == f"{OURS}vm.nr_hugepages = 512\n"
+    assert "/etc/default/grub.d/gpufarm-tuning.cfg" not in files(**given)
+    assert value("__node_tuning_left_alone", **ALL) == []
+
+
+def test_a_kernel_without_numa_balancing_has_none_to_switch_off() -> None:
+    said = SAID.replace("sysctl kernel.numa_balancing 1\n", "")
+    assert value("__node_tuning_sysctl", said, node_tuning_numa_balancing_off=True) == {}
+    assert value("__node_tuning_differs", said, node_tuning_numa_balancing_off=True) == []
+
+
+def test_rhel_has_the_argument_by_grubby() -> None:
+    said = SAID.replace("loader grub\n", "loader grubby\n")
+    assert files(said=said, node_tuning_iommu_passthrough=True) == {}
+    (kept,) = value("__node_tuning_to_keep", said, node_tuning_iommu_passthrough=True)
+    assert kept == {"key": "grubby", "value": "iommu=pt"}
+    # An argument that somebody else has put there is not taken away later.
+    assert value("__node_tuning_to_keep", said.replace(" quiet", " iommu=pt"), node_tuning_iommu_passthrough=True) == []
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "said", "told"),
+    [
+        ({"node_tuning_governor": "ondemand"}, SAID,
+         "its CPUs have the governors conservative, performance, schedutil. Expected: ondemand among them. Next step:"),
+        ({"node_tuning_governor": "performance"}, SAID + "governors powersave\n", "its CPUs have no governor"),
+        ({"node_tuning_governor": "performance"}, re.sub("(?m)^governor.*\n", "", SAID), "its CPUs have no governor"),
+        ({"node_tuning_iommu_passthrough": True}, SAID.replace("loader grub", "loader systemd-boot"),
+         "its boot loader is systemd-boot. Expected: GRUB with update-grub, or grubby. Next step: have iommu=pt on"),
+        ({"node_tuning_iommu_passthrough": True}, SAID.replace("loader grub\n", ""),
+         "its boot loader is none that is known. Expected: GRUB"),
+        ({"node_tuning_acs_off": True}, SAID.replace("virtual none", "virtual kvm"),
+         "it is a virtual machine (kvm). Expected: bare metal"),
+        ({"node_tuning_huge_pages": 8000}, SAID,
+         "node_tuning_huge_pages is 8000, which is 16384000 KiB in pages of 2048 KiB, and the memory has 16000000 KiB"),
+        ({"node_tuning_memlock": "64 GiB"}, SAID,
+         'node_tuning_memlock is "64 GiB". Expected: a number of KiB, or unlimited.'),
+        ({"node_tuning_governor": "performance", "units": ("tuned.service",)}, SAID,
+         "tuned.service runs, and sets governors"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(given: dict[str, Any], said: str, told: str) -> None:
+    refusal = value("__node_tuning_refusal", said, **given)
+    assert refusal.startswith(told) and " Expected: " in refusal and " Next step: " in refusal
+    # With nothing asked for, nothing is refused.
+    assert value("__node_tuning_refusal", said, node_tuning_state="absent", **given) == ""
+
+
+# --- what is read back ---------------------------------------------------------------------------
+
+
+def test_what_differs_is_told() -> None:
+    limits = "limit docker memlock 8388608\nlimit docker open_files 65536\n"
+    said = f"{SAID}{limits}acs 0000:00:01.0 001d\nacs 0000:02:00.0 0000\n"
+    assert value("__node_tuning_differs", said, **ALL) == [
+        "the kernel was started without iommu=pt",
+        "the kernel has 0 of 512 huge pages",
+        "docker runs with memlock 8388608 and not unlimited",
+        "the governors are schedutil and not performance",
+        "ACS is on at 0000:00:01.0",
+        "kernel.numa_balancing is 1 and not 0",
+    ]
+    said = (
+        said.replace("governor schedutil", "governor performance").replace("balancing 1", "balancing 0")
+        .replace("hugepages 0", "hugepages 512").replace("ro quiet", "ro quiet iommu=pt")
+        .replace("memlock 8388608", "memlock unlimited").replace("001d", "0000")
+    )  # fmt: skip
+    assert value("__node_tuning_differs", said, **ALL) == []
+
+
+def test_a_limit_in_kib_is_one_in_bytes_of_the_kernel() -> None:
+    said = f"{SAID}limit nomad memlock 67108864\n"
+    assert value("__node_tuning_differs", said, node_tuning_memlock="65536") == []
+    assert value("__node_tuning_differs", said, node_tuning_memlock="65537") == [
+        "nomad runs with memlock 67108864 and not 67109888"
+    ]
+
+
+# --- programs, over a machine that is a folder ---------------------------------------------------
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Path:
+    """A bare-metal machine as a folder: two frequency policies, three PCI devices of which two have ACS, and Docker."""
+    written = {
+        "proc/sys/kernel/numa_balancing": "1",
+        "proc/sys/vm/nr_hugepages": "0",
+        "proc/meminfo": "MemTotal:       16000000 kB\nHugepagesize:       2048 kB",
+        "proc/cmdline": "BOOT_IMAGE=/boot/vmlinuz ro quiet",
+        "proc/77/limits": "Max open files            1024                 524288               files     \n"
+        "Max locked memory         8388608              8388608              bytes     ",
+        "boot/grub/grub.cfg": "menuentry a {\n\tlinux\t/boot/vmlinuz-6 root=/dev/sda1 ro quiet\n}\n"
+        "menuentry b {\n\tlinux16\t/boot/memtest86+ console\n}",
+        "var/lib/gpufarm/tuning/governor": "ondemand",
+        "sys/bus/pci/devices/0000:00:01.0/acs": "001d",
+        "sys/bus/pci/devices/0000:02:00.0/acs": "0000",
+        "sys/bus/pci/devices/0000:03:00.0/vendor": "0x10de",
+    }
+    for policy in (0, 1):
+        folder = f"sys/devices/system/cpu/cpufreq/policy{policy}"
+        written[f"{folder}/scaling_governor"] = "schedutil"
+        written[f"{folder}/scaling_available_governors"] = "performance schedutil"
+    for path, text in written.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(f"{text}\n", encoding="ascii")
+    programs = tmp_path / "usr/sbin"
+    programs.mkdir(parents=True)
+    setpci = (DOUBLES / "setpci").read_text(encoding="ascii")
+    for name, text in {
+        "setpci": setpci.replace("/sys/", f"{tmp_path}/sys/"),
+        "systemd-detect-virt": "#!/bin/sh\necho none\nexit 1\n",
+        "systemctl": "#!/bin/sh\ncase $4 in docker.service) echo 77 ;; *) echo 0 ;; esac\n",
+        "update-grub": "#!/bin/sh\n",
+    }.items():
+        (programs / name).write_text(text, encoding="ascii")
+        (programs / name).chmod(0o755)
+    return tmp_path
+
+
+def run(machine: Path, program: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a program of the role whose paths are those of the machine."""
+    text = re.sub(r"(?<=[\s\"])/(sys|proc|boot|efi|usr|var)(?=[/\s])", rf"{machine}/\1", program)
+    path = f"{machine}/usr/sbin:{os.environ['PATH']}"
+    return subprocess.run(
+        ["/bin/sh", "-c", text, "sh", *words], env={"PATH": path}, capture_output=True, text=True, check=False
+    )
+
+
+def looked(machine: Path, *words: str) -> list[str]:
+    result = run(machine, (ROLE / "files/look.sh").read_text(encoding="ascii"), *words)
+    assert (result.returncode, result.stderr) == (0, "")
+    return result.stdout.splitlines()
+
+
+def test_what_a_machine_has(machine: Path) -> None:
+    assert looked(machine, "acs", "docker", "nomad") == [
+        "governor schedutil",
+        "governors performance schedutil",
+        "sysctl kernel.numa_balancing 1",
+        "sysctl vm.nr_hugepages 0",
+        "memory 16000000",
+        "page 2048",
+        "cmdline BOOT_IMAGE=/boot/vmlinuz ro quiet",
+        "virtual none",
+        "loader grub",
+        "boot root=/dev/sda1 ro quiet",
+        "before governor ondemand",
+        "acs 0000:00:01.0 001d",
+        "acs 0000:02:00.0 0000",
+        "limit docker open_files 1024",
+        "limit docker memlock 8388608",
+    ]
+
+
+def test_grubby_is_asked_for_each_kernel_and_systemd_boot_is_known(machine: Path) -> None:
+    grubby = machine / "usr/sbin/grubby"
+    grubby.write_text(
+        '#!/bin/sh\nprintf \'index=0\\nargs="ro quiet"\\nindex=1\\nargs="ro iommu=pt"\\n\'\n', encoding="ascii"
+    )
+    grubby.chmod(0o755)
+    assert [line for line in looked(machine) if line.startswith(("loader", "boot"))] == [
+        "loader grubby", "boot ro quiet", "boot ro iommu=pt",
+    ]  # fmt: skip
+    grubby.unlink()
+    (machine / "usr/sbin/update-grub").unlink()
+    (machine / "boot/efi/loader").mkdir(parents=True)
+    (machine / "boot/efi/loader/loader.conf").write_text("", encoding="ascii")
+    assert [line for line in looked(machine) if line.startswith(("loader", "boot"))] == ["loader systemd-boot"]
+
+
+def program(**wanted: Any) -> str:
+    text = (ROLE / "templates/gpufarm-tuning.j2").read_text(encoding="ascii")
+    return jinja2.Environment(trim_blocks=True).from_string(text).render(
+        __node_tuning_governor=wanted.get("governor", ""), __node_tuning_acs=wanted.get("acs", False)
+    )  # fmt: skip
+
+
+def test_acs_is_switched_off_where_there_is_some(machine: Path) -> None:
+    assert run(machine, program(acs=True)).returncode == 0
+    assert [line for line in looked(machine, "acs") if line.startswith("acs")] == [
+        "acs 0000:00:01.0 0000",
+        "acs 0000:02:00.0 0000",
+    ]
+    assert "governor schedutil" in looked(machine)
+
+
+def test_every_policy_has_the_governor(machine: Path) -> None:
+    assert run(machine, program(governor="performance")).returncode == 0
+    assert [line for line in looked(machine, "acs") if line.startswith(("governor ", "acs"))] == [
+        "governor performance", "acs 0000:00:01.0 001d", "acs 0000:02:00.0 0000",
+    ]  # fmt: skip
