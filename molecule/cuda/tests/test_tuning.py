@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 from tests.simulator.docker import docker
 from tests.simulator.farm import wait_for_systemd
-from tests.testinfra.playbooks import enter, words
+from tests.testinfra.playbooks import Run, enter, run_in_scenario, words
 
 NODE = "cuda-linux"
 OURS = "find / -xdev -name '*gpufarm-tuning*' -o -xdev -path '/var/lib/gpufarm/tuning*'"
@@ -27,6 +28,12 @@ def settings() -> dict[str, str]:
         "iommu": node("grep -o iommu=pt /proc/cmdline || true"),
         "limits": node(limits),
     }
+
+
+def site(**extra: object) -> Run:
+    """Run site.yml for the tuning alone; no server is asked for it."""
+    known = json.dumps({"gpu_node_tuning": True, "nomad_client_servers": ["192.0.2.10"], **extra})
+    return run_in_scenario("playbooks/site.yml", "--limit", NODE, "--tags", "tuning", "--extra-vars", known)
 
 
 WANTED = {
@@ -55,13 +62,13 @@ def test_what_somebody_has_changed_is_told_and_set_again() -> None:
     assert (
         f"{NODE}: the governors are performance, schedutil and not performance; ACS is on at 0000:02:00.0. Expected: "
     ) in words(run.output), run.output
-    run = enter("node_tuning/main", limit=NODE)
+    run = site()
     assert (run.code, run.changed) == (0, {NODE: 1}), run.output
     assert settings() == WANTED
 
 
 def test_a_governor_that_the_cpus_lack_is_refused_before_anything_changes() -> None:
-    run = enter("node_tuning/main", limit=NODE, node_tuning_governor="warp", node_tuning_huge_pages=8)
+    run = site(node_tuning_governor="warp", node_tuning_huge_pages=8)
     assert run.code != 0 and run.changed == {NODE: 0}
     told = "its CPUs have the governors conservative, ondemand, powersave, performance, schedutil. Expected: warp among"
     assert f"{NODE}: {told}" in words(run.output)
