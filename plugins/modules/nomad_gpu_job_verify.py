@@ -20,6 +20,9 @@ description:
   - The task runs C(nvidia-smi -L). With O(driver=docker) it must see its GPU and no other. Under WSL and with
     O(driver=raw_exec) nothing separates GPUs, so its GPU must be among those it sees, and RV(gpus[].isolated=false).
     With O(driver=raw_exec) E(NVIDIA_VISIBLE_DEVICES) of the task must also be the UUID.
+  - With O(level=start) and O(level=quick) the task then has its GPU compute by the program of
+    M(gpufarm.core.nvidia_gpu_benchmark), and the answer is judged by what the card itself says that it can do. A GPU
+    that does not start, hangs, computes wrongly or is too slow has failed.
   - MIG devices are proven as the devices that they are in Nomad.
   - Its jobs are always stopped and purged, also after an error and when the time is over.
 extends_documentation_fragment:
@@ -55,18 +58,33 @@ options:
       - Number of GPUs of each node on which a job runs, chosen anew at random in each run, free ones first.
       - If not set, all of them.
     type: int
+  level:
+    description:
+      - What the task does. V(list) lists GPUs, and its GPU computes nothing.
+      - V(start) also starts a context on its GPU, writes 64 MiB (or four times the cache, if that is more) and reads
+        each word again, in half a second.
+      - V(quick) takes all figures and checks each result, and tests half of the free memory, in two seconds.
+      - Copies to and from the host are told and not judged, because the tasks of a node share its links. So are
+        clocks, and the bandwidth of MIG devices.
+    type: str
+    choices: [list, start, quick]
+    default: list
   driver:
     description:
-      - Task driver. V(raw_exec) needs no image, but must be switched on for the clients.
+      - Task driver. V(raw_exec) needs no image, but must be switched on for the clients. For O(level=start) and
+        O(level=quick) it needs C(python3) on the node, 3.8 or newer.
     type: str
     choices: [docker, raw_exec]
     default: docker
   image:
     description:
-      - Image for O(driver=docker). Any that has a C library and C(/bin/sh); the container toolkit brings C(nvidia-smi).
+      - Image for O(driver=docker). Any that has a C library and C(/bin/sh); the container toolkit brings C(nvidia-smi)
+        and the driver's C(libcuda.so.1). For O(level=start) and O(level=quick) it needs C(python3), 3.8 or newer, and
+        nothing of CUDA.
       - Name a version. Nomad pulls C(:latest) for each task, but not a version that the node has already.
+      - If not set, C(nvidia/cuda:12.8.1-base-ubuntu24.04), and C(python:3.13.7-slim-bookworm) for O(level=start) and
+        O(level=quick).
     type: str
-    default: nvidia/cuda:12.8.1-base-ubuntu24.04
   priority:
     description:
       - Priority of the jobs, from 1 to 10. Nomad preempts only allocations whose priority is lower by ten or more, so
@@ -80,9 +98,9 @@ options:
     default: 100
   memory_mib:
     description:
-      - Memory of each task in MiB.
+      - Memory of each task in MiB. If not set, 256, and 1024 for O(level=start) and O(level=quick), of which 64 are
+        pinned for copies.
     type: int
-    default: 256
   timeout:
     description:
       - Seconds for the whole proof. What has no verdict then has failed with the code C(timeout).
@@ -106,8 +124,14 @@ notes:
   - "The codes of GPUs that failed are: C(not_placed), Nomad did not place the job, and its own reason is told;
     C(task_failed), the task did not start or did not end well, and its last telling event and the end of its stderr are
     told; C(wrong_gpu), Nomad assigned or the task saw another GPU; C(gpu_not_seen), the task did not see its GPU;
-    C(extra_gpus_seen), a container saw more than its GPU; C(timeout), there was no verdict in time; C(log_unreadable),
+    C(extra_gpus_seen), a container saw more than its GPU; C(no_python), there is no C(python3); C(no_answer), the
+    program that measures did not get that far; C(timeout), there was no verdict in time; C(log_unreadable),
     the log of the task could not be read."
+  - "Those of GPUs that did not do what they should are the codes of M(gpufarm.core.nvidia_gpu_benchmark): C(no_cuda),
+    C(context_failed), C(hung), C(crashed), C(failed), C(memory_errors), C(wrong_results), C(slow_memory), C(slow_fp32)
+    and C(slow_tensor). If there are several, the code is the worst's, and all are told."
+  - The program comes with the job, once for each node and packed, in its meta. Each of its steps may take a fourth of
+    O(timeout), 60 seconds at most.
   - "The codes of GPUs that are V(busy) are: C(gpu_busy), another allocation holds the GPU; C(node_full), the node has
     no room for the task."
   - "The codes of GPUs that are V(skipped) are: C(not_sampled), O(sample) left it out; C(node_closed), the node is
@@ -123,6 +147,7 @@ notes:
 seealso:
   - module: gpufarm.core.nomad_gpu_verify
   - module: gpufarm.core.nomad_gpu_info
+  - module: gpufarm.core.nvidia_gpu_benchmark
 """
 
 EXAMPLES = r"""
@@ -138,6 +163,12 @@ EXAMPLES = r"""
     sample: 1
     image: images.example.com/cuda:12.8.1-base
     timeout: 300
+  delegate_to: localhost
+  run_once: true
+
+- name: Every GPU computes, and as fast as it should
+  gpufarm.core.nomad_gpu_job_verify:
+    level: quick
   delegate_to: localhost
   run_once: true
 
@@ -200,6 +231,104 @@ gpus:
       description: Seconds from the registration of the node's job to the verdict; null when no job ran.
       type: float
       sample: 2.9
+    benchmark:
+      description: >-
+        What the GPU did, as RV(gpufarm.core.nvidia_gpu_benchmark#module:gpus) has it, less what a task does not know.
+        Null with O(level=list) and where there is no answer. Figures are in GB/s (10^9 bytes) and TFLOP/s; each is null
+        where it is not known, and all are at O(level=start).
+      type: dict
+      contains:
+        name:
+          description: Product name, from CUDA. V(null) where CUDA could not be asked, as all that follows.
+          type: str
+          sample: NVIDIA H100 80GB HBM3
+        pci_bus_id:
+          description: PCI address, as C(nvidia-smi) writes it.
+          type: str
+          sample: "00000000:00:06.0"
+        compute_capability:
+          description: Compute capability.
+          type: str
+          sample: "9.0"
+        sm_count:
+          description: Number of multiprocessors; of a MIG device, its own.
+          type: int
+          sample: 132
+        sm_clock_max_mhz:
+          description: Highest clock of the multiprocessors in MHz.
+          type: int
+          sample: 1980
+        memory_clock_max_mhz:
+          description: Highest clock of the memory in MHz.
+          type: int
+          sample: 2619
+        memory_bus_width_bits:
+          description: Width of the memory's bus in bits.
+          type: int
+          sample: 5120
+        memory_total_mib:
+          description: Memory in MiB, as CUDA counts it.
+          type: int
+          sample: 81079
+        memory_free_mib:
+          description: Memory in MiB that was free with a context.
+          type: int
+          sample: 80552
+        ecc_enabled:
+          description: Whether ECC is on. V(null) where CUDA does not tell.
+          type: bool
+          sample: true
+        context_s:
+          description: How many seconds a context took to start.
+          type: float
+          sample: 0.099
+        compile_s:
+          description: How many seconds the driver took to compile the kernels.
+          type: float
+          sample: 0.098
+        duration_s:
+          description: How many seconds all of it took, waiting for other GPUs included.
+          type: float
+          sample: 0.87
+        memory:
+          description: The test of memory. Its C(error_samples) name the first wrong words by their place in it.
+          type: dict
+          sample: {tested_mib: 40276, patterns: [random, walking], errors: 0, error_samples: []}
+        figures:
+          description: >-
+            What was measured, in GB/s (10^9 bytes) and TFLOP/s. A copy within the memory counts as read and written.
+            Each is V(null) at level V(start), and where the architecture lacks it.
+          type: dict
+          sample:
+            memory_read_gb_per_s: 3134.6
+            memory_write_gb_per_s: 3193.6
+            memory_copy_gb_per_s: 2995.0
+            host_to_device_gb_per_s: 54.8
+            device_to_host_gb_per_s: 54.9
+            fp32_tflop_per_s: 64.0
+            fp16_tensor_tflop_per_s: 652.8
+            bf16_tensor_tflop_per_s: 654.4
+        limits:
+          description: What the card can do by its own attributes. V(null) where it does not tell.
+          type: dict
+          sample: {memory_gb_per_s: 3352.3, fp32_tflop_per_s: 66.9, tensor_tflop_per_s: 1070.5, host_gb_per_s: null}
+        percent:
+          description: What reading memory, single precision and the better of the tensor figures reached of
+            RV(gpus[].benchmark.limits).
+          type: dict
+          sample: {memory: 93.5, fp32: 95.7, tensor: 61.1, host: null}
+        sm_clock_mhz:
+          description: Clock of the multiprocessors during single precision in MHz, as a kernel counted it.
+          type: float
+          sample: 1976.0
+        sm_clock_tensor_mhz:
+          description: The same during the better of the tensor figures. V(null) without them.
+          type: float
+          sample: 1950.0
+        wrong_results:
+          description: Number of wrong results of each kind of work. V(null) at level V(start).
+          type: dict
+          sample: {memory_read: 0, fp32: 0, fp16_tensor: 0, bf16_tensor: 0, host_copies: 0}
     message:
       description: Node, GPU, found, expected and the next step; null when the verdict is V(ok).
       type: str
@@ -260,7 +389,8 @@ counts:
       type: int
       sample: 0
 table:
-  description: The verdicts by node as text in columns, failed nodes first.
+  description: The verdicts by node as text in columns, failed nodes first. With O(level=quick) also the lowest share,
+    in percent, that a GPU of the node reached of what it can do.
   type: str
   returned: always, once Nomad answered
   sample: |-
@@ -304,11 +434,12 @@ def argument_spec() -> dict[str, Any]:
         **nomad_options.argument_spec(),
         "nodes": {"type": "list", "elements": "str"},
         "sample": {"type": "int"},
+        "level": {"type": "str", "choices": list(nomad_jobs.LEVELS), "default": DEFAULTS.level},
         "driver": {"type": "str", "choices": list(nomad_jobs.DRIVERS), "default": DEFAULTS.driver},
-        "image": {"type": "str", "default": DEFAULTS.image},
+        "image": {"type": "str"},
         "priority": {"type": "int", "default": DEFAULTS.priority},
         "cpu_mhz": {"type": "int", "default": DEFAULTS.cpu_mhz},
-        "memory_mib": {"type": "int", "default": DEFAULTS.memory_mib},
+        "memory_mib": {"type": "int"},
         "timeout": {"type": "int", "default": DEFAULTS.timeout},
         "parallel": {"type": "int", "default": DEFAULTS.parallel},
         "skip_busy": {"type": "bool", "default": DEFAULTS.skip_busy},
@@ -339,7 +470,7 @@ def read_settings(params: Mapping[str, Any]) -> nomad_jobs.Settings:
             expected="at least one node",
             next_step="name the nodes to prove, or leave 'nodes' out to prove all",
         )
-    if params["driver"] == "docker" and not params["image"]:
+    if params["driver"] == "docker" and params["image"] == "":
         raise nomad.NomadError(
             found="the option 'image' is empty",
             expected="the name of an image with its version, because the driver is docker",

@@ -371,14 +371,14 @@ checks:
 import dataclasses
 import platform
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufarm.core.plugins.module_utils import gpu_benchmark
 from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark import Card, Thresholds
-from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark.judging import percent
+from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark.judging import percents
 from ansible_collections.gpufarm.core.plugins.module_utils.health.kernel_log import kernel_events
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi import Facts, Gpu, collect, resolve_subsets
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.facts import EccCounts
@@ -543,18 +543,6 @@ def card_of(before: Gpu | None, after: Gpu | None, load: Mapping[str, Any] | Non
         ecc_corrected=_more(before, after, "corrected"),
         xids=xids,
     )
-
-
-def percents(figures: Mapping[str, float | None], limits: Mapping[str, float | None]) -> dict[str, float | None]:
-    def of(pick: Callable[..., float | None], *names: str) -> float | None:
-        return pick((figures[name] for name in names if figures[name] is not None), default=None)
-
-    return {
-        "memory": percent(figures["memory_read_gb_per_s"], limits["memory_gb_per_s"]),
-        "fp32": percent(figures["fp32_tflop_per_s"], limits["fp32_tflop_per_s"]),
-        "tensor": percent(of(max, "fp16_tensor_tflop_per_s", "bf16_tensor_tflop_per_s"), limits["tensor_tflop_per_s"]),
-        "host": percent(of(min, "host_to_device_gb_per_s", "device_to_host_gb_per_s"), limits["host_gb_per_s"]),
-    }
 
 
 def benchmark(params: Mapping[str, Any], root: str) -> dict[str, Any]:

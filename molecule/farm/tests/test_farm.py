@@ -145,6 +145,40 @@ def test_job_on_every_gpu_sees_the_one_that_it_was_given(tmp_path: Path) -> None
     assert {gpu["verdict"] for gpu in seen["gpus"]} == {"ok"}
 
 
+def test_job_tells_a_gpu_that_computes_wrongly_from_its_siblings(tmp_path: Path) -> None:
+    """Nothing else notices: nvidia-smi, Nomad and a job that only lists have all four."""
+    told, sick, image = tmp_path / "told.json", 1, jobs.python_image()
+    jobs.load_image(FARM, "t4", image)
+
+    def fault(profile: faults.Profile) -> None:
+        for gpu in range(4):
+            faults.fill_memory(profile, gpu, 628)
+        faults.compute_wrongly(profile, sick)
+
+    def mend(profile: faults.Profile) -> None:
+        faults.recover_cuda(profile, sick)
+        for gpu in range(4):
+            faults.find_gpu(profile, gpu).pop("fb_memory_usage")
+
+    uuid = faults.find_gpu(faults.apply_to_container(f"{FARM}-t4", fault), sick)["uuid"]
+    try:
+        code, output = run_playbook(
+            "verify.yml", "--limit", "t4", verify_jobs=True, verify_jobs_level="quick", verify_jobs_image=image,
+            verify_report=str(told),
+        )  # fmt: skip
+    finally:
+        faults.apply_to_container(f"{FARM}-t4", mend)
+    assert code != 0
+    assert re.search(
+        rf"Node t4, GPU {uuid}: found \d+ wrong results of fp32.* Expected: .* Next step: ", words(output)
+    ), output
+    seen = json.loads(told.read_text(encoding="utf-8"))["jobs"]["gpus"]
+    assert {gpu["uuid"]: gpu["code"] for gpu in seen if gpu["verdict"] != "ok"} == {uuid: "wrong_results"}
+    assert len(seen) == 4
+    for gpu in seen:
+        assert gpu["isolated"] and gpu["benchmark"]["name"] == "Tesla T4" and gpu["benchmark"]["percent"]["fp32"] > 90
+
+
 def test_job_that_gets_no_gpu_fails_the_verification() -> None:
     """Nothing else notices: Docker names the runtime, and Nomad has the GPUs."""
     runtime = "/usr/bin/nvidia-container-runtime"

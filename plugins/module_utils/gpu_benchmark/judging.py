@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ansible_collections.gpufarm.core.plugins.module_utils.problem import Finding
@@ -122,6 +122,20 @@ def _rounded(value: float | None) -> float | None:
 
 def percent(value: float | None, limit: float | None) -> float | None:
     return None if value is None or not limit else round(100.0 * value / limit, 1)
+
+
+def percents(figures: Mapping[str, float | None], limits: Mapping[str, float | None]) -> dict[str, float | None]:
+    """What was reached of the limits, by what it says of the card."""
+
+    def of(pick: Callable[..., float | None], *names: str) -> float | None:
+        return pick((figures[name] for name in names if figures[name] is not None), default=None)
+
+    return {
+        "memory": percent(figures["memory_read_gb_per_s"], limits["memory_gb_per_s"]),
+        "fp32": percent(figures["fp32_tflop_per_s"], limits["fp32_tflop_per_s"]),
+        "tensor": percent(of(max, "fp16_tensor_tflop_per_s", "bf16_tensor_tflop_per_s"), limits["tensor_tflop_per_s"]),
+        "host": percent(of(min, "host_to_device_gb_per_s", "device_to_host_gb_per_s"), limits["host_gb_per_s"]),
+    }
 
 
 REPLACE = "drain the node and run level full; if it stays so, reset the GPU, then have the card replaced"

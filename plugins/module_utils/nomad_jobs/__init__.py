@@ -21,6 +21,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs.choice imp
 )
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs.jobspec import DRIVERS
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs.records import (
+    LEVELS,
     PRIORITY_MAX,
     Pin,
     Result,

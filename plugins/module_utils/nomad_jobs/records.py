@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ansible_collections.gpufarm.core.plugins.module_utils.problem import Finding, Problem, problem_of
@@ -20,19 +20,49 @@ PRIORITY_MAX = 10
 VERDICTS = ("ok", "failed", "busy", "skipped")
 
 
+# What a task does on its GPU besides listing it; the first is nothing.
+LEVELS = ("list", "start", "quick")
+
+
+# The container toolkit brings nvidia-smi and the driver's library, and so neither image needs anything of CUDA.
+IMAGE = "nvidia/cuda:12.8.1-base-ubuntu24.04"
+IMAGE_WITH_PYTHON = "python:3.13.7-slim-bookworm"
+
+
+# What of the figures the table has.
+SHARES = {"memory": "MEMORY%", "fp32": "FP32%", "tensor": "TENSOR%"}
+
+
+MEMORY_MIB = 256
+MEMORY_TO_COMPUTE_MIB = 1024
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """How the jobs run."""
 
+    level: str = LEVELS[0]
     driver: str = "docker"
-    image: str = "nvidia/cuda:12.8.1-base-ubuntu24.04"
+    image: str | None = None
     namespace: str | None = None
     priority: int = PRIORITY_MAX
     cpu_mhz: int = 100
-    memory_mib: int = 256
+    memory_mib: int | None = None
     timeout: float = 600
     parallel: int = 50
     skip_busy: bool = True
+
+    @property
+    def computes(self) -> bool:
+        return self.level != LEVELS[0]
+
+    @property
+    def image_to_run(self) -> str:
+        return self.image or (IMAGE_WITH_PYTHON if self.computes else IMAGE)
+
+    @property
+    def memory_to_have_mib(self) -> int:
+        return self.memory_mib or (MEMORY_TO_COMPUTE_MIB if self.computes else MEMORY_MIB)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +89,7 @@ class Result:
     isolated: bool | None = None
     allocation_id: str | None = None
     duration_s: float | None = None
+    benchmark: Mapping[str, Any] | None = None
     expected: str | None = None
     found: str | None = None
     message: str | None = None
@@ -87,7 +118,10 @@ def counts(results: Iterable[Result]) -> dict[str, int]:
 
 
 def table(results: Iterable[Result], problems: Iterable[Problem], limit: int | None = None) -> str:
-    """A line for each node in columns, failed nodes first; C(limit) counts those lines."""
+    """A line for each node in columns, failed nodes first; C(limit) counts those lines.
+
+    Where GPUs computed, with the lowest that one of the node's reached of what it can do.
+    """
     by_node: dict[str, list[Result]] = {}
     codes: dict[str, Counter[str]] = {}
     for result in results:
@@ -100,8 +134,18 @@ def table(results: Iterable[Result], problems: Iterable[Problem], limit: int | N
         by_node.setdefault(problem.node, [])
         codes.setdefault(problem.node, Counter())[problem.code] += 1
         failed.add(problem.node)
+    measured = any(result.benchmark for of_node in by_node.values() for result in of_node)
+    shares = SHARES if measured else {}
     rows = []
     for node in sorted(by_node, key=lambda node: (node not in failed, node)):
         figures = (str(number) for number in counts(by_node[node]).values())
-        rows.append((node, str(len(by_node[node])), *figures, numbered(codes.get(node, {}))))
-    return columns(("NODE", "GPUS", *(verdict.upper() for verdict in VERDICTS), "REASONS"), rows, limit)
+        lowest = (_lowest(by_node[node], share) for share in shares)
+        rows.append((node, str(len(by_node[node])), *figures, *lowest, numbered(codes.get(node, {}))))
+    names = (*(verdict.upper() for verdict in VERDICTS), *shares.values())
+    return columns(("NODE", "GPUS", *names, "REASONS"), rows, limit)
+
+
+def _lowest(results: Iterable[Result], share: str) -> str:
+    told = (result.benchmark["percent"][share] for result in results if result.benchmark)
+    lowest = min((percent for percent in told if percent is not None), default=None)
+    return "-" if lowest is None else f"{lowest:.0f}"

@@ -21,7 +21,11 @@ from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs.jobspec im
     job_of,
     leftovers,
 )
-from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs.listing import judge_listing, read_listing
+from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs.listing import (
+    judge_listing,
+    judge_work,
+    read_listing,
+)
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs.obstacles import (
     Obstacle,
     explain_placement,
@@ -328,23 +332,27 @@ def _judge_allocation(run: Run, pin: Pin, stub: Mapping[str, Any], last: bool) -
             listing = read_listing(_log(run, name, "stdout"))
             if listing.exit_code is None and not last:
                 return None
-            stderr = "" if listing.exit_code == 0 else _log(run, name, "stderr")
+            stderr = "" if listing.exit_code == 0 and listing.computed in (None, 0) else _log(run, name, "stderr")
         except nomad.NomadError as error:
             # 404: the file is not there yet.
             if (error.transient or error.status == 404) and not last:
                 return None
             return result_of(pin, _unreadable(error), allocation_id=name, assigned=assigned)
     stopped = _why_stopped(allocation)
-    finding, seen, isolated = None, None, None
+    finding, seen, isolated, benchmark = None, None, None, None
     # nvidia-smi ends with 6 where it finds no device; any other failure is one of nvidia-smi itself.
     if listing.exit_code in (0, 6):
         finding, seen, isolated = judge_listing(pin, assigned, listing, run.settings.driver)
+        if finding is None and run.settings.computes:
+            finding, benchmark = judge_work(pin, listing, run.settings, stderr)
     elif listing.exit_code is None and state.get("StartedAt") and not (stopped or state.get("Failed")):
         found = f"a log of the task without its end, {LOG_WAIT_S:g} s after the task"
         finding = dataclasses.replace(_unreadable(None), code=LOG_LOST, found=found)
     else:
         finding = failed_task(state.get("Events") or (), stderr, stopped)
-    return result_of(pin, finding, allocation_id=name, assigned=assigned, seen=seen, isolated=isolated)
+    return result_of(
+        pin, finding, allocation_id=name, assigned=assigned, seen=seen, isolated=isolated, benchmark=benchmark
+    )
 
 
 def _why_stopped(allocation: Mapping[str, Any]) -> str | None:

@@ -74,7 +74,21 @@ def trainers(farm: str) -> list[dict[str, Any]]:
     return [each for each in api(farm, "/v1/job/trainer/allocations") if each["ClientStatus"] == "running"]
 
 
-def job_image() -> str:
+# Python as Debian's package has it, in the image that has a C library already.
+PYTHON_RECIPE = (
+    "; mkdir -p /image/usr/bin /image/usr/lib; cp -a /usr/bin/python3 /usr/bin/python3.[0-9]* /image/usr/bin/; "
+    "cp -a /usr/lib/python3.[0-9]* /image/usr/lib/; "
+    "ldd /usr/bin/python3 /usr/lib/python3.*/lib-dynload/*.so | sed -n 's|.*=> \\(/[^ ]*\\) .*|\\1|p' | sort -u "
+    "| while read -r f; do [ -e /image/$L/${f##*/} ] || cp -L $f /image/$L/; done"
+)
+
+
+def python_image() -> str:
+    """Return the name of the job image with Python in it."""
+    return job_image("gpufarm-python", PYTHON_RECIPE)
+
+
+def job_image(name: str = "gpufarm-job", more: str = "") -> str:
     """Return the name of a small image with a C library and busybox, made from the node's own packages."""
     parent = base("bookworm")
     recipe = (
@@ -84,8 +98,8 @@ def job_image() -> str:
         "cp -a /$L/libc.so.6 /$L/libm.so.6 /$L/libdl.so.2 /$L/libpthread.so.0 /$L/librt.so.1 /image/$L/; "
         "cp -L /lib64/ld-linux-* /image/lib64/; cp /bin/busybox /image/bin/; "
         "for a in $(/bin/busybox --list); do [ $a = busybox ] || ln -s busybox /image/bin/$a; done"
-    )
-    image = f"gpufarm-job:{key_of([parent, recipe])}"
+    ) + more
+    image = f"{name}:{key_of([parent, recipe])}"
     if not exists("image", image):
         container = docker("run", "--detach", "--network", "host", parent, "sh", "-c", recipe).strip()
         try:
@@ -102,9 +116,9 @@ def job_image() -> str:
     return image
 
 
-def load_image(farm: str, node: str) -> None:
-    """Put the job image into the node's own Docker; a versioned tag that is there is never pulled."""
-    image = job_image()
+def load_image(farm: str, node: str, image: str = "") -> None:
+    """Put the job image, or another, into the node's own Docker; a versioned tag that is there is never pulled."""
+    image = image or job_image()
     inside = [docker_binary(), "exec", "-i", f"{farm}-{node}", "docker"]
     if subprocess.run([*inside, "image", "inspect", image], capture_output=True, check=False).returncode == 0:
         return

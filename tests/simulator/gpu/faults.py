@@ -185,6 +185,14 @@ def slow_memory(profile: Profile, which: int | str, speed: float = 0.5) -> None:
     set_value(profile, which, "cuda.memory_speed", f"{speed:g}")
 
 
+def fill_memory(profile: Profile, which: int | str, free_mib: int) -> None:
+    """Let all but so much memory be in use. The double's device memory is the machine's own, and half of a card's is
+    more than a machine has. A context takes 500 MiB.
+    """
+    total = int((value(profile, which, "fb_memory_usage.total") or "").split()[0])
+    set_value(profile, which, "fb_memory_usage.used", f"{total - free_mib} MiB")
+
+
 def refuse_context(profile: Profile, which: int | str, code: int = 999) -> None:
     """Let no context start: cuCtxCreate ends with this CUDA error."""
     set_value(profile, which, "cuda.context_error", str(code))

@@ -79,6 +79,9 @@ def test_every_variable_is_used(role: str) -> None:
 
 def test_jobs_of_verify_are_those_of_the_module() -> None:
     module = nomad_gpu_job_verify.argument_spec()
-    for option in ("driver", "image", "timeout"):
+    for option in ("level", "driver", "image", "timeout"):
         spec = options("farm")[f"verify_jobs_{option}"]
-        assert (spec["default"], spec.get("choices")) == (module[option]["default"], module[option].get("choices"))
+        assert (spec["default"] or None, spec.get("choices")) == (
+            module[option].get("default"),
+            module[option].get("choices"),
+        )

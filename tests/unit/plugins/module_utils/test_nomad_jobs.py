@@ -123,6 +123,33 @@ def test_the_job_is_pinned_and_tried_once() -> None:
         ]
 
 
+def test_the_payload_comes_once_with_the_job() -> None:
+    node = described()
+    pins = nomad_jobs.pins_of(node)
+    job = jobspec.job_of("x", node, pins, nomad_jobs.Settings(level="quick"), gives_up_at=0, linger=2)["Job"]
+    assert job["Meta"]["measuring"] == jobspec.payload()
+    # One string of an environment has 128 KiB on Linux.
+    assert len(jobspec.payload()) < 32768 and jobspec.payload() not in str(job["TaskGroups"])
+    (task,) = job["TaskGroups"][1]["Tasks"]
+    assert task["Config"]["image"].startswith("python:") and task["Resources"]["MemoryMB"] == 1024
+    assert task["Env"] == {"NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
+    assert f"--level quick --format json --timeout 60 --devices {pins[1].uuid})" in task["Config"]["args"][-1]
+    assert "${" not in task["Config"]["args"][-1]
+    own = nomad_jobs.Settings(level="start", image="own:1", memory_mib=64, timeout=8)
+    (task,) = jobspec.job_of("x", node, pins, own, gives_up_at=0, linger=2)["Job"]["TaskGroups"][0]["Tasks"]
+    assert (task["Config"]["image"], task["Resources"]["MemoryMB"]) == ("own:1", 64)
+    assert "--timeout 2 " in task["Config"]["args"][-1]
+
+
+def test_what_only_lists_has_no_payload() -> None:
+    node = described()
+    job = jobspec.job_of("x", node, nomad_jobs.pins_of(node), nomad_jobs.Settings(), gives_up_at=0, linger=2)["Job"]
+    (task,) = job["TaskGroups"][0]["Tasks"]
+    assert set(job["Meta"]) == {"created_by", "gives_up_at"} and "Env" not in task
+    assert task["Config"]["args"] == [jobspec.script(2)] and "python" not in str(job)
+    assert task["Resources"]["MemoryMB"] == 256
+
+
 def test_raw_exec_has_no_image() -> None:
     node = described()
     settings = nomad_jobs.Settings(driver="raw_exec")

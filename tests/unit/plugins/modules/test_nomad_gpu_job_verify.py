@@ -7,18 +7,21 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import json
 import math
 import platform
 import re
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import yaml
 from ansible_collections.gpufarm.core.plugins.module_utils import nomad_jobs
+from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark import judging
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad import client as nomad_client
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs import (
     choice,
@@ -30,10 +33,17 @@ from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs import (
 from ansible_collections.gpufarm.core.plugins.modules import nomad_gpu_job_verify
 from ansible_collections.gpufarm.core.tests.unit.patience import PATIENCE_S, wait_for
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import nomad_helper as farm
-from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.nomad_jobs_helper import RECORDED, FakeNomad, Fate
+from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.nomad_jobs_helper import (
+    RECORDED,
+    FakeNomad,
+    Fate,
+    log_of,
+)
 from ansible_collections.gpufarm.core.tests.unit.plugins.modules import program_helper
 from ansible_collections.gpufarm.core.tests.unit.plugins.modules import release_helper as helper
 
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+CODES_OF_WORK = {"context_failed", "memory_errors", "wrong_results", "slow_memory", "slow_fp32", "slow_tensor"}
 SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
@@ -299,6 +309,52 @@ def test_a_farm_without_gpus_proves_nothing(
     )
 
 
+def computed(uuid: str, **changes: Any) -> str:
+    """The log of a task whose GPU did what a real H100 did, but for these changes."""
+    answer = json.loads((FIXTURES / "gpu_benchmark" / "h100x2-quick.json").read_text(encoding="utf-8"))
+    device = {**answer["devices"][0], "uuid": uuid}
+    for key, value in changes.items():
+        device[key] = {**device[key], **value} if isinstance(value, dict) and device[key] else value
+    told = f"gpufarm-verify: answer {json.dumps({'devices': [device]})}\ngpufarm-verify: computed 0\n"
+    return log_of("docker", uuid).replace("gpufarm-verify: end", f"{told}gpufarm-verify: end")
+
+
+def test_a_gpu_that_computes_wrongly_and_its_sibling(
+    nomad_server: FakeNomad, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nomad_server.nodes = nomad_server.nodes[:1]
+    well, sick = nomad_server.uuids()
+    wrong = computed(sick, wrong_results={"fp32": 3}, figures={"memory_read_gb_per_s": 1000.0})
+    nomad_server.fates = {well: Fate(log=computed(well)), sick: Fate(log=wrong)}
+    result = run(capsys, nomad_server, level="quick")
+    assert [(gpu["verdict"], gpu["code"]) for gpu in result["gpus"]] == [("ok", None), ("failed", "wrong_results")]
+    (problem,) = result["problems"]
+    assert problem["message"] == (
+        f"Node node00000, GPU {sick}: found 3 wrong results of fp32; memory read at 1000 GB/s, 30 % of the 3352.3 that "
+        "the card tells. Expected: the same result as worked out on the host; at least 85 %. Next step: drain the node "
+        "and run level full; if it stays so, reset the GPU, then have the card replaced."
+    )
+    assert problem["message"] in result["msg"]
+    assert [line.split() for line in result["table"].splitlines()] == [
+        ["NODE", "GPUS", "OK", "FAILED", "BUSY", "SKIPPED", "MEMORY%", "FP32%", "TENSOR%", "REASONS"],
+        ["node00000", "2", "1", "1", "0", "0", "30", "96", "61", "wrong_results"],
+    ]
+    assert result["gpus"][0]["benchmark"]["percent"]["memory"] > 90
+    assert result["gpus"][1]["benchmark"]["wrong_results"]["fp32"] == 3
+
+
+def test_figures_that_are_returned_are_the_documented_ones(
+    nomad_server: FakeNomad, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nomad_server.fates = {uuid: Fate(log=computed(uuid)) for number in (0, 1) for uuid in nomad_server.uuids(number)}
+    documented = yaml.safe_load(nomad_gpu_job_verify.RETURN)["gpus"]["contains"]["benchmark"]["contains"]
+    figures = run(capsys, nomad_server, level="quick")["gpus"][0]["benchmark"]
+    assert set(documented) == set(figures)
+    for name in ("figures", "limits", "percent", "wrong_results", "memory"):
+        assert set(documented[name]["sample"]) == set(figures[name]), name
+    assert run(capsys, nomad_server)["gpus"][0]["benchmark"] is None
+
+
 def test_options_reach_the_job(nomad_server: FakeNomad, capsys: pytest.CaptureFixture[str]) -> None:
     run(capsys, nomad_server, driver="docker", image="cuda:9", priority=3, cpu_mhz=7, memory_mib=77)
     job = nomad_server.registered[0]
@@ -329,7 +385,10 @@ def test_documentation_spec_and_settings_have_the_same_options() -> None:
         assert spec[name].get("choices") == option.get("choices"), name
         assert spec[name].get("default") == settings.get(name), name
     assert set(settings) <= set(spec)
-    assert not settings["image"].endswith(":latest") and ":" in settings["image"]
+    described = " ".join(documented["image"]["description"])
+    for level in nomad_jobs.LEVELS:
+        image = nomad_jobs.Settings(level=level).image_to_run
+        assert f"C({image})" in described and re.fullmatch(r"[a-z/]+:\d.*", image)
 
 
 def test_returned_keys_are_the_documented_ones(nomad_server: FakeNomad, capsys: pytest.CaptureFixture[str]) -> None:
@@ -353,6 +412,7 @@ def codes_in(module: ModuleType) -> set[str]:
 
 def test_every_code_is_documented() -> None:
     codes = set().union(*map(codes_in, (choice, listing, obstacles, running, nomad_gpu_job_verify)))
-    assert {"wrong_gpu", "gpu_not_seen", "node_full", "job_left", "node_closed"} <= codes
+    assert {"wrong_gpu", "gpu_not_seen", "node_full", "job_left", "node_closed", "no_python"} <= codes
+    codes |= {code for code, _step in judging.ERRORS.values()} | CODES_OF_WORK
     notes = " ".join(yaml.safe_load(nomad_gpu_job_verify.DOCUMENTATION)["notes"])
     assert [code for code in sorted(codes) if f"C({code})" not in notes] == []
