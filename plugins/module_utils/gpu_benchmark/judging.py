@@ -138,7 +138,10 @@ def percents(figures: Mapping[str, float | None], limits: Mapping[str, float | N
     }
 
 
-REPLACE = "drain the node and run level full; if it stays so, reset the GPU, then have the card replaced"
+REPLACE = (
+    "drain the node and run nvidia_gpu_benchmark at level full; if it stays so, reset the GPU, then have the card "
+    "replaced"
+)
 
 
 ERRORS = {

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import threading
 import time
@@ -290,6 +291,12 @@ def _judge_exhausted(run: Run, pin: Pin, obstacle: Obstacle) -> Result:
 
 def _judge_late(run: Run, job: _Watched, group: str, trouble: nomad.NomadError | None) -> Result:
     pin, stub, obstacle = job.pending[group], job.stubs.get(group), job.obstacles.get(group)
+    if stub is not None and run.settings.computes:
+        # What hangs in the driver is beyond any signal, and so its task may never end, though it has said all.
+        with contextlib.suppress(nomad.NomadError):
+            result = _judge_allocation(run, pin, stub, True)
+            if result and result.benchmark:
+                return result
     if stub is not None:
         event = telling_event(_state_of(stub).get("Events") or ())
         found = f"that the allocation was still {stub.get('ClientStatus')}" + (f" ({event})" if event else "")

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import secrets
@@ -743,6 +744,19 @@ def test_the_time_is_over(nomad_server: FakeNomad) -> None:
     assert (result.verdict, result.code) == ("failed", "timeout")
     assert "still running (Task started by client) when the 1 s were over" in (result.found or "")
     assert result.allocation_id
+
+
+def test_a_task_that_cannot_end_has_said_why(nomad_server: FakeNomad) -> None:
+    """A process that hangs in the driver is reached by no signal; Nomad calls its task running for ever."""
+    nomad_server.nodes = nomad_server.nodes[:1]
+    uuid, other = nomad_server.uuids()
+    error = {"code": "timeout", "step": "context", "cuda_error": None, "message": "no answer within 60 s"}
+    said = f"gpufarm-verify: answer {json.dumps({'devices': [{'error': error}]})}\ngpufarm-verify: computed 1\n"
+    log = helper.log_of("docker", uuid).replace("gpufarm-verify: end", f"{said}gpufarm-verify: end")
+    nomad_server.fates = {uuid: Fate(runs_for_s=math.inf, log=log), other: Fate(runs_for_s=math.inf)}
+    results = overdue(nomad_server, level="start")
+    assert (results[uuid].verdict, results[uuid].code) == ("failed", "hung")
+    assert results[other].code == "timeout"
 
 
 def test_nodes_that_had_no_turn(nomad_server: FakeNomad) -> None:

@@ -332,7 +332,7 @@ def test_a_gpu_that_computes_wrongly_and_its_sibling(
     assert problem["message"] == (
         f"Node node00000, GPU {sick}: found 3 wrong results of fp32; memory read at 1000 GB/s, 30 % of the 3352.3 that "
         "the card tells. Expected: the same result as worked out on the host; at least 85 %. Next step: drain the node "
-        "and run level full; if it stays so, reset the GPU, then have the card replaced."
+        "and run nvidia_gpu_benchmark at level full; if it stays so, reset the GPU, then have the card replaced."
     )
     assert problem["message"] in result["msg"]
     assert [line.split() for line in result["table"].splitlines()] == [
