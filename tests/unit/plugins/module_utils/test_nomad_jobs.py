@@ -635,6 +635,17 @@ def test_a_failed_task_without_a_log_has_failed(nomad_server: FakeNomad) -> None
     assert len(nomad_server.registered) == 2
 
 
+def test_a_program_that_could_not_measure_says_why(nomad_server: FakeNomad) -> None:
+    uuid = nomad_server.uuids()[0]
+    log = helper.log_of("docker", uuid).replace(
+        "gpufarm-verify: end", "gpufarm-verify: computed 1\ngpufarm-verify: end"
+    )
+    nomad_server.fates[uuid] = Fate(log=log, stderr="SyntaxError: invalid syntax\n")
+    result = proven(nomad_server, level="start")[uuid]
+    assert (result.verdict, result.code, result.benchmark) == ("failed", "no_answer", None)
+    assert "ended with 1 and without an answer; its stderr ends with 'SyntaxError" in (result.found or "")
+
+
 def test_a_container_without_devices(nomad_server: FakeNomad) -> None:
     uuid = nomad_server.uuids()[0]
     nomad_server.fates[uuid] = Fate(status="failed", log="No devices were found\ngpufarm-verify: end 6\n")
