@@ -12,6 +12,7 @@ FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 FARM = "molecule/farm/tests/test_as_printed.py"
 BUNDLE = "molecule/bundle/tests/test_bundle.py"
+ACCEPT = "tests/unit/simulator/gpu/test_accept.py"
 BENCHMARK = "tests/unit/simulator/gpu/test_benchmark.py"
 SECURE = "molecule/secure/tests/test_secure.py"
 SCENARIOS = "tests/scenarios/test_scenarios.py"
@@ -23,6 +24,7 @@ RUN_BY = {
     r"ansible-galaxy collection install gpufarm\.core": FARM,
     r"ansible-playbook -i my-lab\.yml gpufarm\.core\.(site|verify|health|report)": FARM,
     r"ansible-playbook -i my-lab\.yml gpufarm\.core\.(bundle|site) -e gpufarm_bundle=/srv/bundle": BUNDLE,
+    r"ansible-playbook -i my-lab\.yml gpufarm\.core\.accept --limit rack1-a": ACCEPT,
     r"python3 plugins/module_utils/gpu_benchmark/measuring\.py --level quick --format json": BENCHMARK,
     r"cd my-lab-secrets": SECURE,
     r"export NOMAD_ADDR=https://192\.0\.2\.10:4646 NOMAD_CACERT=\$PWD/nomad-ca\.pem": SECURE,

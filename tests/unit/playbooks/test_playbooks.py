@@ -32,7 +32,7 @@ FARM = inventory(gpu_nodes=["node"], nomad_servers=["control"])
 @pytest.mark.parametrize(
     ("name", "group"),
     [
-        *((name, "gpu_node") for name in ("site.yml", "upgrade.yml", "verify.yml", "health.yml", "report.yml")),
+        *((f"{name}.yml", "gpu_node") for name in ("site", "upgrade", "verify", "health", "accept", "report")),
         ("verify.yml", "gpu_nodes"),
     ],
 )
@@ -54,7 +54,7 @@ def test_an_empty_inventory_is_no_success(tmp_path: Path) -> None:
     assert "found the groups none, and no host in gpu_nodes. Expected: " in words(result.stdout + result.stderr)
 
 
-@pytest.mark.parametrize("name", ["site.yml", "verify.yml", "health.yml"])
+@pytest.mark.parametrize("name", ["site.yml", "verify.yml", "health.yml", "accept.yml"])
 def test_a_farm_without_servers_is_no_success(tmp_path: Path, name: str) -> None:
     result = playbook_helper.run_playbook(tmp_path, inventory(gpu_nodes=["node"], nomad_server=["control"]), name)
     assert result.returncode == 2
@@ -86,6 +86,7 @@ def test_servers_can_be_elsewhere(tmp_path: Path, where: str) -> None:
         ("verify.yml", "other", "gpu_nodes"),
         ("verify.yml", "control", "gpu_nodes"),
         ("health.yml", "control", "gpu_nodes"),
+        ("accept.yml", "control", "gpu_nodes"),
         ("report.yml", "control", "gpu_nodes"),
         ("remove.yml", "other", "nomad_servers or gpu_nodes or wsl_hosts"),
     ],
@@ -126,6 +127,7 @@ def test_no_farm_is_removed_by_mistake(tmp_path: Path, limit: tuple[str, ...]) -
         ("verify.yml", "verify_jobs_driver", "podman"),
         ("health.yml", "gate_closed_min", "soon"),
         ("report.yml", "report_productivity", "half"),
+        ("accept.yml", "accept_level", "soak"),
         ("remove.yml", "remove_also", "everything"),
     ],
 )

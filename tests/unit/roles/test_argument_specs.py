@@ -20,7 +20,7 @@ def load(path: Path) -> Any:
 
 
 # What is asked of a whole farm is entered by its entry points, after which its variables are named.
-PREFIXES = {"farm": ("verify", "gate", "health", "report", "remove", "upgrade", "gpu_node", "gpufarm")}
+PREFIXES = {"farm": ("verify", "gate", "health", "accept", "report", "remove", "upgrade", "gpu_node", "gpufarm")}
 
 
 def options(role: str) -> dict[str, Any]:

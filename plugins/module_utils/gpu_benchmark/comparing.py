@@ -1,0 +1,148 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Judgement of what was measured, by other cards like it and by what the same card did before."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any
+
+from ansible_collections.gpufarm.core.plugins.module_utils.problem import Finding
+
+# Copies with the host are not among those of siblings: they tell of the slot, and slots differ in one machine.
+CARD_FIGURES = {
+    "memory_read_gb_per_s": ("memory read", "GB/s"),
+    "memory_write_gb_per_s": ("memory written", "GB/s"),
+    "memory_copy_gb_per_s": ("memory copied", "GB/s"),
+    "fp32_tflop_per_s": ("single precision", "TFLOP/s"),
+    "fp16_tensor_tflop_per_s": ("tensor cores with FP16", "TFLOP/s"),
+    "bf16_tensor_tflop_per_s": ("tensor cores with BF16", "TFLOP/s"),
+}
+FIGURES = {
+    **CARD_FIGURES,
+    "host_to_device_gb_per_s": ("host to GPU", "GB/s"),
+    "device_to_host_gb_per_s": ("GPU to host", "GB/s"),
+}
+
+# By which a median of differences is the standard deviation of what is spread normally.
+MAD_TO_SIGMA = 1.4826
+
+
+@dataclasses.dataclass(frozen=True)
+class Allowed:
+    """How much slower than others, and than itself, a GPU may be."""
+
+    siblings_min: int = 3
+    """So many other GPUs of the class are needed for a judgement by them."""
+    sibling_percent: float = 10.0
+    """Share of their median by which it may be slower, however alike they are; 0 judges nothing by siblings."""
+    sibling_mads: float = 5.0
+    """Standard deviations, as the median of their differences tells them, by which it may be slower."""
+    past_percent: float = 10.0
+    """Share by which it may be slower than at its last acceptance; 0 judges nothing by it."""
+
+
+def class_of(gpu: Mapping[str, Any], level: str) -> Hashable:
+    """Whose figures can be compared: the same model (of a MIG device with its profile), with the same power limit."""
+    return gpu["model"], gpu["sm_count"], gpu["power_limit_w"], level
+
+
+def _same(gpu: Mapping[str, Any]) -> list[Hashable]:
+    """By what a GPU is known again, the surest first. A serial is a whole GPU's; its MIG devices have it as well."""
+    whole = not gpu["uuid"].startswith("MIG-")
+    return [gpu["uuid"], *(("serial", gpu["serial"]),) * bool(whole and gpu["serial"])]
+
+
+def _value(gpu: Mapping[str, Any], figure: str) -> float | None:
+    value: float | None = (gpu["figures"] or {}).get(figure)
+    return value
+
+
+def judge_siblings(
+    gpus: Sequence[tuple[Mapping[str, Any], str]], allowed: Allowed
+) -> dict[str, tuple[int | None, Finding | None]]:
+    """Of each GPU (an entry of a record, and its level), by how many siblings it was judged and what they say of it.
+
+    The number is None where it was not judged: it has too few siblings, or no figures.
+    """
+    classes: dict[Hashable, list[Mapping[str, Any]]] = {}
+    for gpu, level in gpus:
+        if gpu["model"] is not None and allowed.sibling_percent:
+            classes.setdefault(class_of(gpu, level), []).append(gpu)
+    told: dict[str, tuple[int | None, Finding | None]] = {gpu["uuid"]: (None, None) for gpu, _level in gpus}
+    for alike in classes.values():
+        judged: dict[str, int] = {}
+        slow: dict[str, list[str]] = {}
+        for figure, (what, unit) in CARD_FIGURES.items():
+            values = {gpu["uuid"]: value for gpu in alike if (value := _value(gpu, figure)) is not None}
+            others = len(values) - 1
+            if others < max(allowed.siblings_min, 1):
+                continue
+            middle, least = _least(values.values(), allowed)
+            for uuid, value in values.items():
+                judged[uuid] = max(others, judged.get(uuid, 0))
+                if value < least:
+                    slow.setdefault(uuid, []).append(f"{what} at {value:g} {unit}, where their median is {middle:g}")
+        for uuid, number in judged.items():
+            told[uuid] = number, _slow_among(slow[uuid], number, allowed) if uuid in slow else None
+    return told
+
+
+def _least(values: Iterable[float], allowed: Allowed) -> tuple[float, float]:
+    """The median, and what none of them may fall short of."""
+    values = list(values)
+    middle = statistics.median(values)
+    spread = MAD_TO_SIGMA * statistics.median(abs(value - middle) for value in values)
+    return middle, middle - max(allowed.sibling_mads * spread, middle * allowed.sibling_percent / 100.0)
+
+
+def _slow_among(slow: Sequence[str], siblings: int, allowed: Allowed) -> Finding:
+    return Finding(
+        "slow_among_siblings",
+        f"among {siblings} other GPUs of its model and power limit {'; '.join(slow)}",
+        f"no more than {allowed.sibling_percent:g} % and {allowed.sibling_mads:g} standard deviations below the median",
+        "compare its clocks, temperature and VBIOS with theirs (nvidia-smi -q); if it stays so, have the card replaced",
+    )
+
+
+def accepted_before(records: Iterable[Mapping[str, Any]]) -> dict[Hashable, tuple[str, Mapping[str, Any]]]:
+    """The last acceptance of each GPU at each class: its date and the GPU's entry."""
+    found: dict[Hashable, tuple[str, Mapping[str, Any]]] = {}
+    for record in records:
+        if record["verdict"] == "accepted":
+            for gpu in record["gpus"]:
+                for key in _same(gpu):
+                    found[key, class_of(gpu, record["level"])] = record["date"], gpu
+    return found
+
+
+def judge_past(
+    gpu: Mapping[str, Any], level: str, before: Mapping[Hashable, tuple[str, Mapping[str, Any]]], allowed: Allowed
+) -> tuple[str | None, Finding | None]:
+    """By which acceptance of its own a GPU was judged, and what that says; None where it has none, or no figures."""
+    past = next(
+        (before[key, class_of(gpu, level)] for key in _same(gpu) if (key, class_of(gpu, level)) in before), None
+    )
+    if past is None or not allowed.past_percent:
+        return None, None
+    date, then = past
+    compared, slow = False, []
+    for figure, (what, unit) in FIGURES.items():
+        value, first = _value(gpu, figure), _value(then, figure)
+        if value is not None and first:
+            compared = True
+            lost = 100.0 * (first - value) / first
+            if lost > allowed.past_percent:
+                slow.append(f"{what} at {value:g} {unit}, {lost:.0f} % less than {first:g}")
+    if not slow:
+        return date if compared else None, None
+    return date, Finding(
+        "slower_than_before",
+        f"{'; '.join(slow)}, as it was accepted on {date}",
+        f"no more than {allowed.past_percent:g} % less",
+        "compare its clocks, temperature and PCI Express link with a sibling's; where the change is meant (another "
+        "slot, another driver), raise accept_past_percent for one run",
+    )

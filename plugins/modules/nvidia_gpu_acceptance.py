@@ -1,0 +1,390 @@
+#!/usr/bin/python
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: nvidia_gpu_acceptance
+short_description: Judge whether nodes are fit for work by what their GPUs did, and keep the record
+version_added: 1.0.0
+author:
+  - gpufarm contributors (@gpufarm)
+description:
+  - Puts together what M(gpufarm.core.nvidia_gpu_health) and M(gpufarm.core.nvidia_gpu_benchmark) found on each node,
+    and compares each GPU with its siblings of the run and with its own last acceptance.
+  - A sibling is a GPU of the same model, a MIG device one with the same profile, with the same number of
+    multiprocessors and the same power limit. Copies with the host are compared with a GPU's own past only, because
+    slots differ.
+  - Adds a line of JSON for each node to the file of records, whatever the verdict. Used by C(playbooks/accept.yml) on
+    the control machine.
+  - A node that is not fit is an answer and not an error. The module fails where the file cannot be read or written.
+attributes:
+  check_mode:
+    support: full
+    description: Judges as without, and writes nothing.
+  diff_mode:
+    support: none
+    description: Shows no difference.
+  idempotent:
+    support: none
+    description: Each run has its records.
+  platform:
+    platforms: posix
+    support: full
+    description: Runs on the control machine.
+options:
+  path:
+    description:
+      - The file of records. It is made where it is missing, with its folder.
+    type: path
+    required: true
+  level:
+    description:
+      - The level of the benchmark.
+    type: str
+    choices: [start, quick, full]
+    default: quick
+  nodes:
+    description:
+      - The nodes to judge. Without one it is only seen whether the file can be read and written.
+      - Each with its name in Nomad (C(node)), the name of the host (C(host)), and the results of
+        M(gpufarm.core.nvidia_gpu_health) (C(probe)) and of M(gpufarm.core.nvidia_gpu_benchmark) (C(benchmark)), which
+        may be those of a failed or unreachable host. Its own C(close_on) is the lowest verdict of a problem of the
+        probe with which it fails, V(critical) or V(warning).
+    type: list
+    elements: dict
+    default: []
+  siblings:
+    description:
+      - Nodes of the same run that are judged already. Their GPUs are compared with.
+    type: list
+    elements: dict
+    default: []
+  siblings_min:
+    description:
+      - How many other GPUs of its kind a GPU needs, to be judged by them.
+    type: int
+    default: 3
+  sibling_percent:
+    description:
+      - Share of their median by which a GPU may be slower, however alike the others are. V(0) judges nothing by
+        siblings.
+    type: float
+    default: 10
+  sibling_mads:
+    description:
+      - Standard deviations by which it may be slower besides, as the median of the differences from their median (MAD)
+        tells them.
+    type: float
+    default: 5
+  past_percent:
+    description:
+      - Share by which a GPU may be slower than at its last acceptance at this level, by its UUID or serial number and
+        with the same power limit. V(0) judges nothing by its past.
+    type: float
+    default: 10
+notes:
+  - "Codes beside those of the probe and of the benchmark: C(not_probed) and C(not_measured), a node that gave no
+    answer; C(slow_among_siblings); C(slower_than_before)."
+seealso:
+  - module: gpufarm.core.nvidia_gpu_benchmark
+  - module: gpufarm.core.nvidia_gpu_health
+"""
+
+EXAMPLES = r"""
+- name: Judge what was measured
+  gpufarm.core.nvidia_gpu_acceptance:
+    path: /srv/farm/accepted.jsonl
+    nodes:
+      - node: gpu01
+        host: rack1-a
+        probe: "{{ hostvars['rack1-a'].probe }}"
+        benchmark: "{{ hostvars['rack1-a'].benchmark }}"
+  delegate_to: localhost
+  run_once: true
+"""
+
+RETURN = r"""
+path:
+  description: The file of records.
+  type: str
+  returned: success
+  sample: /srv/farm/accepted.jsonl
+nodes:
+  description: The records, as they are in the file.
+  type: list
+  elements: dict
+  returned: success
+  contains:
+    date:
+      description: When it was judged, in ISO 8601 and UTC.
+      type: str
+      sample: "2026-11-25T14:03:11Z"
+    node:
+      description: Name of the node in Nomad.
+      type: str
+      sample: gpu01
+    host:
+      description: Name of the host in the inventory.
+      type: str
+      sample: rack1-a
+    verdict:
+      description: V(accepted) or V(failed).
+      type: str
+      sample: accepted
+    level:
+      description: Level of the benchmark.
+      type: str
+      sample: quick
+    driver_version:
+      description: Version of the driver. V(null) where it is not known.
+      type: str
+      sample: 580.159.04
+    collection_version:
+      description: Version of this collection.
+      type: str
+      sample: 1.0.0
+    gpus:
+      description: The GPUs and MIG devices that were to be measured.
+      type: list
+      elements: dict
+      contains:
+        uuid:
+          description: UUID of the GPU or MIG device.
+          type: str
+          sample: GPU-73466fa5-45f2-f4ce-0991-77d3b3398071
+        serial:
+          description: Serial number of the card. V(null) where it tells none.
+          type: str
+          sample: "1654922006245"
+        model:
+          description: Product name from CUDA, with the profile of a MIG device. V(null) where CUDA could not be asked.
+          type: str
+          sample: NVIDIA H100 80GB HBM3
+        vbios_version:
+          description: Version of the VBIOS. V(null) where the card tells none.
+          type: str
+          sample: 96.00.74.00.01
+        power_limit_w:
+          description: Power limit that is set, in watts. V(null) where the card tells none.
+          type: float
+          sample: 700.0
+        sm_count:
+          description: Number of multiprocessors. V(null) where CUDA could not be asked.
+          type: int
+          sample: 132
+        verdict:
+          description: RV(gpufarm.core.nvidia_gpu_benchmark#module:gpus[].verdict), and V(failed) where its siblings or
+            its past say so.
+          type: str
+          sample: ok
+        figures:
+          description: RV(gpufarm.core.nvidia_gpu_benchmark#module:gpus[].figures).
+          type: dict
+          sample: {memory_read_gb_per_s: 3134.6, fp32_tflop_per_s: 64.0}
+        siblings:
+          description: By how many siblings it was judged. V(null) where it was not.
+          type: int
+          sample: 7
+        accepted_before:
+          description: By which acceptance of its own it was judged. V(null) where it was not.
+          type: str
+          sample: "2026-11-02T09:12:40Z"
+    problems:
+      description: Why it is not accepted.
+      type: list
+      elements: dict
+      contains:
+        uuid:
+          description: UUID of the GPU or MIG device. V(null) for a problem of no single one.
+          type: str
+          sample: GPU-73466fa5-45f2-f4ce-0991-77d3b3398071
+        code:
+          description: Code of the problem.
+          type: str
+          sample: slow_among_siblings
+        found:
+          description: What was found.
+          type: str
+          sample: among 7 other GPUs of its model and power limit memory read at 2701 GB/s, where their median is 3141
+        expected:
+          description: What was expected.
+          type: str
+          sample: no more than 10 % and 5 standard deviations below the median
+        message:
+          description: Node, GPU, found, expected and the next step.
+          type: str
+          sample: >-
+            Node gpu01, GPU GPU-73466fa5-45f2-f4ce-0991-77d3b3398071: found among 7 other GPUs of its model and power
+            limit memory read at 2701 GB/s, where their median is 3141. Expected: no more than 10 % and 5 standard
+            deviations below the median. Next step: compare its clocks, temperature and VBIOS with theirs
+            (nvidia-smi -q); if it stays so, have the card replaced.
+skipped:
+  description: Numbers of lines of the file that are no record, as a run leaves them that was killed while it wrote.
+  type: list
+  elements: int
+  returned: success
+  sample: []
+"""
+
+import dataclasses
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark import LEVELS, comparing, records
+from ansible_collections.gpufarm.core.plugins.module_utils.problem import Finding, FoundError, problem_of
+from ansible_collections.gpufarm.core.plugins.module_utils.text import utc
+
+Entry = dict[str, Any]
+
+OF_PROBLEM = ("uuid", "code", "found", "expected", "message")
+
+
+def _silent(answer: Mapping[str, Any]) -> str:
+    said = str(answer.get("msg") or "it was not asked").rstrip(".")
+    return f"no answer ({said})" if answer.get("unreachable") else said
+
+
+def own_problems(node: Mapping[str, Any]) -> Iterator[Entry]:
+    """What the probe and the benchmark found on a node, or why they did not."""
+    probe, benchmark = node.get("probe") or {}, node.get("benchmark") or {}
+    again = "look at the host (dmesg | grep -i -e nvrm -e xid), mend it, and run playbooks/accept.yml again"
+    if "verdict" not in probe:
+        yield told(node, Finding("not_probed", _silent(probe), "the health of its GPUs", again))
+    severe = ("critical", "warning") if node.get("close_on") == "warning" else ("critical",)
+    for problem in probe.get("problems") or ():
+        if problem["severity"] in severe:
+            yield {key: problem[key] for key in OF_PROBLEM}
+    if "gpus" not in benchmark:
+        yield told(node, Finding("not_measured", _silent(benchmark), "figures of its GPUs", again))
+    for problem in benchmark.get("problems") or ():
+        yield {key: problem[key] for key in OF_PROBLEM}
+
+
+def told(node: Mapping[str, Any], finding: Finding, uuid: str | None = None) -> Entry:
+    problem = problem_of(
+        node["node"], finding.code, finding.found, finding.expected, finding.next_step, uuid=uuid, named=bool(uuid)
+    )
+    return {key: getattr(problem, key) for key in OF_PROBLEM}
+
+
+def gpus_of(node: Mapping[str, Any]) -> list[Entry]:
+    """What is kept of each GPU, before it is judged by others."""
+    facts = (node.get("probe") or {}).get("nvidia_smi") or {}
+    whole = {gpu["uuid"]: gpu for gpu in facts.get("gpus") or ()}
+    for gpu in facts.get("gpus") or ():
+        whole.update({part["uuid"]: gpu for part in gpu["mig_devices"] or ()})
+    return [
+        {
+            "uuid": gpu["uuid"],
+            **{key: whole.get(gpu["uuid"], {}).get(key) for key in ("serial", "vbios_version", "power_limit_w")},
+            "model": gpu["name"],
+            "sm_count": gpu["sm_count"],
+            "verdict": gpu["verdict"],
+            "figures": gpu["figures"],
+            "siblings": None,
+            "accepted_before": None,
+        }
+        for gpu in (node.get("benchmark") or {}).get("gpus") or ()
+    ]
+
+
+def judge(
+    nodes: Sequence[Mapping[str, Any]],
+    others: Sequence[Mapping[str, Any]],
+    past: Sequence[records.Record],
+    level: str,
+    allowed: comparing.Allowed,
+    *,
+    now: str,
+) -> list[Entry]:
+    """The records of these nodes."""
+    gpus = {node["host"]: gpus_of(node) for node in nodes}
+    run = [gpu for each in gpus.values() for gpu in each] + [gpu for node in others for gpu in gpus_of(node)]
+    by_siblings = comparing.judge_siblings([(gpu, level) for gpu in run], allowed)
+    before = comparing.accepted_before(past)
+    made = []
+    for node in nodes:
+        problems = list(own_problems(node))
+        for gpu in gpus[node["host"]]:
+            gpu["siblings"], slow = by_siblings[gpu["uuid"]]
+            gpu["accepted_before"], slower = comparing.judge_past(gpu, level, before, allowed)
+            for finding in (slow, slower):
+                if finding:
+                    problems.append(told(node, finding, gpu["uuid"]))
+                    gpu["verdict"] = "failed"
+        facts = (node.get("probe") or {}).get("nvidia_smi") or {}
+        made.append(
+            {
+                "date": now,
+                "node": node["node"],
+                "host": node["host"],
+                "verdict": "failed" if problems else "accepted",
+                "level": level,
+                "driver_version": facts.get("driver_version"),
+                "collection_version": records.COLLECTION_VERSION,
+                "gpus": gpus[node["host"]],
+                "problems": problems,
+            }
+        )
+    return made
+
+
+def main() -> None:
+    allowed: dict[str, dict[str, Any]] = {
+        field.name: {"type": "int" if isinstance(field.default, int) else "float", "default": field.default}
+        for field in dataclasses.fields(comparing.Allowed)
+    }
+    module = AnsibleModule(
+        argument_spec={
+            "path": {"type": "path", "required": True},
+            "level": {"type": "str", "choices": list(LEVELS), "default": "quick"},
+            "nodes": {"type": "list", "elements": "dict", "default": []},
+            "siblings": {"type": "list", "elements": "dict", "default": []},
+            **allowed,
+        },
+        supports_check_mode=True,
+    )
+    try:
+        result = accept(module)
+    except FoundError as error:
+        module.fail_json(msg=f"{platform.node()}: found {error}")
+    except OSError as error:
+        module.fail_json(
+            msg=f"{platform.node()}: found that {module.params['path']} cannot be read and written ({error}). "
+            "Expected: a file of who runs Ansible, with room. Next step: check accept_records and the free space, and "
+            "run this again; nodes stay as they are."
+        )
+    module.exit_json(**result)
+
+
+def accept(module: AnsibleModule) -> Entry:
+    params = module.params
+    path = Path(params["path"]).absolute()
+    allowed = comparing.Allowed(**{field.name: params[field.name] for field in dataclasses.fields(comparing.Allowed)})
+    for field in dataclasses.fields(allowed):
+        if getattr(allowed, field.name) < 0:
+            raise FoundError(f"{field.name} is {getattr(allowed, field.name):g}", "0 or more", "correct it")
+    records.refusal(path)
+
+    def judged(content: bytes) -> tuple[list[Entry], list[int]]:
+        past, skipped = records.parse(content, str(path))
+        return judge(params["nodes"], params["siblings"], past, params["level"], allowed, now=utc()), skipped
+
+    if module.check_mode or not params["nodes"]:
+        made, skipped = judged(path.read_bytes() if path.exists() else b"")
+        return {"changed": bool(made), "path": str(path), "nodes": made, "skipped": skipped}
+    with records.opened(path) as descriptor:
+        before = records.content_of(descriptor)
+        made, skipped = judged(before)
+        records.append(descriptor, before, made)
+    return {"changed": True, "path": str(path), "nodes": made, "skipped": skipped}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,285 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The verdict on nodes, and the file that keeps it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark import measuring, records
+from ansible_collections.gpufarm.core.plugins.modules import nvidia_gpu_acceptance
+from ansible_collections.gpufarm.core.tests.unit.plugins.modules import release_helper as helper
+
+ROOT = Path(__file__).resolve().parents[4]
+FIGURES = {**dict.fromkeys(measuring.FIGURES, None), "memory_read_gb_per_s": 3140.0, "fp32_tflop_per_s": 64.0}
+
+
+def measured(uuid: str, **figures: float) -> dict[str, Any]:
+    name = "NVIDIA H100 80GB HBM3"
+    return {"uuid": uuid, "name": name, "sm_count": 132, "verdict": "ok", "figures": {**FIGURES, **figures}}
+
+
+def node(name: str, *gpus: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    facts = [
+        {
+            "uuid": gpu["uuid"],
+            "serial": f"S-{gpu['uuid']}",
+            "vbios_version": "96.00.74.00.01",
+            "power_limit_w": 700.0,
+            "mig_devices": None,
+        }
+        for gpu in gpus
+    ]
+    return {
+        "node": name,
+        "host": f"host-{name}",
+        "close_on": "critical",
+        "probe": {
+            "verdict": "ok",
+            "problems": [],
+            "nvidia_smi": {"driver_version": "580.159.04", "gpus": facts},
+        },
+        "benchmark": {"gpus": list(gpus), "problems": []},
+        **changes,
+    }
+
+
+def problem(code: str, uuid: str, **changes: Any) -> dict[str, Any]:
+    return {
+        "node": "gpu01",
+        "uuid": uuid,
+        "code": code,
+        "found": "f",
+        "expected": "e",
+        "message": f"m {uuid}",
+        **changes,
+    }
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+class Run:
+    def __init__(self, path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.path, self._capsys = path, capsys
+
+    def __call__(self, *nodes: dict[str, Any], check_mode: bool = False, **given: Any) -> helper.Outcome:
+        arguments = {"path": str(self.path), "nodes": list(nodes), **given}
+        return helper.run_module(nvidia_gpu_acceptance.main, self._capsys, arguments, check_mode=check_mode)
+
+
+@pytest.fixture
+def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+    return Run(tmp_path / "new" / "accepted.jsonl", capsys)
+
+
+def test_a_node_that_is_well_has_its_record(run: Run) -> None:
+    outcome = run(node("gpu01", measured("GPU-a")))
+    (record,) = lines(run.path)
+    assert [record] == outcome["nodes"] and outcome["skipped"] == [] and outcome["changed"]
+    date = record.pop("date")
+    assert len(date) == 20 and date.endswith("Z") and "T" in date
+    assert record == {
+        "node": "gpu01",
+        "host": "host-gpu01",
+        "verdict": "accepted",
+        "level": "quick",
+        "driver_version": "580.159.04",
+        "collection_version": "1.0.0",
+        "gpus": [
+            {
+                "uuid": "GPU-a",
+                "serial": "S-GPU-a",
+                "vbios_version": "96.00.74.00.01",
+                "power_limit_w": 700.0,
+                "model": "NVIDIA H100 80GB HBM3",
+                "sm_count": 132,
+                "verdict": "ok",
+                "figures": FIGURES,
+                "siblings": None,
+                "accepted_before": None,
+            }
+        ],
+        "problems": [],
+    }
+
+
+def test_the_version_is_that_of_the_collection() -> None:
+    galaxy = yaml.safe_load((ROOT / "galaxy.yml").read_text(encoding="utf-8"))
+    assert galaxy["version"] == records.COLLECTION_VERSION
+
+
+def judged(outcome: helper.Outcome) -> list[tuple[str, list[tuple[str, str | None]]]]:
+    return [
+        (each["verdict"], [(problem["code"], problem["uuid"]) for problem in each["problems"]])
+        for each in outcome["nodes"]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (
+            {"benchmark": {"gpus": [measured("GPU-a")], "problems": [problem("wrong_results", "GPU-a")]}},
+            "wrong_results",
+        ),
+        # A GPU that was left alone passes the benchmark, and proves nothing.
+        ({"benchmark": {"gpus": [measured("GPU-a")], "problems": [problem("gpu_busy", "GPU-a")]}}, "gpu_busy"),
+        ({"benchmark": {"failed": True, "msg": "no GPU to measure."}}, "not_measured"),
+        ({"benchmark": {"unreachable": True, "msg": "Failed to connect"}}, "not_measured"),
+        ({"probe": {"failed": True, "msg": "dcgm_diag_level is 3"}}, "not_probed"),
+        (
+            {"probe": {"verdict": "critical", "problems": [problem("gpu_lost", "GPU-a", severity="critical")]}},
+            "gpu_lost",
+        ),
+        ({"probe": {"verdict": "warning", "problems": [problem("temperature", "GPU-a", severity="warning")]}}, None),
+        (
+            {
+                "close_on": "warning",
+                "probe": {"verdict": "warning", "problems": [problem("temperature", "GPU-a", severity="warning")]},
+            },
+            "temperature",
+        ),
+    ],
+)
+def test_each_reason_to_fail(run: Run, changes: dict[str, Any], expected: str | None) -> None:
+    outcome = run(node("gpu01", measured("GPU-a"), **changes), node("gpu02", measured("GPU-b")))
+    (first, second) = outcome["nodes"]
+    assert [found["code"] for found in first["problems"]] == ([expected] if expected else [])
+    assert (first["verdict"], second["verdict"]) == ("failed" if expected else "accepted", "accepted")
+    assert lines(run.path) == outcome["nodes"]
+    for found in first["problems"]:
+        if expected in ("not_measured", "not_probed"):
+            assert found["message"].startswith("Node gpu01: found ") and "Next step: " in found["message"]
+
+
+def test_siblings_are_those_of_the_node_of_the_batch_and_of_earlier_ones(run: Run) -> None:
+    first = run(node("gpu01", measured("GPU-a"), measured("GPU-b", memory_read_gb_per_s=2500.0)))
+    assert judged(first) == [("accepted", [])]
+    assert [gpu["siblings"] for gpu in first["nodes"][0]["gpus"]] == [None, None]
+    second = run(
+        node("gpu02", measured("GPU-c"), measured("GPU-d", memory_read_gb_per_s=2500.0)),
+        node("gpu03", measured("GPU-e")),
+        siblings=[node("gpu00", measured("GPU-f"), measured("GPU-g"))],
+    )
+    assert judged(second) == [("failed", [("slow_among_siblings", "GPU-d")]), ("accepted", [])]
+    slow, well = second["nodes"][0]["gpus"][1], second["nodes"][1]["gpus"][0]
+    assert (slow["verdict"], slow["siblings"], well["verdict"], well["siblings"]) == ("failed", 4, "ok", 4)
+    assert [each["node"] for each in lines(run.path)] == ["gpu01", "gpu02", "gpu03"]
+    (found,) = second["nodes"][0]["problems"]
+    for part in ("Node gpu02, GPU GPU-d: found among 4 other GPUs", "Expected: no more than 10 %", "Next step: "):
+        assert part in found["message"]
+
+
+def test_the_last_acceptance_counts_and_a_failed_run_does_not(run: Run) -> None:
+    run(node("gpu01", measured("GPU-a", fp32_tflop_per_s=64.0)))
+    slow = node("gpu01", measured("GPU-a", fp32_tflop_per_s=50.0))
+    for _again in range(2):
+        outcome = run(slow)
+        assert judged(outcome) == [("failed", [("slower_than_before", "GPU-a")])]
+        assert outcome["nodes"][0]["gpus"][0]["accepted_before"] == lines(run.path)[0]["date"]
+    assert "single precision at 50 TFLOP/s, 22 % less than 64" in outcome["nodes"][0]["problems"][0]["found"]
+    assert judged(run(slow, past_percent=30)) == [("accepted", [])]
+    assert judged(run(slow)) == [("accepted", [])]
+
+
+def test_a_mig_device_has_what_its_gpu_is(run: Run) -> None:
+    part = {**measured("MIG-1"), "name": "NVIDIA A100-SXM4-80GB MIG 1g.10gb"}
+    whole = node("gpu01", measured("GPU-a"))
+    whole["probe"]["nvidia_smi"]["gpus"][0]["mig_devices"] = [{"uuid": "MIG-1"}]
+    whole["benchmark"]["gpus"] = [part]
+    (gpu,) = run(whole)["nodes"][0]["gpus"]
+    assert (gpu["uuid"], gpu["serial"], gpu["model"]) == ("MIG-1", "S-GPU-a", part["name"])
+
+
+def test_check_mode_and_a_look_write_nothing(run: Run) -> None:
+    assert judged(run(node("gpu01", measured("GPU-a")), check_mode=True)) == [("accepted", [])]
+    assert run()["nodes"] == []
+    assert not run.path.parent.exists()
+
+
+@pytest.mark.parametrize("left", ['{"date":"2026-11-25T14', '{"da', '{"date":"x"}\n'])
+def test_what_is_left_of_a_line_is_told_and_skipped(run: Run, left: str) -> None:
+    run.path.parent.mkdir()
+    run.path.write_text(left, encoding="utf-8")
+    assert run(node("gpu01", measured("GPU-a")))["skipped"] == [1]
+    outcome = run(node("gpu01", measured("GPU-a")))
+    assert outcome["skipped"] == [1]
+    assert outcome["nodes"][0]["gpus"][0]["accepted_before"] is not None
+    assert run.path.read_text(encoding="utf-8").startswith(left.rstrip("\n") + "\n{")
+    # As a killed run leaves it, also behind records.
+    with run.path.open("a") as file:
+        file.write(left.rstrip("\n"))
+    assert run(node("gpu01", measured("GPU-a")))["skipped"] == [1, 4]
+
+
+@pytest.mark.parametrize(
+    "content", ["# Farm\n", "notes", '{"made_at": "2026-11-25T14:00:00Z", "gpus": 4}\n', "{}\n[]\n"]
+)
+def test_a_file_of_somebody_else_stays_as_it_is(run: Run, content: str) -> None:
+    run.path.parent.mkdir()
+    run.path.write_text(content, encoding="utf-8")
+    outcome = run(node("gpu01", measured("GPU-a")))
+    assert "none is a record of an acceptance. Expected: " in outcome["msg"] and "accept_records" in outcome["msg"]
+    assert run.path.read_text(encoding="utf-8") == content
+
+
+def test_a_place_that_cannot_be_written_to_is_told_by_a_look(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "new").write_text("a file", encoding="utf-8")
+    outcome = run()
+    assert f"found {tmp_path / 'new'}, which is of another kind. Expected: " in outcome["msg"]
+    run.path = tmp_path
+    assert "which is of another kind" in run()["msg"]
+    run.path = Path("/proc/accepted.jsonl")
+    assert "Expected: " in run(node("gpu01", measured("GPU-a")))["msg"]
+
+
+def test_no_room_leaves_the_file_as_it_was(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(node("gpu01", measured("GPU-a")))
+    before = run.path.read_bytes()
+    write, written = os.write, []
+
+    def full(descriptor: int, data: bytes) -> int:
+        if written:
+            raise OSError(28, "No space left on device")
+        written.append(data)
+        return write(descriptor, data[:40])
+
+    monkeypatch.setattr(records.os, "write", full)
+    outcome = run(node("gpu02", measured("GPU-b")))
+    assert "No space left on device" in outcome["msg"] and "Next step: " in outcome["msg"]
+    assert written and run.path.read_bytes() == before
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark import records
+for number in range(40):
+    with records.opened(Path(sys.argv[1])) as descriptor:
+        records.append(descriptor, records.content_of(descriptor), [{"who": sys.argv[2], "text": "x" * 20000}])
+"""
+
+
+def test_two_runs_at_a_time_lose_nothing(run: Run) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / ".collections")}
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, str(run.path), who], env=environment) for who in ("a", "b")
+    ]
+    assert [writer.wait(timeout=300) for writer in writers] == [0, 0]
+    assert sorted(each["who"] for each in lines(run.path)) == ["a"] * 40 + ["b"] * 40
+
+
+@pytest.mark.parametrize("given", [{"past_percent": -1}, {"siblings_min": -1}])
+def test_wrong_options_are_refused(run: Run, given: dict[str, Any]) -> None:
+    assert "Expected: 0 or more. Next step: " in run(node("gpu01", measured("GPU-a")), **given)["msg"]
+    assert not run.path.exists()

@@ -1,0 +1,168 @@
+"""playbooks/accept.yml over nodes of plain files, each with a Nomad of its own that keeps what the gate changes.
+
+A real Nomad is asked in molecule/gpu_health; here are several nodes, and more of what can go wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.gpufarm.core.tests.unit.playbooks import playbook_helper
+from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.gate_helper import Farm
+
+from tests.simulator.cache import ROOT
+from tests.simulator.gpu import faults
+from tests.testinfra import printed
+
+from .conftest import Node
+
+MakeNode = Callable[[str], Node]
+# Without what else runs on this machine, as in the nodes of a test farm.
+ALONE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "--")
+(PRINTED,) = printed.commands(printed.block(ROOT / "README.md", "ansible-playbook -i my-lab.yml gpufarm.core.accept"))
+OPEN = {"nomad_tls": "off", "nomad_acl_enabled": False, "ansible_become": False, "agent_url": "http://127.0.0.1:9"}
+
+
+class Machine:
+    """A host of the inventory: its doubles are those that its Python finds, its agent is its own."""
+
+    def __init__(self, name: str, number: int, node: Node, folder: Path) -> None:
+        self.name, self.node, self.farm = name, node, Farm(1)
+        self.uuids = [f"GPU-0000000{number}-0000-0000-0000-00000000000{gpu}" for gpu in range(2)]
+        for gpu, uuid in enumerate(self.uuids):
+            node.change(lambda it, gpu=gpu, uuid=uuid: faults.set_value(it, gpu, "uuid", uuid))
+        self.mine["NodeResources"]["Devices"] = [
+            {
+                "Vendor": "nvidia",
+                "Type": "gpu",
+                "Name": faults.value(node.profile, 0, "product_name"),
+                "Instances": [{"ID": uuid, "Healthy": True} for uuid in self.uuids],
+                "Attributes": {},
+            }
+        ]
+        self.python = folder / f"python-{name}"
+        given = {key: node.environment[key] for key in ("LD_LIBRARY_PATH", "GPUFARM_SIM_ROOT")}
+        words = ["exec", "env", *(f"{key}={text}" for key, text in given.items()), sys.executable]
+        self.python.write_text(f'#!/bin/sh\n{shlex.join(words)} "$@"\n', encoding="utf-8")
+        self.python.chmod(0o755)
+
+    @property
+    def mine(self) -> dict[str, Any]:
+        return self.farm.nodes["id-0"]
+
+    @property
+    def state(self) -> tuple[str, str | None]:
+        """Eligibility, and what it is out of work for."""
+        return self.mine["SchedulingEligibility"], self.farm.clients["id-0"].get("gpufarm_maintenance")
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        options = {"path": str(self.node.build / "nvidia-smi"), "dcgm": False}
+        return {
+            "ansible_connection": "local",
+            "ansible_python_interpreter": str(self.python),
+            "agent_url": self.farm.agent.url,
+            "gpu_health_options": options,
+            "accept_options": {"path": options["path"], "memory_share": 0.0001, "peers": False},
+        }
+
+
+class Park:
+    def __init__(self, folder: Path, machines: list[Machine]) -> None:
+        self.folder, self.machines = folder, {machine.name: machine for machine in machines}
+
+    def run(self, *options: str, more: dict[str, Any] | None = None, **given: Any) -> tuple[int, str]:
+        hosts = {name: machine.variables for name, machine in self.machines.items()} | (more or {})
+        inventory = {
+            "all": {
+                "vars": OPEN,
+                "children": {"gpu_nodes": {"hosts": hosts}, "nomad_servers": {"hosts": {"control": {}}}},
+            }
+        }
+        extra = {"__nomad_local_url": "{{ agent_url }}", "accept_level": "start", **given}
+        result = playbook_helper.run_playbook(
+            self.folder, inventory, "accept.yml", *options, "--extra-vars", json.dumps(extra), under=ALONE
+        )
+        return result.returncode, " ".join((result.stdout + result.stderr).split())
+
+    def records(self) -> dict[str, str]:
+        text = (self.folder / "gpufarm-accepted.jsonl").read_text(encoding="utf-8")
+        return {record["host"]: record["verdict"] for record in map(json.loads, text.splitlines())}
+
+
+@pytest.fixture
+def park(node: MakeNode, tmp_path: Path) -> Iterator[Callable[..., Park]]:
+    if os.geteuid():
+        pytest.skip("root alone can start a playbook that sees nothing else that runs on this machine")
+    made: list[Machine] = []
+
+    def make(*names: str) -> Park:
+        for number, name in enumerate(names):
+            one = node("h200-x2")
+            one.root = one.root.rename(tmp_path / f"root-{name}")
+            made.append(Machine(name, number, one, tmp_path))
+        return Park(tmp_path, made)
+
+    yield make
+    for machine in made:
+        machine.farm.agent.close()
+
+
+def test_those_that_pass_are_opened_and_the_others_named(park: Callable[..., Park]) -> None:
+    farm = park("a", "b", "c", "d")
+    machines = farm.machines
+    machines["b"].node.change(lambda it: faults.compute_wrongly(it, 1, "memory"))
+    machines["c"].farm.run_job("id-0", "train")
+    # Closed by somebody else, it is tested and stays closed.
+    machines["d"].mine["SchedulingEligibility"] = "ineligible"
+    away = {"ansible_host": "127.0.0.1", "ansible_port": 1, "ansible_ssh_common_args": "-o BatchMode=yes"}
+    code, said = farm.run(more={"e": away}, accept_max_closed="100%")
+    assert code != 0, said
+    assert (farm.folder / "gpufarm-accepted.jsonl").exists(), said
+    assert farm.records() == {"a": "accepted", "b": "failed", "d": "accepted"}
+    assert {name: machine.state for name, machine in machines.items()} == {
+        "a": ("eligible", None),
+        "b": ("ineligible", "acceptance, which failed: memory_errors"),
+        "c": ("eligible", None),
+        "d": ("ineligible", None),
+    }
+    assert "a: accepted, 2 GPU(s) at level start; open again, after acceptance" in said
+    assert f"GPU {machines['b'].uuids[1]}: found" in said and machines["b"].uuids[0] not in said
+    assert (
+        "c: was not tested: " in said and "1 running allocation, which acceptance would end: train.group[0] (" in said
+    )
+    assert "d: accepted, 2 GPU(s) at level start; still closed, as it was before" in said
+    assert "e: was not tested: found that Ansible does not reach it (" in said
+
+    # Mended, it goes on where it was left.
+    machines["b"].node.change(lambda it: faults.recover_cuda(it, 1))
+    printed_options = shlex.split(PRINTED.replace("rack1-a", "b"))[4:]
+    code, said = farm.run(*printed_options)
+    assert (code, machines["b"].state, farm.records()["b"]) == (0, ("eligible", None), "accepted"), said
+
+
+def test_no_more_are_closed_at_a_time_than_may_be(park: Callable[..., Park]) -> None:
+    farm = park("a", "b", "c")
+    for name in ("a", "b"):
+        farm.machines[name].node.change(lambda it: faults.refuse_context(it, 0))
+    code, said = farm.run(accept_max_closed="2")
+    assert code != 0 and farm.records() == {"a": "failed", "b": "failed"}
+    assert farm.machines["c"].farm.agent.writes == [] and farm.machines["c"].state == ("eligible", None)
+    assert (
+        "c: was not tested, because a, b failed and stay closed. Expected: at most 2 closed at a time "
+        "(accept_max_closed is 2). Next step: "
+    ) in said
+
+
+def test_a_file_that_cannot_be_written_closes_no_node(park: Callable[..., Park]) -> None:
+    farm = park("a")
+    code, said = farm.run(accept_records=str(farm.folder))
+    assert code != 0 and "which is of another kind. Expected: a file" in said
+    assert farm.machines["a"].farm.agent.requests == [] and farm.machines["a"].state == ("eligible", None)
