@@ -54,11 +54,11 @@ class Acceptance:
     def __init__(self, folder: Path) -> None:
         self.path = folder / "records" / "accepted.jsonl"
 
-    def __call__(self, *options: str, **given: Any) -> Run:
+    def __call__(self, *options: str, timeout: int = 60, **given: Any) -> Run:
         variables = {
             "accept_records": str(self.path),
             # A T4 here has half of the lanes; and device memory is this machine's own.
-            "accept_options": {"memory_share": 0.01, "peers": False, "host_min_percent": 40, "timeout": 30},
+            "accept_options": {"memory_share": 0.01, "peers": False, "host_min_percent": 40, "timeout": timeout},
             "gpu_node_gpus": 4,
             **given,
         }
@@ -156,7 +156,7 @@ def test_wrong_results_no_context_and_a_hang_are_each_their_cards(host: Host, ac
         faults.hang_cuda(profile, 2)
 
     faults.apply_to_container(NODE, spoil)
-    run = accept()
+    run = accept(timeout=20)
     assert run.code != 0, run.output
     record = accept.records()[-1]
     uuids = gpu_uuids(host)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.gpufarm.core.plugins.modules import nomad_gpu_job_verify
+from ansible_collections.gpufarm.core.plugins.modules import (
+    nomad_gpu_job_verify,
+    nvidia_gpu_acceptance,
+    nvidia_gpu_benchmark,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 ROLES = sorted(path.parent.parent.name for path in (ROOT / "roles").glob("*/meta/argument_specs.yml"))
@@ -85,3 +90,16 @@ def test_jobs_of_verify_are_those_of_the_module() -> None:
             module[option].get("default"),
             module[option].get("choices"),
         )
+
+
+def test_an_acceptance_takes_what_the_benchmark_takes_and_judges_as_its_module() -> None:
+    module = nvidia_gpu_benchmark.argument_spec()
+    spec = options("farm")["accept_options"]["options"]
+    assert {name: option["type"] for name, option in spec.items()} == {
+        name: option["type"] for name, option in module.items() if name not in ("level", "devices")
+    }
+    assert options("farm")["accept_level"]["choices"] == module["level"]["choices"]
+    allowed = {
+        f"accept_{field.name}": field.default for field in dataclasses.fields(nvidia_gpu_acceptance.comparing.Allowed)
+    }
+    assert allowed == {name: defaults("farm")[name] for name in allowed}

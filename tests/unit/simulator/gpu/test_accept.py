@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.gate_helpe
 from tests.simulator.cache import ROOT
 from tests.simulator.gpu import faults
 from tests.testinfra import printed
+from tests.testinfra.helpers import wait_for
 
 from .conftest import Node
 
@@ -78,7 +81,9 @@ class Park:
     def __init__(self, folder: Path, machines: list[Machine]) -> None:
         self.folder, self.machines = folder, {machine.name: machine for machine in machines}
 
-    def run(self, *options: str, more: dict[str, Any] | None = None, **given: Any) -> tuple[int, str]:
+    def run(
+        self, *options: str, more: dict[str, Any] | None = None, under: tuple[str, ...] = ALONE, **given: Any
+    ) -> tuple[int, str]:
         hosts = {name: machine.variables for name, machine in self.machines.items()} | (more or {})
         inventory = {
             "all": {
@@ -88,7 +93,7 @@ class Park:
         }
         extra = {"__nomad_local_url": "{{ agent_url }}", "accept_level": "start", **given}
         result = playbook_helper.run_playbook(
-            self.folder, inventory, "accept.yml", *options, "--extra-vars", json.dumps(extra), under=ALONE
+            self.folder, inventory, "accept.yml", *options, "--extra-vars", json.dumps(extra), under=under
         )
         return result.returncode, " ".join((result.stdout + result.stderr).split())
 
@@ -159,6 +164,25 @@ def test_no_more_are_closed_at_a_time_than_may_be(park: Callable[..., Park]) -> 
         "c: was not tested, because a, b failed and stay closed. Expected: at most 2 closed at a time "
         "(accept_max_closed is 2). Next step: "
     ) in said
+
+
+def test_what_a_killed_run_has_closed_says_so_and_the_next_one_goes_on(park: Callable[..., Park]) -> None:
+    farm = park("a")
+    machine, pid = farm.machines["a"], farm.folder / "pid"
+    machine.node.change(lambda it: faults.hang_cuda(it, 1))
+    killed = threading.Thread(
+        target=farm.run, kwargs={"under": ("sh", "-c", f'echo $$ >{pid}; exec "$@"', "sh", *ALONE)}
+    )
+    killed.start()
+    try:
+        wait_for("the node is closed", lambda: machine.state == ("ineligible", "acceptance"))
+    finally:
+        os.kill(int(pid.read_text(encoding="utf-8")), signal.SIGKILL)
+        killed.join()
+    assert machine.state == ("ineligible", "acceptance") and not (farm.folder / "gpufarm-accepted.jsonl").exists()
+    machine.node.change(lambda it: faults.recover_cuda(it, 1))
+    code, said = farm.run()
+    assert (code, machine.state, farm.records()) == (0, ("eligible", None), {"a": "accepted"}), said
 
 
 def test_a_file_that_cannot_be_written_closes_no_node(park: Callable[..., Park]) -> None:
