@@ -40,6 +40,11 @@ FARM = "farm"
 NODE = "node"
 """Closed by the node's own timer, which may open again only what it closed."""
 
+MAINTENANCE = "maintenance"
+OTHERS = "others"
+STATES = (OPEN, NODE, FARM, MAINTENANCE, OTHERS)
+"""Open, or who keeps it closed."""
+
 KEYS = (STATE_KEY, REASON_KEY, SINCE_KEY, CLOSED_BY_KEY, MEMORY_KEY)
 MAINTENANCE_KEY = "gpufarm_maintenance"
 """For what the node is taken out of work, as C(maintenance) writes it; no gate opens it before that is over."""
@@ -291,6 +296,20 @@ def _marks(reason: str, since: str, wish: Wish, node: GateNode) -> dict[str, str
         CLOSED_BY_KEY: wish.closed_by,
         MEMORY_KEY: str(memory),
     }
+
+
+def state_after(node: GateNode, decision: Decision, wish: Wish) -> str:
+    """Open, or who keeps the node closed, once the decision is carried out."""
+    if decision.action == "close":
+        return wish.closed_by
+    if decision.action == "open" or node.eligible:
+        return OPEN
+    if node.meta.get(MAINTENANCE_KEY):
+        return MAINTENANCE
+    marks = node.marks
+    if not marks or node.drained_by_others:
+        return OTHERS
+    return (decision.meta or {}).get(CLOSED_BY_KEY) or marks.get(CLOSED_BY_KEY, FARM)
 
 
 def carry_out(client: nomad.Client, node: GateNode, decision: Decision, wish: Wish) -> None:

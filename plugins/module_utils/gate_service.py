@@ -9,38 +9,42 @@ opens the node. It asks its own agent, and servers for its own node only, so tha
 of Ansible is needed. C(main) writes a status file at the end of each run, whatever came of it:
 
     verdict (ok, warning, critical; null without a probe), healthy (null when nobody knows, because Nomad could not be
-    asked), reason (null when healthy or unknown), action (of the gate, or failed) and message, problems (as
+    asked), reason (null when healthy or unknown), action (of the gate, or failed) and message, state (open, or who
+    keeps the node closed: node, farm, maintenance, others; null when Nomad could not be asked), problems (as
     nvidia_gpu_health returns them), nomad_problems (as nomad_gpu_verify returns them; null when Nomad could not be
-    asked), checked_at (time in UTC)
+    asked), gpus (index, uuid, name, pci_bus_id, verdict, ecc_corrected and ecc_uncorrected of each; a verdict of
+    missing where nvidia-smi lists it no more, null where nobody knows; null for all before the first probe),
+    gpus_expected (null where nobody said), gpus_found (that answer; null where nvidia-smi cannot tell), xids (code,
+    uuid, pci_bus_id, count), probed_at and checked_at (times in UTC)
+
+With a folder of node_exporter's textfile collector in its configuration it writes the same there as metrics.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.gpufarm.core.plugins.module_utils import gate, health, nomad
-from ansible_collections.gpufarm.core.plugins.module_utils.problem import FoundError, Problem
+from ansible_collections.gpufarm.core.plugins.module_utils import gate, gate_metrics, gate_status, health, nomad
+from ansible_collections.gpufarm.core.plugins.module_utils.gate_status import FAILED, status_of
+from ansible_collections.gpufarm.core.plugins.module_utils.problem import FoundError, Problem, sentences
 from ansible_collections.gpufarm.core.plugins.module_utils.text import utc
 
 CONFIG = "/etc/gpufarm/health.json"
 STATUS = "/run/gpufarm/health.json"
 
-FAILED = "failed"
 NO_NODE = 404
 HEALTHY, SICK, BROKEN = 0, 3, 2
 """Exit codes: the node may have work, it may not, the gate could not do its work; 1 is Python's own for a defect."""
 
 KEYS: dict[str, type] = {
     "connection": dict, "health": dict, "ignored": list, "drain": bool, "drain_deadline": int, "close_on": str,
-    "plugin_age_max": int, "open_after": int, "closed_min": int,
+    "plugin_age_max": int, "open_after": int, "closed_min": int, "textfile_dir": str,
 }  # fmt: skip
 
 # systemd ends the unit after TimeoutStartSec, and then nobody says what was found. A unit test holds these together.
@@ -106,20 +110,19 @@ def run(config: Mapping[str, Any], probe: Callable[[Any], dict[str, Any]] = heal
         before = -1
     found = probe(options)
     try:
-        return gated(nomad.Client(connection), config, found, before)
+        status = gated(nomad.Client(connection), config, found, before)
     except nomad.NomadError as error:
         closes = gate.closes(found["verdict"], config["close_on"])
-        return status_of(
-            verdict=found["verdict"],
-            healthy=False if closes else None,
-            reason=found["reason"] if closes else None,
-            message=str(error),
-            problems=found["problems"],
-        )
+        status = {
+            "healthy": False if closes else None,
+            "reason": found["reason"] if closes else None,
+            "message": str(error),
+        }
+    return status_of(**gate_status.of_probe(found), **status, gpus_expected=options.gpus)
 
 
 def gated(client: nomad.Client, config: Mapping[str, Any], found: Mapping[str, Any], before: int) -> dict[str, Any]:
-    """The status, after the gate has done with its own node what this probe asks for."""
+    """What there is to tell, after the gate has done with its own node what this probe asks for."""
     entry, problems, node, stats = judge(
         client, found, config["ignored"], close_on=config["close_on"], plugin_age_max=config["plugin_age_max"]
     )
@@ -129,21 +132,21 @@ def gated(client: nomad.Client, config: Mapping[str, Any], found: Mapping[str, A
         index=before, uptime=uptime if isinstance(uptime, int) else None,
         open_after=config["open_after"], closed_min_s=config["closed_min"],
     )  # fmt: skip
-    decision = gate.decide(gate.with_meta(client, node), wish, utc())
+    node = gate.with_meta(client, node)
+    decision = gate.decide(node, wish, utc())
     if decision.changes:
         # What the server next to the agent knows may be old; most runs change nothing and cost the leader nothing.
         node = gate.read_node(client, node.id)
         decision = gate.decide(node, wish, utc())
         gate.carry_out(client, node, decision, wish)
-    return status_of(
-        verdict=found["verdict"],
-        healthy=entry["healthy"],
-        reason=entry["reason"],
-        action=decision.action,
-        message=decision.message,
-        problems=found["problems"],
-        nomad_problems=[vars(problem) for problem in problems],
-    )
+    return {
+        "healthy": entry["healthy"],
+        "reason": entry["reason"],
+        "action": decision.action,
+        "message": decision.message,
+        "state": gate.state_after(node, decision, wish),
+        "nomad_problems": [vars(problem) for problem in problems],
+    }
 
 
 def judge(
@@ -165,14 +168,6 @@ def judge(
     )
     (entry,) = judged["nodes"]
     return entry, problems, node, stats
-
-
-def status_of(**known: Any) -> dict[str, Any]:
-    """What is known, and null for the rest."""
-    unknown: dict[str, Any] = {
-        "verdict": None, "healthy": None, "reason": None, "action": FAILED, "problems": [], "nomad_problems": None,
-    }  # fmt: skip
-    return {**unknown, **known, "checked_at": utc()}
 
 
 def own_node_id(client: nomad.Client) -> str:
@@ -236,15 +231,8 @@ def compare(
 
 
 def write_status(path: str, status: Mapping[str, Any]) -> None:
-    """Replace the status file in one step, so that a reader never sees half of it."""
-    folder = Path(path).parent
-    folder.mkdir(parents=True, exist_ok=True)
-    handle, staged = tempfile.mkstemp(dir=folder)
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        json.dump(status, file, indent=1)
-        file.write("\n")
-    Path(staged).chmod(0o644)
-    Path(staged).replace(path)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    gate_status.write(path, json.dumps(status, indent=1) + "\n")
 
 
 def _too_late(*_signal: Any) -> None:
@@ -258,27 +246,53 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """C(arguments) are the configuration and the status file, if they are others."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     config_path, status_path = (given + [CONFIG, STATUS][len(given) :])[:2]
+    config: dict[str, Any] = {}
+    defect: BaseException | None = None
     signal.signal(signal.SIGALRM, _too_late)
     signal.alarm(RUN_LIMIT_S)
     try:
-        status = run(load(config_path))
+        config = load(config_path)
+        status = run(config)
     except (ConfigError, ValueError, TooLateError) as error:
         status = status_of(message=str(error))
     except BaseException as error:
-        write_status(status_path, status_of(message=f"{type(error).__name__}: {error}"))
-        raise
+        defect, status = error, status_of(message=f"{type(error).__name__}: {error}")
     finally:
         signal.alarm(0)
-    try:
-        write_status(status_path, status)
-    except OSError as error:
-        sys.stderr.write(
-            f"{socket.gethostname()}: {status_path} cannot be written ({error}). Expected: a folder with space on the "
-            "node. Next step: make room there (`df`).\n"
-        )
+    written = tell(gate_status.remember(status, gate_status.read(status_path)), status_path, config)
+    if defect:
+        raise defect
+    if not written:
         return BROKEN
     if status["action"] == FAILED:
         sys.stderr.write(f"{socket.gethostname()}: {status['verdict'] or 'no verdict'}: {status['message']}\n")
         return BROKEN
     sys.stdout.write(f"{status['verdict']}: {status['message']}\n")
     return HEALTHY if status["healthy"] else SICK
+
+
+def tell(status: Mapping[str, Any], status_path: str, config: Mapping[str, Any]) -> bool:
+    """Write the status, and the metrics where they are asked for; false where something could not be written."""
+    said = _tell(
+        status_path, lambda: write_status(status_path, status), "a folder with space on the node",
+        "make room there (`df`)",
+    )  # fmt: skip
+    if not config.get("textfile_dir"):
+        return said
+    metrics = str(Path(config["textfile_dir"]) / gate_metrics.FILE)
+    measured = _tell(
+        metrics, lambda: gate_status.write(metrics, gate_metrics.text_of(status)),
+        "the folder of node_exporter's textfile collector, with space",
+        "have that folder and room there (`df`), or correct gpu_health_textfile_dir and run the role gpu_health again",
+    )  # fmt: skip
+    return said and measured
+
+
+def _tell(path: str, write: Callable[[], None], expected: str, step: str) -> bool:
+    try:
+        write()
+    except OSError as error:
+        said = sentences(f"{path} cannot be written ({error})", expected, step)
+        sys.stderr.write(f"{socket.gethostname()}: {said}\n")
+        return False
+    return True

@@ -27,6 +27,7 @@ PACKAGES = {
     "make": "make",
     "mmdebstrap": "mmdebstrap",
     "openssl": "openssl",
+    "promtool": "prometheus",
     "ssh": "openssh-client",
     "unshare": "util-linux",
 }
@@ -41,6 +42,7 @@ FOR_TESTS = (
     "gpgv",
     "make",
     "openssl",
+    "promtool",
     "ssh",
     "unshare",
 )

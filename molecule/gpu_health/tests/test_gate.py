@@ -20,6 +20,7 @@ from tests.testinfra.playbooks import enter, words
 
 NODE, SERVER = "health-t4", "health-server"
 PROGRAM, CONFIG, STATUS = "/usr/local/sbin/gpufarm-health", "/etc/gpufarm/health.json", "/run/gpufarm/health.json"
+METRICS = "/var/lib/prometheus/node-exporter/gpufarm.prom"
 PATIENCE_S = 300
 testinfra_hosts = [NODE]
 
@@ -162,6 +163,16 @@ def test_sick_gpu_closes_the_node_and_clean_probes_open_it(host: Host) -> None:
     assert opened["Meta"]["gpufarm_gate"] == "open"
     log = host.check_output("journalctl -u gpufarm-health --output cat --no-pager")
     assert ": healthy, and stays closed until 2 probes in a row are clean, this was number 1" in log
+
+
+def test_metrics_are_of_the_last_run(host: Host) -> None:
+    def told() -> str:
+        return str(host.file(METRICS).content_string)
+
+    assert len(set(re.findall(r'gpufarm_gpu_verdict\{uuid="([^"]+)",.*verdict="ok"\} 1\n', told()))) == 4
+    first = re.findall(r"gpufarm_gate_run_timestamp_seconds (\d+)", told())
+    until(lambda: re.findall(r"gpufarm_gate_run_timestamp_seconds (\d+)", told()) > first, "the next run", host)
+    assert host.file(METRICS).mode == 0o644
 
 
 def test_what_an_operator_has_closed_stays_closed(host: Host) -> None:
@@ -315,7 +326,7 @@ def test_role_removes_what_it_brought_and_check_mode_tells_of_its_timer(host: Ho
     for changed in (True, False):
         told = playbook("remove.yml")
         assert (" changed=0 " not in told) == changed, told
-    for path in (PROGRAM, "/usr/local/lib/gpufarm", CONFIG, STATUS):
+    for path in (PROGRAM, "/usr/local/lib/gpufarm", CONFIG, STATUS, METRICS):
         assert not host.file(path).exists
     assert host.run("systemctl cat gpufarm-health.timer").rc == 1
     assert node(host)["SchedulingEligibility"] == "eligible"

@@ -19,6 +19,9 @@ import pytest
 import yaml
 from ansible_collections.gpufarm.core.plugins.filter.gate_refusal import gate_refusal
 from ansible_collections.gpufarm.core.plugins.module_utils import gate_service, health, nomad, text
+from ansible_collections.gpufarm.core.plugins.module_utils.health.problems import problem_of
+from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.facts import empty_facts, empty_gpu
+from ansible_collections.gpufarm.core.plugins.module_utils.problem import Finding
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.gate_helper import Farm
 
 COLLECTION = Path(__file__).resolve().parents[4]
@@ -54,6 +57,7 @@ def config_of(nomads: Farm, **changes: Any) -> dict[str, Any]:
         "plugin_age_max": 60,
         "open_after": 1,
         "closed_min": 0,
+        "textfile_dir": "",
         "ignored": [],
         "health": {},
         **changes,
@@ -61,10 +65,22 @@ def config_of(nomads: Farm, **changes: Any) -> dict[str, Any]:
 
 
 def probe(verdict: str = "ok", reason: str | None = None, available: bool = True, gpus: Any = GPUS) -> Any:
-    found = [{"uuid": uuid, "name": "Tesla T4", "mig_mode": None, "mig_devices": []} for uuid in gpus]
-    facts = {"available": available, "driver_version": "580.1", "gpus": found}
-    problems = [{"code": reason.split()[0]}] if reason else []
-    result = {"verdict": verdict, "reason": reason, "problems": problems, "nvidia_smi": facts}
+    """What health.probe returns, with a problem of the first GPU where C(reason) names one."""
+    facts = {**empty_facts("linux"), "available": available, "driver_version": "580.1"}
+    facts["gpus"] = [
+        {**empty_gpu(), "index": index, "uuid": uuid, "pci_bus_id": f"00000000:0{index}:00.0", "name": "Tesla T4"}
+        for index, uuid in enumerate(gpus)
+    ]
+    judged = health.judge(facts, [], [], health.HealthOptions(), host="gpu0")  # type: ignore[arg-type]
+    if reason:
+        code, *named = reason.split()
+        found = Finding(code, "something", severity=verdict)
+        address = facts["gpus"][0]["pci_bus_id"]
+        problem = problem_of(found, "gpu0", health.HealthOptions(), *(named or [None]), address)
+        assert problem
+        judged.update(verdict=verdict, reason=reason, problems=[problem])
+        judged["gpus"][0].update(verdict=verdict, problems=[problem])
+    result = {**judged, "checks": {}, "nvidia_smi": facts}
     return lambda _options: copy.deepcopy(result)
 
 
@@ -404,6 +420,89 @@ def test_options_that_a_timer_takes() -> None:
         assert gate_refusal(options) == ""
 
 
+# --- what Prometheus gets --------------------------------------------------------------------
+
+
+@pytest.fixture
+def metrics(tmp_path: Path) -> Path:
+    folder = tmp_path / "textfile"
+    folder.mkdir()
+    return folder / "gpufarm.prom"
+
+
+def test_metrics_are_written_where_they_are_asked_for(program: Gate, metrics: Path) -> None:
+    program.run(probe(), 0)
+    assert list(metrics.parent.iterdir()) == []
+    program.run(probe(), 0, textfile_dir=str(metrics.parent), connection=connection(program, "the-secret"))
+    told = metrics.read_text()
+    assert 'gpufarm_gate_state{state="open"} 1\n' in told and "gpufarm_node_gpus_found 2\n" in told
+    assert "the-secret" not in told
+    assert stat.S_IMODE(metrics.stat().st_mode) == 0o644
+    program.run(probe(gpus=GPUS[:1]), 3, textfile_dir=str(metrics.parent))
+    told = metrics.read_text()
+    assert re.search(r'gpufarm_gpu_verdict\{uuid="GPU-2",pci_bus_id=".*",verdict="missing"\} 1\n', told)
+    assert 'gpufarm_gate_state{state="node"} 1\n' in told
+    assert 'gpufarm_problem{uuid="GPU-2",code="gpu_unexpected",severity="critical",source="nomad"} 1\n' in told
+
+
+def connection(program: Gate, token: str) -> dict[str, str]:
+    return {"address": program.nomads.agent.url, "token": token}
+
+
+def test_metrics_tell_of_a_run_that_failed(nomads: Farm, program: Gate, metrics: Path) -> None:
+    wish = {"textfile_dir": str(metrics.parent)}
+    program.run(probe(), 0, **wish)
+    nomads.leader = False
+    program.run(probe(), 2, **wish)
+    told = metrics.read_text()
+    assert "gpufarm_gate_success 0\n" in told and "gpufarm_gate_state{" not in told
+    # The probe could do its work.
+    assert "gpufarm_node_gpus_found 2\n" in told
+
+    def broken(_options: Any) -> Any:
+        raise KeyError("gpus")
+
+    with pytest.raises(KeyError):
+        program.run(broken, 1, **wish)
+    assert "gpufarm_node_gpus_found" not in metrics.read_text()
+    assert [gpu["verdict"] for gpu in program.status["gpus"]] == [None, None]
+    program.run(probe(gpus=GPUS[:1]), 2, **wish)
+    assert [gpu["verdict"] for gpu in program.status["gpus"]] == ["ok", "missing"]
+
+
+def test_metrics_that_cannot_be_written(
+    nomads: Farm, program: Gate, metrics: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    metrics.parent.rmdir()
+    program.run(SICK, 2, textfile_dir=str(metrics.parent))
+    assert nomads.nodes["id-0"]["SchedulingEligibility"] == "ineligible"
+    assert program.status["action"] == "close"
+    assert re.fullmatch(
+        rf"{platform.node()}: {metrics} cannot be written \(.*\)\. Expected: the folder of node_exporter's textfile "
+        r"collector, with space\. Next step: have that folder and room there \(`df`\), or correct "
+        r"gpu_health_textfile_dir and run the role gpu_health again\.\n",
+        capsys.readouterr().err,
+    )
+
+
+def test_state_says_who_keeps_the_node_closed(nomads: Farm, program: Gate) -> None:
+    node = nomads.nodes["id-0"]
+    assert program.run(probe(), 0)["state"] == "open"
+    assert program.run(SICK, 3)["state"] == "node"
+    assert program.run(SICK, 3)["state"] == "node"
+    assert program.run(probe(), 0, open_after=2)["state"] == "node"
+    nomads.clients["id-0"]["gpufarm_gate_closed_by"] = "farm"
+    assert program.run(probe(), 0)["state"] == "farm"
+    nomads.clients["id-0"].clear()
+    assert program.run(probe(), 0)["state"] == "others"
+    assert program.run(SICK, 3)["state"] == "others"
+    nomads.clients["id-0"]["gpufarm_maintenance"] = "new riser"
+    assert program.run(SICK, 3)["state"] == "maintenance"
+    node["SchedulingEligibility"] = "eligible"
+    nomads.clients["id-0"].clear()
+    assert program.run(probe(), 0)["state"] == "open"
+
+
 # --- when it cannot do its work --------------------------------------------------------------
 
 
@@ -431,7 +530,7 @@ def test_status_does_not_go_on_saying_healthy_while_nomad_is_away(
     ):
         status = program.run(found, 2, **changes)
         assert (status["healthy"], status["reason"], status["action"]) == (healthy, reason, "failed")
-        assert (status["verdict"], status["nomad_problems"]) == (found(None)["verdict"], None)
+        assert (status["verdict"], status["nomad_problems"], status["state"]) == (found(None)["verdict"], None, None)
         assert status["problems"] == found(None)["problems"]
         assert words in status["message"] and "Next step: " in status["message"]
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", status["checked_at"])
@@ -511,7 +610,8 @@ def test_command_writes_the_status_for_everybody_and_tells_by_its_exit_code(
     assert stat.S_IMODE(program.status_file.stat().st_mode) == 0o644
     assert program.status_file.read_text().endswith("}\n")
     assert set(program.status) == {
-        "verdict", "healthy", "reason", "action", "message", "problems", "nomad_problems", "checked_at",
+        "verdict", "healthy", "reason", "action", "message", "state", "problems", "nomad_problems", "gpus",
+        "gpus_expected", "gpus_found", "xids", "probed_at", "checked_at",
     }  # fmt: skip
     assert list(program.status_file.parent.iterdir()) == [program.status_file]
 

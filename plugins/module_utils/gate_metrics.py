@@ -1,0 +1,127 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The gate's status in Prometheus' text format, for the textfile collector of node_exporter.
+
+A state is a series for each value that it can have, 1 for the one that holds. What is unknown has no series, and so no
+0 that somebody takes for a number.
+"""
+
+from __future__ import annotations
+
+import calendar
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from ansible_collections.gpufarm.core.plugins.module_utils import gate
+from ansible_collections.gpufarm.core.plugins.module_utils.gate_status import FAILED, VERDICTS
+
+FILE = "gpufarm.prom"
+
+METRICS: dict[str, tuple[str, str]] = {
+    "gpufarm_gate_run_timestamp_seconds": ("gauge", "When the gate of the node ran last."),
+    "gpufarm_gate_success": ("gauge", "Whether the gate could do its work, which needs a probe and Nomad."),
+    "gpufarm_gate_state": (
+        "gauge",
+        "Whether Nomad may place work on the node (open), and otherwise who does not let it: the node's own gate, the "
+        "farm's run, maintenance, or others.",
+    ),
+    "gpufarm_probe_timestamp_seconds": ("gauge", "When the GPUs were probed last."),
+    "gpufarm_node_healthy": ("gauge", "Whether GPUs and Nomad are as they should be."),
+    "gpufarm_node_verdict": ("gauge", "Verdict of the probe on the node."),
+    "gpufarm_node_gpus_expected": ("gauge", "GPUs that the node should have, by the inventory."),
+    "gpufarm_node_gpus_found": ("gauge", "GPUs that answer nvidia-smi."),
+    "gpufarm_gpu_info": ("gauge", "A GPU that is there, or was since the node started."),
+    "gpufarm_gpu_verdict": ("gauge", "Verdict of the probe on a GPU; missing where nvidia-smi lists it no more."),
+    "gpufarm_problem": (
+        "gauge",
+        "Problems of this code, as the probe or the comparison with Nomad has found them; without uuid those of the "
+        "node.",
+    ),
+    "gpufarm_gpu_ecc_errors_total": ("counter", "Memory errors since the driver was loaded."),
+    "gpufarm_gpu_xids": (
+        "gauge",
+        "Xids of this code in the kernel log of this boot, since GPUs were declared repaired.",
+    ),
+}
+"""Type and meaning of every metric, in their order."""
+
+Sample = tuple[str, Mapping[str, Any], int]
+
+
+def text_of(status: Mapping[str, Any]) -> str:
+    """All that the status tells."""
+    samples: dict[str, Counter[str]] = {name: Counter() for name in METRICS}
+    for name, labels, value in _samples(status):
+        # Prometheus takes no series twice; what has the same labels, as two problems of one code, counts together.
+        samples[name][f"{name}{_labels(labels)}"] += value
+    return "".join(
+        f"# HELP {name} {words}\n# TYPE {name} {kind}\n"
+        + "".join(f"{series} {value:d}\n" for series, value in samples[name].items())
+        for name, (kind, words) in METRICS.items()
+        if samples[name]
+    )
+
+
+def _samples(status: Mapping[str, Any]) -> Iterator[Sample]:
+    yield "gpufarm_gate_run_timestamp_seconds", {}, _epoch(status["checked_at"])
+    yield "gpufarm_gate_success", {}, status["action"] != FAILED
+    yield from _states("gpufarm_gate_state", "state", gate.STATES, status["state"])
+    if status["probed_at"] is not None:
+        yield "gpufarm_probe_timestamp_seconds", {}, _epoch(status["probed_at"])
+    if status["healthy"] is not None:
+        yield "gpufarm_node_healthy", {}, status["healthy"]
+    yield from _states("gpufarm_node_verdict", "verdict", VERDICTS[:3], status["verdict"])
+    for name in ("gpus_expected", "gpus_found"):
+        if status[name] is not None:
+            yield f"gpufarm_node_{name}", {}, status[name]
+    yield from _gpus(status["gpus"] or [])
+    yield from _problems(status)
+    for event in status["xids"] or []:
+        yield "gpufarm_gpu_xids", {**_of(event), "code": event["code"]}, event["count"]
+
+
+def _gpus(gpus: Iterable[Mapping[str, Any]]) -> Iterator[Sample]:
+    for gpu in gpus:
+        yield "gpufarm_gpu_info", {**_of(gpu), "index": gpu["index"], "model": gpu["name"]}, 1
+        yield from _states("gpufarm_gpu_verdict", "verdict", VERDICTS, gpu["verdict"], _of(gpu))
+        for kind in ("corrected", "uncorrected"):
+            if gpu[f"ecc_{kind}"] is not None:
+                yield "gpufarm_gpu_ecc_errors_total", {**_of(gpu), "kind": kind}, gpu[f"ecc_{kind}"]
+
+
+def _problems(status: Mapping[str, Any]) -> Iterator[Sample]:
+    for problem in status["problems"]:
+        labels = {"code": problem["code"], "severity": problem["severity"], "source": "probe"}
+        yield "gpufarm_problem", {**_of(problem), **labels}, 1
+    for problem in status["nomad_problems"] or []:
+        severity = gate.WARNING if problem["code"] in gate.HARMLESS else gate.CRITICAL
+        yield "gpufarm_problem", {**_of(problem), "code": problem["code"], "severity": severity, "source": "nomad"}, 1
+
+
+def _of(thing: Mapping[str, Any]) -> dict[str, Any]:
+    """The labels that name a GPU: one that the driver cannot read has its address alone."""
+    return {"uuid": thing.get("uuid"), "pci_bus_id": thing.get("pci_bus_id")}
+
+
+def _states(
+    name: str, label: str, states: Iterable[str], state: str | None, labels: Mapping[str, Any] | None = None
+) -> Iterator[Sample]:
+    if state is not None:
+        for each in states:
+            yield name, {**(labels or {}), label: each}, each == state
+
+
+def _epoch(text: str) -> int:
+    return calendar.timegm(time.strptime(text, "%Y-%m-%dT%H:%M:%SZ"))
+
+
+def _labels(labels: Mapping[str, Any]) -> str:
+    pairs = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items() if value is not None)
+    return f"{{{pairs}}}" if pairs else ""
+
+
+def _escaped(value: Any) -> str:
+    return str(value).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

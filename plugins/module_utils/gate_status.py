@@ -1,0 +1,98 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the gate of a node tells after each run, and how it is kept.
+
+The status file is the whole of it; the metrics are the same in Prometheus' words. C(remember) brings in what only
+earlier runs know: a GPU that is gone is in no answer of nvidia-smi.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ansible_collections.gpufarm.core.plugins.module_utils.text import utc
+
+FAILED = "failed"
+MISSING = "missing"
+"""The verdict on a GPU that nvidia-smi has listed since the node started, and lists no more."""
+VERDICTS = ("ok", "warning", "critical", MISSING)
+
+
+def status_of(**known: Any) -> dict[str, Any]:
+    """What is known, and null for the rest."""
+    unknown: dict[str, Any] = {
+        "verdict": None, "healthy": None, "reason": None, "action": FAILED, "state": None, "problems": [],
+        "nomad_problems": None, "gpus": None, "gpus_expected": None, "gpus_found": None, "xids": None,
+        "probed_at": None,
+    }  # fmt: skip
+    return {**unknown, **known, "checked_at": utc()}
+
+
+def of_probe(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of the status that is what the probe said."""
+    facts = found["nvidia_smi"]
+    # Otherwise nvidia-smi could not tell which GPUs there are.
+    counted = facts["gpus"] or facts["reason"] == "no_devices"
+    return {
+        "verdict": found["verdict"],
+        "problems": found["problems"],
+        "gpus": [
+            {
+                **{key: gpu[key] for key in ("index", "uuid", "name", "pci_bus_id", "verdict")},
+                "ecc_corrected": known["ecc"]["corrected"]["volatile"],
+                "ecc_uncorrected": known["ecc"]["uncorrected"]["volatile"],
+            }
+            for gpu, known in zip(found["gpus"], facts["gpus"])
+        ],
+        "xids": [{key: event[key] for key in ("code", "uuid", "pci_bus_id", "count")} for event in found["xids"]],
+        "probed_at": utc(),
+        "gpus_found": sum(gpu["status"] == "ok" for gpu in facts["gpus"]) if counted else None,
+    }
+
+
+def remember(status: Mapping[str, Any], last: Mapping[str, Any]) -> dict[str, Any]:
+    """The status with the GPUs that the last one had and that this run did not see.
+
+    They are C(missing) where nvidia-smi tells which GPUs there are, and of an unknown verdict (null) where it does not.
+    """
+    counted = status["gpus_found"] is not None
+    seen = status["gpus"] or []
+    names = {gpu[key] for gpu in seen for key in ("uuid", "pci_bus_id") if gpu[key]}
+    gone = [
+        {**gpu, "index": None, "ecc_corrected": None, "ecc_uncorrected": None, "verdict": MISSING if counted else None}
+        for gpu in last.get("gpus") or []
+        if not names & {gpu.get("uuid"), gpu.get("pci_bus_id")}
+    ]
+    return {**status, "gpus": [*seen, *gone] if status["gpus"] is not None or gone else None}
+
+
+def read(path: str) -> dict[str, Any]:
+    """The last status; empty where there is none that can be used."""
+    try:
+        last = json.loads(Path(path).read_text(encoding="utf-8"))
+        gpus = last["gpus"]
+        whole = all(isinstance(gpu["uuid"] or gpu["pci_bus_id"], str) for gpu in gpus or [])
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    return last if whole else {}
+
+
+def write(path: str, text: str) -> None:
+    """Replace a file in one step, so that a reader never sees half of it. Everybody may read it."""
+    folder = Path(path).parent
+    handle, staged = tempfile.mkstemp(dir=folder, prefix=f".{Path(path).name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            # By its handle: the folder can be another user's, who could put a link in the place of the name.
+            os.fchmod(file.fileno(), 0o644)
+            file.write(text)
+        Path(staged).replace(path)
+    except BaseException:
+        Path(staged).unlink()
+        raise
