@@ -9,13 +9,12 @@ A state is a series for each value that it can have, 1 for the one that holds. W
 
 from __future__ import annotations
 
-import calendar
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ansible_collections.gpufarm.core.plugins.module_utils import gate
+from ansible_collections.gpufarm.core.plugins.module_utils.gate_checks import epoch
 from ansible_collections.gpufarm.core.plugins.module_utils.gate_status import FAILED, VERDICTS
 
 FILE = "gpufarm.prom"
@@ -41,6 +40,8 @@ METRICS: dict[str, tuple[str, str]] = {
         "node.",
     ),
     "gpufarm_gpu_ecc_errors_total": ("counter", "Memory errors since the driver was loaded."),
+    "gpufarm_gpu_check_timestamp_seconds": ("gauge", "When the GPU was without work and computed at this level last."),
+    "gpufarm_gpu_check_success": ("gauge", "Whether it did so as it should."),
     "gpufarm_gpu_xids": (
         "gauge",
         "Xids of this code in the kernel log of this boot, since GPUs were declared repaired.",
@@ -66,11 +67,11 @@ def text_of(status: Mapping[str, Any]) -> str:
 
 
 def _samples(status: Mapping[str, Any]) -> Iterator[Sample]:
-    yield "gpufarm_gate_run_timestamp_seconds", {}, _epoch(status["checked_at"])
+    yield "gpufarm_gate_run_timestamp_seconds", {}, epoch(status["checked_at"])
     yield "gpufarm_gate_success", {}, status["action"] != FAILED
     yield from _states("gpufarm_gate_state", "state", gate.STATES, status["state"])
     if status["probed_at"] is not None:
-        yield "gpufarm_probe_timestamp_seconds", {}, _epoch(status["probed_at"])
+        yield "gpufarm_probe_timestamp_seconds", {}, epoch(status["probed_at"])
     if status["healthy"] is not None:
         yield "gpufarm_node_healthy", {}, status["healthy"]
     yield from _states("gpufarm_node_verdict", "verdict", VERDICTS[:3], status["verdict"])
@@ -87,6 +88,9 @@ def _gpus(gpus: Iterable[Mapping[str, Any]]) -> Iterator[Sample]:
     for gpu in gpus:
         yield "gpufarm_gpu_info", {**_of(gpu), "index": gpu["index"], "model": gpu["name"]}, 1
         yield from _states("gpufarm_gpu_verdict", "verdict", VERDICTS, gpu["verdict"], _of(gpu))
+        for level, record in (gpu["checks"] or {}).items():
+            yield "gpufarm_gpu_check_timestamp_seconds", {**_of(gpu), "level": level}, epoch(record["checked_at"])
+            yield "gpufarm_gpu_check_success", {**_of(gpu), "level": level}, record["verdict"] == "ok"
         for kind in ("corrected", "uncorrected"):
             if gpu[f"ecc_{kind}"] is not None:
                 yield "gpufarm_gpu_ecc_errors_total", {**_of(gpu), "kind": kind}, gpu[f"ecc_{kind}"]
@@ -112,10 +116,6 @@ def _states(
     if state is not None:
         for each in states:
             yield name, {**(labels or {}), label: each}, each == state
-
-
-def _epoch(text: str) -> int:
-    return calendar.timegm(time.strptime(text, "%Y-%m-%dT%H:%M:%SZ"))
 
 
 def _labels(labels: Mapping[str, Any]) -> str:

@@ -30,8 +30,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.gpufarm.core.plugins.module_utils import gate, gate_metrics, gate_status, health, nomad
+from ansible_collections.gpufarm.core.plugins.module_utils import (
+    gate,
+    gate_checks,
+    gate_metrics,
+    gate_status,
+    health,
+    nomad,
+)
 from ansible_collections.gpufarm.core.plugins.module_utils.gate_status import FAILED, status_of
+from ansible_collections.gpufarm.core.plugins.module_utils.nomad_programs import nomad_programs
+from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi import Facts, collect, resolve_subsets
 from ansible_collections.gpufarm.core.plugins.module_utils.problem import FoundError, Problem, sentences
 from ansible_collections.gpufarm.core.plugins.module_utils.text import utc
 
@@ -45,11 +54,12 @@ HEALTHY, SICK, BROKEN = 0, 3, 2
 KEYS: dict[str, type] = {
     "connection": dict, "health": dict, "ignored": list, "drain": bool, "drain_deadline": int, "close_on": str,
     "plugin_age_max": int, "open_after": int, "closed_min": int, "textfile_dir": str,
+    "check_start": int, "check_quick": int,
 }  # fmt: skip
 
 # systemd ends the unit after TimeoutStartSec, and then nobody says what was found. A unit test holds these together.
 PROBE_LIMIT_S = 400
-RUN_LIMIT_S = 570
+RUN_LIMIT_S = 790
 REQUEST_LIMIT_S = 10
 NOMAD_WAIT_S = 20
 """What an agent that just started gets, until it has its devices."""
@@ -99,8 +109,12 @@ def options_of(mapping: Mapping[str, Any]) -> health.HealthOptions:
     return options
 
 
-def run(config: Mapping[str, Any], probe: Callable[[Any], dict[str, Any]] = health.probe) -> dict[str, Any]:
-    """Probe, compare, gate. The status tells of a Nomad that could not be asked; ValueError is one of the options."""
+def run(
+    config: Mapping[str, Any], last: Mapping[str, Any], probe: Callable[[Any], dict[str, Any]] = health.probe
+) -> dict[str, Any]:
+    """Probe, check, compare, gate. The status tells of a Nomad that could not be asked; ValueError is one of the
+    options. C(last) is the last status.
+    """
     options = options_of(config["health"])
     connection = nomad.Connection(**{"request_timeout": REQUEST_LIMIT_S, **config["connection"]})
     try:
@@ -109,6 +123,8 @@ def run(config: Mapping[str, Any], probe: Callable[[Any], dict[str, Any]] = heal
         # The probe says all the same what it finds. Should Nomad be back then, it may close the node and not open it.
         before = -1
     found = probe(options)
+    records, left_out = checked(connection, config, options, found, last)
+    found = health.add(found, gate_checks.findings_of(records), options, socket.gethostname())
     try:
         status = gated(nomad.Client(connection), config, found, before)
     except nomad.NomadError as error:
@@ -118,7 +134,33 @@ def run(config: Mapping[str, Any], probe: Callable[[Any], dict[str, Any]] = heal
             "reason": found["reason"] if closes else None,
             "message": str(error),
         }
-    return status_of(**gate_status.of_probe(found), **status, gpus_expected=options.gpus)
+    return status_of(**gate_status.of_probe(found, records, left_out), **status, gpus_expected=options.gpus)
+
+
+def checked(
+    connection: nomad.Connection,
+    config: Mapping[str, Any],
+    options: health.HealthOptions,
+    found: Mapping[str, Any],
+    last: Mapping[str, Any],
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The records of what GPUs without work did, new ones where they are due, and why others are not new."""
+    every = {gate_checks.START: config["check_start"], gate_checks.QUICK: config["check_quick"]}
+    if not any(seconds > 0 for seconds in every.values()):
+        return {}, {}
+
+    def busy(facts: Facts | None) -> Mapping[str, str]:
+        facts = facts or collect(resolve_subsets(["processes", "mig"]), path=options.path, timeout=options.timeout)
+        client = nomad.Client(connection)
+        node = gate.read_node(client, own_node_id(client))
+        why = gate_checks.may_compute(node)
+        if why:
+            return {gpu["uuid"]: why for gpu in facts["gpus"] if gpu["uuid"]}
+        allocations = client.items(f"{gate.node_path(node.id)}/allocations", {}).items
+        return gate_checks.holders(facts, allocations, nomad_programs())
+
+    before = {gpu["uuid"]: gpu.get("checks") for gpu in last.get("gpus") or []}
+    return gate_checks.check(found["nvidia_smi"], before, every, found["checks"]["acknowledged"], busy)
 
 
 def gated(client: nomad.Client, config: Mapping[str, Any], found: Mapping[str, Any], before: int) -> dict[str, Any]:
@@ -247,19 +289,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     config_path, status_path = (given + [CONFIG, STATUS][len(given) :])[:2]
     config: dict[str, Any] = {}
+    last = gate_status.read(status_path)
     defect: BaseException | None = None
     signal.signal(signal.SIGALRM, _too_late)
     signal.alarm(RUN_LIMIT_S)
     try:
         config = load(config_path)
-        status = run(config)
+        status = run(config, last)
     except (ConfigError, ValueError, TooLateError) as error:
         status = status_of(message=str(error))
     except BaseException as error:
         defect, status = error, status_of(message=f"{type(error).__name__}: {error}")
     finally:
         signal.alarm(0)
-    written = tell(gate_status.remember(status, gate_status.read(status_path)), status_path, config)
+    written = tell(gate_status.remember(status, last), status_path, config)
     if defect:
         raise defect
     if not written:

@@ -34,8 +34,10 @@ def status_of(**known: Any) -> dict[str, Any]:
     return {**unknown, **known, "checked_at": utc()}
 
 
-def of_probe(found: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of the status that is what the probe said."""
+def of_probe(
+    found: Mapping[str, Any], checks: Mapping[str, Any] | None = None, left_out: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """The part of the status that is what the probe and the checks of GPUs without work said."""
     facts = found["nvidia_smi"]
     # Otherwise nvidia-smi could not tell which GPUs there are.
     counted = facts["gpus"] or facts["reason"] == "no_devices"
@@ -47,6 +49,8 @@ def of_probe(found: Mapping[str, Any]) -> dict[str, Any]:
                 **{key: gpu[key] for key in ("index", "uuid", "name", "pci_bus_id", "verdict")},
                 "ecc_corrected": known["ecc"]["corrected"]["volatile"],
                 "ecc_uncorrected": known["ecc"]["uncorrected"]["volatile"],
+                "checks": (checks or {}).get(gpu["uuid"], {}),
+                "check_left_out": (left_out or {}).get(gpu["uuid"]),
             }
             for gpu, known in zip(found["gpus"], facts["gpus"])
         ],

@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ansible_collections.gpufarm.core.plugins.module_utils import gate, gate_service, nomad
-from ansible_collections.gpufarm.core.plugins.module_utils.text import clean, utc
+from ansible_collections.gpufarm.core.plugins.module_utils.nomad_programs import nomad_programs
+from ansible_collections.gpufarm.core.plugins.module_utils.text import utc
 
 CHANGE_KEY = gate.MAINTENANCE_KEY
 OWNER_KEY = "gpufarm_maintenance_by"
@@ -89,26 +89,7 @@ class Result:
 
 def programs(proc: Path = Path("/proc")) -> dict[str, str]:
     """IDs of allocations to a program that has been started for each and still runs, by name and PID."""
-    found: dict[str, str] = {}
-    for folder in proc.iterdir():
-        if not folder.name.isdigit():
-            continue
-        try:
-            environment = (folder / "environ").read_bytes().split(b"\0")
-            name = (folder / "comm").read_text(encoding="utf-8", errors="replace").strip()
-        except (FileNotFoundError, ProcessLookupError):
-            # It has ended meanwhile.
-            continue
-        except PermissionError:
-            if os.geteuid() != 0:
-                raise
-            # What the kernel keeps from root is none of Nomad's.
-            continue
-        for entry in environment:
-            if entry.startswith(b"NOMAD_ALLOC_ID="):
-                allocation = clean(entry.partition(b"=")[2].decode("utf-8", "replace"))
-                found[allocation] = clean(f"{name} (process {folder.name})")
-    return found
+    return {program.allocation: program.name for program in nomad_programs(proc)}
 
 
 def has_agent(proc: Path = Path("/proc")) -> bool:

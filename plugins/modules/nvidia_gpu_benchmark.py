@@ -378,6 +378,7 @@ from typing import Any, cast
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufarm.core.plugins.module_utils import gpu_benchmark
 from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark import Card, Thresholds
+from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark.devices import Device, devices_of, parts_of
 from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark.judging import percents
 from ansible_collections.gpufarm.core.plugins.module_utils.health.kernel_log import kernel_events
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi import Facts, Gpu, collect, resolve_subsets
@@ -395,51 +396,6 @@ SAMPLE_EVERY_S = 0.2
 VERDICTS = {"gpu_busy": "busy", "gpu_unknown": "unknown"}
 
 THRESHOLDS = tuple(field.name for field in dataclasses.fields(Thresholds))
-
-
-@dataclasses.dataclass(frozen=True)
-class Device:
-    """A GPU or MIG device, with what nvidia-smi says of the GPU."""
-
-    uuid: str
-    gpu: Gpu | None
-
-    @property
-    def processes(self) -> list[str]:
-        """Who computes on it. A process that only draws does not."""
-        instance = self.instance
-        return [
-            f"{process['name'] or 'a process'} (pid {process['pid']})"
-            for process in (self.gpu["processes"] if self.gpu else None) or ()
-            if "C" in (process["type"] or "C") and (instance is None or process["gpu_instance_id"] in (None, instance))
-        ]
-
-    @property
-    def instance(self) -> int | None:
-        """The GPU instance of a MIG device."""
-        for device in (self.gpu["mig_devices"] if self.gpu else None) or ():
-            if device["uuid"] == self.uuid:
-                return device["gpu_instance_id"]
-        return None
-
-
-def _parts(gpu: Gpu) -> list[str]:
-    return [device["uuid"] for device in gpu["mig_devices"] or () if device["uuid"]]
-
-
-def devices_of(facts: Facts, wanted: Sequence[str] | None) -> list[Device]:
-    """What there is to measure: a divided GPU is its MIG devices. Those that were named come as they were named."""
-    known: dict[str, Device] = {}
-    all_of: list[Device] = []
-    for gpu in facts["gpus"]:
-        whole = [gpu["uuid"]] if gpu["uuid"] and gpu["status"] == "ok" else []
-        mine = _parts(gpu) if gpu["mig_mode"] == "Enabled" else whole
-        for uuid in mine:
-            known[uuid] = Device(uuid, gpu)
-            all_of.append(known[uuid])
-    if wanted is None:
-        return all_of
-    return [known.get(uuid, Device(uuid, None)) for uuid in dict.fromkeys(wanted)]
 
 
 def left_alone_for(device: Device) -> Iterator[Finding]:
@@ -473,7 +429,7 @@ def missing_from(facts: Facts) -> Iterator[Finding]:
                 "do what nvidia_gpu_health says of it",
                 uuid=gpu["uuid"],
             )
-        elif gpu["mig_mode"] == "Enabled" and not _parts(gpu):
+        elif gpu["mig_mode"] == "Enabled" and not parts_of(gpu):
             yield Finding(
                 "not_measured",
                 f"{where}: MIG mode on, and no MIG device",

@@ -137,7 +137,10 @@ notes:
     replaced; C(unrepairable_memory), memory is beyond repair; C(channel_repair_pending) and C(tpc_repair_pending),
     memory or a part of the chip waits for a reset to be repaired; C(fabric_not_ready), the GPU is not registered with
     the NVLink fabric; C(fabric_unhealthy), the fabric is broken or wrongly configured there, and a warning where it is
-    only slow or recovers; C(fabric_manager), it does not run on a host with NVSwitch."
+    only slow or recovers; C(fabric_manager), it does not run on a host with NVSwitch; and, of the role
+    P(gpufarm.core.gpu_health#role) alone, which lets a GPU without work compute: C(benchmark_hung),
+    C(benchmark_context_failed), C(benchmark_failed), C(benchmark_memory_errors), C(benchmark_wrong_results) and
+    C(benchmark_peer_wrong), as M(gpufarm.core.nvidia_gpu_benchmark) says without C(benchmark_)."
   - "These codes are warnings: C(ecc_corrected), more errors than O(ecc_corrected_max); C(ecc_disabled), with
     O(ecc_required); C(ecc_mode_pending) and C(mig_pending), the mode changes at the next reset; C(hw_slowdown), the
     hardware holds the clocks down; C(temperature), it is hotter than O(temperature_gpu_max_c), or than its
@@ -145,7 +148,9 @@ notes:
     C(inforom_corrupted), the card cannot keep its history; C(pcie_width), lanes are
     missing; C(pcie_generation), the link is slower than O(pcie_generation_min); C(nvlink_down), fewer links are up than
     on a neighbour of the same model; C(persistence_off), with O(persistence_required); C(process_without_owner), a
-    process that ended still holds memory; C(check_failed), the kernel log or DCGM could not be asked."
+    process that ended still holds memory; C(check_failed), the kernel log or DCGM could not be asked; and of that role
+    C(benchmark_crashed), C(benchmark_no_cuda), C(benchmark_peers_failed), C(benchmark_slow_memory),
+    C(benchmark_slow_fp32), C(benchmark_slow_tensor) and C(benchmark_slow_host_copies)."
   - C(xid_<number>) is an Xid, with severity and action from NVIDIA's catalogue. Faults of jobs, such as 13, 31, 43 and
     45, are ignored; an unknown Xid is a warning. Xids 144 to 150 and 154 are judged by their message.
   - C(sxid_<number>) is an error of an NVSwitch, critical when its message says fatal.

@@ -1105,8 +1105,15 @@ class Teller:
 class Worker:
     """A forked process that does one thing and tells lines; it ends with whoever started it."""
 
-    def __init__(self, key: str, work: Callable[[Teller], None], visible: str | None, timeout: float) -> None:
-        self.key, self.timeout = key, timeout
+    def __init__(
+        self,
+        key: str,
+        work: Callable[[Teller], None],
+        visible: str | None,
+        timeout: float,
+        until: float = float("inf"),
+    ) -> None:
+        self.key, self.timeout, self.until = key, timeout, until
         self.step: str | None = None
         self.done = self.ended = self.timed_out = self.waits = self.has_turn = False
         self.error: dict[str, Any] | None = None
@@ -1124,7 +1131,7 @@ class Worker:
 
     def touch(self) -> None:
         # Who waits for its turn waits for others, who have a limit of their own.
-        self.deadline = float("inf") if self.waits else time.monotonic() + self.timeout
+        self.deadline = min(float("inf") if self.waits else time.monotonic() + self.timeout, self.until)
 
     def give_turn(self) -> None:
         self.waits, self.has_turn = False, True
@@ -1278,13 +1285,15 @@ def measure(
     peers: bool = True,
     sampler: Callable[[Tell], None] | None = None,
     shared: Mapping[str, Hashable] | None = None,
+    limit_s: float = float("inf"),
 ) -> dict[str, Any]:
     """Measure these devices (UUIDs of GPUs or MIG devices), side by side; those that share what C(shared) says of them,
-    one after another.
+    one after another. After C(limit_s) all of it is over: what has begun is killed, and the rest is left out.
 
     :returns: C(devices), one for each as C(empty_device) has it; C(peers), one for each ordered pair of whole GPUs;
       C(peers_error), why there are fewer; C(samples), what C(sampler) told meanwhile.
     """
+    until = time.monotonic() + limit_s
     share = MEMORY_SHARES[level] if memory_share is None else memory_share
     options = {"level": level, "memory_share": share, "soak_s": soak_s}
     results = {uuid: empty_device(uuid) for uuid in devices}
@@ -1296,8 +1305,12 @@ def measure(
     workers: list[Worker] = []
     with ended(watching):
         for together in itertools.zip_longest(*groups.values()):
+            if time.monotonic() >= until:
+                break
             begun = [
-                Worker(uuid, lambda tell: measure_device(options, tell), uuid, timeout) for uuid in together if uuid
+                Worker(uuid, lambda tell: measure_device(options, tell), uuid, timeout, until)
+                for uuid in together
+                if uuid
             ]
             attend(begun, watching)
             workers += begun
@@ -1306,8 +1319,8 @@ def measure(
             results[worker.key].update(line["device"])
         results[worker.key]["error"] = worker.failure()
     well = [uuid for uuid in results if uuid.startswith("GPU-") and not results[uuid]["error"]]
-    if peers and level != "start" and len(well) > 1:
-        worker = Worker("peers", measure_peers, ",".join(well), timeout)
+    if peers and level != "start" and len(well) > 1 and time.monotonic() < until:
+        worker = Worker("peers", measure_peers, ",".join(well), timeout, until)
         attend([worker])
         answer["peers"] = [line["peer"] for line in worker.lines]
         answer["peers_error"] = worker.failure()

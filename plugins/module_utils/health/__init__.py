@@ -18,4 +18,4 @@ from ansible_collections.gpufarm.core.plugins.module_utils.health.options import
 )
 from ansible_collections.gpufarm.core.plugins.module_utils.health.probing import probe
 from ansible_collections.gpufarm.core.plugins.module_utils.health.problems import PROBLEMS
-from ansible_collections.gpufarm.core.plugins.module_utils.health.verdict import judge
+from ansible_collections.gpufarm.core.plugins.module_utils.health.verdict import add, judge

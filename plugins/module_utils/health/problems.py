@@ -79,6 +79,20 @@ PROBLEMS: dict[str, Kind] = {
     "process_without_owner": Kind(WARNING, "reset_gpu", "a living process for all memory in use"),
     "mig_pending": Kind(WARNING, "reset_gpu", "one MIG mode before and after a reset"),
     "check_failed": Kind(WARNING, "check_configuration", "an answer"),
+    # What the node's gate finds when it lets a GPU without work compute, as nvidia_gpu_benchmark does.
+    "benchmark_hung": Kind(CRITICAL, "reset_gpu", "a GPU that computes to the end"),
+    "benchmark_context_failed": Kind(CRITICAL, "reset_gpu", "a GPU that CUDA can use"),
+    "benchmark_failed": Kind(CRITICAL, "reset_gpu", "a GPU that CUDA can use"),
+    "benchmark_crashed": Kind(WARNING, "reset_gpu", "a process that computes to its end"),
+    "benchmark_no_cuda": Kind(WARNING, "update_driver", "the driver's library libcuda.so.1"),
+    "benchmark_memory_errors": Kind(CRITICAL, "drain_and_reset", "every pattern read as it was written"),
+    "benchmark_wrong_results": Kind(CRITICAL, "contact_support", "the same result as worked out on the host"),
+    "benchmark_peer_wrong": Kind(CRITICAL, "check_nvlink", "what was sent to another GPU"),
+    "benchmark_peers_failed": Kind(WARNING, "check_nvlink", "copies between all GPUs"),
+    "benchmark_slow_memory": Kind(WARNING, "check_hardware", "memory as fast as that of its siblings"),
+    "benchmark_slow_fp32": Kind(WARNING, "check_hardware", "what its multiprocessors can do"),
+    "benchmark_slow_tensor": Kind(WARNING, "check_hardware", "what its tensor cores can do"),
+    "benchmark_slow_host_copies": Kind(WARNING, "check_hardware", "what its PCI Express link can do"),
 }
 
 

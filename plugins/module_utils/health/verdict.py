@@ -16,7 +16,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.health.rules import (
     findings_of_links,
     findings_of_node,
 )
-from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.facts import Facts, Gpu
+from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.facts import Facts
 from ansible_collections.gpufarm.core.plugins.module_utils.pci import normal_bus_id, padded_bus_id
 from ansible_collections.gpufarm.core.plugins.module_utils.problem import Finding
 from ansible_collections.gpufarm.core.plugins.module_utils.text import utc
@@ -122,7 +122,17 @@ def judge(
         told.append((finding, finding.uuid, whose["pci_bus_id"] if whose else None))
 
     made = (problem_of(finding, host, options, uuid, address) for finding, uuid, address in told)
-    problems = [problem for problem in made if problem]
+    return {**_verdict(gpus, [problem for problem in made if problem]), "xids": events}
+
+
+def add(found: Mapping[str, Any], findings: Iterable[Finding], options: HealthOptions, host: str) -> dict[str, Any]:
+    """What a probe has found, with what somebody else found of its GPUs."""
+    addresses = {gpu["uuid"]: gpu["pci_bus_id"] for gpu in found["gpus"]}
+    made = [problem_of(each, host, options, each.uuid, addresses.get(each.uuid)) for each in findings]
+    return {**found, **_verdict(found["gpus"], [*found["problems"], *(problem for problem in made if problem)])}
+
+
+def _verdict(gpus: Iterable[Mapping[str, Any]], problems: list[Problem]) -> dict[str, Any]:
     problems.sort(key=lambda problem: problem["severity"] != CRITICAL)
     verdicts = []
     for gpu in gpus:
@@ -139,11 +149,10 @@ def judge(
         "reason": reason_of(problems),
         "gpus": verdicts,
         "problems": problems,
-        "xids": events,
     }
 
 
-def _is_about(problem: Problem, gpu: Gpu) -> bool:
+def _is_about(problem: Problem, gpu: Mapping[str, Any]) -> bool:
     if problem["uuid"] and gpu["uuid"]:
         return bool(problem["uuid"] == gpu["uuid"])
     return problem["pci_bus_id"] is not None and problem["pci_bus_id"] == gpu["pci_bus_id"]

@@ -41,10 +41,10 @@ def facts(*numbers: int) -> dict[str, Any]:
     return {**empty_facts("linux"), "available": True, "gpus": gpus}
 
 
-def status(known: dict[str, Any], *, xids: Any = (), **more: Any) -> dict[str, Any]:
+def status(known: dict[str, Any], *, xids: Any = (), checks: Any = None, **more: Any) -> dict[str, Any]:
     """Return what the gate writes of such a node after it could ask Nomad."""
     judged = health.judge(known, xids, [], health.HealthOptions())  # type: ignore[arg-type]
-    told = gate_status.of_probe({**judged, "nvidia_smi": known})
+    told = gate_status.of_probe({**judged, "nvidia_smi": known}, checks)
     rest: dict[str, Any] = {"healthy": True, "action": "none", "state": gate.OPEN, "nomad_problems": [], **more}
     return gate_status.status_of(**{**told, **rest})
 
@@ -73,8 +73,12 @@ def check(text: str) -> str:
     return done.stdout + done.stderr if done.returncode or done.stdout or done.stderr else ""
 
 
+CHECKED = {
+    level: {"verdict": verdict, "level": level, "checked_at": "2026-01-31T18:00:00Z", "findings": []}
+    for level, verdict in (("start", "failed"), ("quick", "ok"))
+}
 SAMPLES = {
-    "healthy": status(facts(0, 1), gpus_expected=2),
+    "healthy": status(facts(0, 1), checks={UUIDS[1]: CHECKED}, gpus_expected=2),
     "sick": status(
         sick(0, ecc={**facts(0)["gpus"][0]["ecc"], "uncorrected": {"volatile": 3, "aggregate": 9}}),
         xids=[Event("xid", 79, normal_bus_id("00000000:01:00.0"), None, 2, 1.0, 2.0, "gone")],
@@ -101,6 +105,9 @@ def test_a_healthy_node() -> None:
     verdicts = [told[f'gpufarm_gpu_verdict{{{of(1)},verdict="{verdict}"}}'] for verdict in gate_status.VERDICTS]
     assert verdicts == [1, 0, 0, 0]
     assert told[f'gpufarm_gpu_ecc_errors_total{{{of(0)},kind="corrected"}}'] == 5
+    for level, passed in (("start", 0), ("quick", 1)):
+        assert told[f'gpufarm_gpu_check_timestamp_seconds{{{of(1)},level="{level}"}}'] == 1769882400
+        assert told[f'gpufarm_gpu_check_success{{{of(1)},level="{level}"}}'] == passed
     assert not [name for name in told if name.startswith(("gpufarm_problem", "gpufarm_gpu_xids"))]
 
 

@@ -58,6 +58,8 @@ def config_of(nomads: Farm, **changes: Any) -> dict[str, Any]:
         "open_after": 1,
         "closed_min": 0,
         "textfile_dir": "",
+        "check_start": 0,
+        "check_quick": 0,
         "ignored": [],
         "health": {},
         **changes,
@@ -75,7 +77,7 @@ def probe(verdict: str = "ok", reason: str | None = None, available: bool = True
     if reason:
         code, *named = reason.split()
         found = Finding(code, "something", severity=verdict)
-        address = facts["gpus"][0]["pci_bus_id"]
+        address = facts["gpus"][0]["pci_bus_id"] if named else None
         problem = problem_of(found, "gpu0", health.HealthOptions(), *(named or [None]), address)
         assert problem
         judged.update(verdict=verdict, reason=reason, problems=[problem])

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.gpufarm.core.plugins.module_utils import gate, maintenance, nomad
+from ansible_collections.gpufarm.core.plugins.module_utils import gate, maintenance, nomad, nomad_programs
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.gate_helper import Farm
 
 DRIVER = maintenance.Plan(
@@ -450,10 +450,10 @@ def test_programs_that_nobody_may_look_at_are_no_empty_node(tmp_path: Path, monk
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "read_bytes", denied)
-    monkeypatch.setattr(maintenance.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(nomad_programs.os, "geteuid", lambda: 1000)
     with pytest.raises(PermissionError):
         maintenance.programs(proc)
-    monkeypatch.setattr(maintenance.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(nomad_programs.os, "geteuid", lambda: 0)
     assert maintenance.programs(proc) == {}
 
 

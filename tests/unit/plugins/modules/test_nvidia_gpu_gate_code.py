@@ -53,6 +53,8 @@ def test_all_that_the_gate_needs_and_nothing_of_ansible(tmp_path: Path) -> None:
     result = run(dest)
     assert result["changed"] and result["files"] == sorted(tree(dest))
     assert {mode for mode, _content in tree(dest).values()} == {0o644}
+    # With it the gate lets GPUs compute.
+    assert str(dest / NAME.replace(".", "/").replace("gate_service", "gpu_benchmark/measuring.py")) in result["files"]
     done = gate(dest)
     assert done.returncode == gate_service.BROKEN, done.stderr
     assert "/nowhere cannot be used" in done.stderr

@@ -1,0 +1,56 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What there is to measure on a node, and who has it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.facts import Facts, Gpu
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """A GPU or MIG device, with what nvidia-smi says of the GPU."""
+
+    uuid: str
+    gpu: Gpu | None
+
+    @property
+    def processes(self) -> list[str]:
+        """Who computes on it. A process that only draws does not."""
+        instance = self.instance
+        return [
+            f"{process['name'] or 'a process'} (pid {process['pid']})"
+            for process in (self.gpu["processes"] if self.gpu else None) or ()
+            if "C" in (process["type"] or "C") and (instance is None or process["gpu_instance_id"] in (None, instance))
+        ]
+
+    @property
+    def instance(self) -> int | None:
+        """The GPU instance of a MIG device."""
+        for device in (self.gpu["mig_devices"] if self.gpu else None) or ():
+            if device["uuid"] == self.uuid:
+                return device["gpu_instance_id"]
+        return None
+
+
+def parts_of(gpu: Gpu) -> list[str]:
+    return [device["uuid"] for device in gpu["mig_devices"] or () if device["uuid"]]
+
+
+def devices_of(facts: Facts, wanted: Sequence[str] | None) -> list[Device]:
+    """What there is to measure: a divided GPU is its MIG devices. Those that were named come as they were named."""
+    known: dict[str, Device] = {}
+    all_of: list[Device] = []
+    for gpu in facts["gpus"]:
+        whole = [gpu["uuid"]] if gpu["uuid"] and gpu["status"] == "ok" else []
+        mine = parts_of(gpu) if gpu["mig_mode"] == "Enabled" else whole
+        for uuid in mine:
+            known[uuid] = Device(uuid, gpu)
+            all_of.append(known[uuid])
+    if wanted is None:
+        return all_of
+    return [known.get(uuid, Device(uuid, None)) for uuid in dict.fromkeys(wanted)]

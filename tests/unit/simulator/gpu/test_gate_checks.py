@@ -1,0 +1,322 @@
+"""The node's gate that lets GPUs without work compute, against the doubles of nvidia-smi, CUDA and Nomad."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ansible_collections.gpufarm.core.plugins.module_utils import gate_checks, gate_service, gpu_benchmark, health
+from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark import measuring
+from ansible_collections.gpufarm.core.plugins.module_utils.nomad_programs import Program, nomad_programs
+from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.gate_helper import Farm
+
+from tests.simulator.gpu import faults
+
+from .conftest import Node
+
+MakeNode = Callable[[str], Node]
+START = {"check_start": 3600}
+HUNG_AFTER_S = 3
+
+
+class Gate:
+    """The program of the gate on a node of plain files, whose agent is a double."""
+
+    def __init__(self, node: Node, nomads: Farm, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.node, self.nomads, self._folder, self._monkeypatch = node, nomads, folder, monkeypatch
+        self.programs: list[Program] = []
+        self.clock = time.time()
+        for name, text in node.environment.items():
+            monkeypatch.setenv(name, text)
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        monkeypatch.setattr(measuring, "LIBRARIES", (str(node.build / "libcuda.so.1"),))
+        for name, mib in (("PEER_BYTES", 4), ("HOST_BYTES", 8), ("BANDWIDTH_BYTES", 128)):
+            monkeypatch.setattr(measuring, name, mib * measuring.MIB)
+        # Device memory is the machine's own here.
+        monkeypatch.setattr(gate_checks, "MEMORY_SHARE", 0.0001)
+        clock = SimpleNamespace(time=lambda: self.clock, strptime=time.strptime)
+        monkeypatch.setattr(gate_checks, "time", clock)
+        monkeypatch.setattr(gate_service, "nomad_programs", lambda: iter(self.programs))
+        monkeypatch.setattr(gate_service, "NOMAD_WAIT_S", 0)
+
+    @property
+    def uuids(self) -> list[str]:
+        return [faults.value(self.node.profile, index, "uuid") or "" for index in range(2)]
+
+    def run(self, **changes: Any) -> dict[str, Any]:
+        """Run once, and return the status."""
+        instances = [{"ID": uuid, "Healthy": True} for uuid in self.uuids]
+        group = {"Vendor": "nvidia", "Type": "gpu", "Name": "one", "Instances": instances, "Attributes": {}}
+        self.nomads.nodes["id-0"]["NodeResources"] = {"Devices": [group]}
+        config = {
+            "connection": {"address": self.nomads.agent.url}, "close_on": "critical", "drain": False,
+            "drain_deadline": 3600, "plugin_age_max": 60, "open_after": 1, "closed_min": 0, "ignored": [],
+            "textfile_dir": str(self._folder), "check_start": 0, "check_quick": 0,
+            "health": {"path": str(self.node.build / "nvidia-smi"), "dcgm": False}, **changes,
+        }  # fmt: skip
+        path, status = self._folder / "config.json", self._folder / "status.json"
+        path.write_text(json.dumps(config))
+
+        def probe(options: Any) -> Any:
+            return health.probe(options, root=str(self.node.root), search=str(self.node.build))
+
+        self._monkeypatch.setattr(gate_service.run, "__defaults__", (probe,))
+        gate_service.main([str(path), str(status)])
+        told: dict[str, Any] = json.loads(status.read_text())
+        return told
+
+    def codes(self, status: dict[str, Any]) -> list[tuple[str, str | None]]:
+        return [(each["code"], each["uuid"]) for each in status["problems"] if each["code"].startswith("benchmark_")]
+
+    @property
+    def metrics(self) -> str:
+        return (self._folder / "gpufarm.prom").read_text()
+
+
+@pytest.fixture
+def nomads() -> Iterator[Farm]:
+    running = Farm(1)
+    yield running
+    running.agent.close()
+
+
+@pytest.fixture
+def gate(node: MakeNode, nomads: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gate:
+    folder = tmp_path / "gate"
+    folder.mkdir()
+    return Gate(node("h200-x2"), nomads, folder, monkeypatch)
+
+
+def levels(status: dict[str, Any]) -> list[dict[str, str]]:
+    """Return the verdict at each level of each GPU."""
+    return [{level: record["verdict"] for level, record in gpu["checks"].items()} for gpu in status["gpus"]]
+
+
+def test_nothing_computes_unless_it_is_asked_for(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_benchmark, "measure", None)
+    status = gate.run()
+    assert levels(status) == [{}, {}] and status["healthy"] is True, status
+    assert [path for path in gate.nomads.asked if "allocations" in path] == []
+
+
+def test_idle_gpus_compute_when_it_is_time(gate: Gate) -> None:
+    first = gate.run(**START)
+    assert levels(first) == [{"start": "ok"}, {"start": "ok"}] and first["healthy"] is True
+    assert [gpu["check_left_out"] for gpu in first["gpus"]] == [None, None]
+    assert gate.metrics.count('level="start"} 1\n') == 2
+    gate.clock += 3590
+    assert gate.run(**START)["gpus"] == first["gpus"]
+    gate.clock += 10
+    later = gate.run(**START)["gpus"][0]["checks"]["start"]
+    assert later["checked_at"] > first["gpus"][0]["checks"]["start"]["checked_at"]
+    # What computes less often counts for what computes more often.
+    assert levels(gate.run(check_start=3600, check_quick=604800)) == [{"start": "ok", "quick": "ok"}] * 2
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        (lambda it: faults.compute_wrongly(it, 1, "memory"), "memory_errors"),
+        (lambda it: faults.refuse_context(it, 1), "context_failed"),
+        (lambda it: faults.hang_cuda(it, 1), "hung"),
+    ],
+)
+def test_a_sick_gpu_closes_the_node_until_it_passes(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch, change: faults.Change, code: str
+) -> None:
+    monkeypatch.setattr(gate_checks, "LIMIT_S", HUNG_AFTER_S)
+    gate.node.change(change)
+    status = gate.run(**START)
+    assert gate.codes(status) == [(f"benchmark_{code}", gate.uuids[1])]
+    assert (status["action"], status["state"], status["verdict"]) == ("close", "node", "critical")
+    assert [gpu["verdict"] for gpu in status["gpus"]] == ["ok", "critical"]
+    assert f"benchmark_{code} {gate.uuids[1][:12]}" in status["reason"]
+    message = status["problems"][0]["message"]
+    assert "Expected: " in message and "Next step: " in message and "when it was checked at " in message
+    # A run without a check does not forget.
+    assert gate.run(**START)["state"] == "node"
+    gate.node.change(lambda it: faults.recover_cuda(it, 1))
+    assert gate.run(**START)["healthy"] is False
+    gate.clock += 3600
+    status = gate.run(**START)
+    assert (status["action"], gate.codes(status)) == ("open", [])
+
+
+def test_severities_and_close_on_count(gate: Gate) -> None:
+    gate.node.change(lambda it: faults.compute_wrongly(it, 1, "memory"))
+    options = {"path": str(gate.node.build / "nvidia-smi"), "dcgm": False}
+    mild = {**options, "severities": {"benchmark_memory_errors": "warning"}}
+    assert gate.run(**START, health=mild)["healthy"] is True
+    assert gate.run(**START, health=mild, close_on="warning")["healthy"] is False
+
+
+def test_a_repair_that_was_declared_is_checked_at_once(gate: Gate, tmp_path: Path) -> None:
+    options = {"path": str(gate.node.build / "nvidia-smi"), "dcgm": False, "acknowledged_file": str(tmp_path / "done")}
+    gate.node.change(lambda it: faults.compute_wrongly(it, 1, "memory"))
+    assert gate.run(**START, health=options)["healthy"] is False
+    gate.node.change(lambda it: faults.recover_cuda(it, 1))
+    (tmp_path / "done").touch()
+    later = time.time() + 30
+    os.utime(tmp_path / "done", (later, later))
+    assert gate.run(**START, health=options)["healthy"] is True
+
+
+def allocation(*uuids: str, state: str = "running") -> dict[str, Any]:
+    devices = [{"Vendor": "nvidia", "Type": "gpu", "Name": "one", "DeviceIDs": list(uuids)}]
+    resources = {"Tasks": {"task": {"Devices": devices}}}
+    return {
+        "ID": "5ddb8a0c-0000", "NodeID": "id-0", "JobID": "job", "ClientStatus": state, "DesiredStatus": "run",
+        "AllocatedResources": resources,
+    }  # fmt: skip
+
+
+def make_busy(gate: Gate, how: str) -> None:
+    if how == "process":
+        gate.node.change(lambda it: faults.add_process(it, 0, 4711, "python", 1024))
+    elif how == "allocation":
+        gate.nomads.allocations["id-0"] = [allocation(gate.uuids[0], state="pending")]
+    else:
+        devices = {"program": gate.uuids[0], "index": "0", "all": "all"}[how]
+        gate.programs = [Program("5ddb8a0c-0000", "python (process 4711)", devices)]
+
+
+@pytest.mark.parametrize(
+    ("how", "who"),
+    [
+        ("process", "python (pid 4711)"),
+        ("allocation", "allocation 5ddb8a0c"),
+        ("program", "python (process 4711) of allocation 5ddb8a0c"),
+        ("index", "python (process 4711) of allocation 5ddb8a0c"),
+        ("all", "python (process 4711) of allocation 5ddb8a0c"),
+    ],
+)
+def test_a_busy_gpu_keeps_its_last_verdict(gate: Gate, how: str, who: str) -> None:
+    before = gate.run(**START)
+    gate.clock += 3600
+    gate.node.change(lambda it: faults.compute_wrongly(it, 0, "memory"))
+    make_busy(gate, how)
+    status = gate.run(**START)
+    assert status["gpus"][0]["checks"] == before["gpus"][0]["checks"]
+    assert status["gpus"][0]["check_left_out"] == f"busy: {who}"
+    assert gate.codes(status) == [] and status["healthy"] is True
+    assert (status["gpus"][1]["check_left_out"] is None) is (how != "all")
+
+
+def test_an_allocation_that_has_ended_holds_nothing(gate: Gate) -> None:
+    gate.nomads.allocations["id-0"] = [allocation(gate.uuids[0], state="complete")]
+    gate.programs = [Program("5ddb8a0c-0000", "python (process 4711)", None)]
+    assert levels(gate.run(**START)) == [{"start": "ok"}, {"start": "ok"}]
+
+
+@pytest.mark.parametrize("how", ["allocations", "away", "maintenance", "others", "processes"])
+def test_what_is_unknown_or_somebody_elses_is_left_alone(gate: Gate, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    monkeypatch.setattr(gpu_benchmark, "measure", None)
+    if how == "allocations":
+        gate.nomads.refuse = "/allocations"
+    elif how == "away":
+        gate.nomads.leader = False
+    elif how == "processes":
+        known = gate_service.health.probe
+
+        def blind(options: Any, **given: Any) -> Any:
+            found = known(options, **given)
+            for gpu in found["nvidia_smi"]["gpus"]:
+                gpu["processes"] = None
+            return found
+
+        monkeypatch.setattr(gate_service.health, "probe", blind)
+    else:
+        gate.nomads.nodes["id-0"]["SchedulingEligibility"] = "ineligible"
+        if how == "maintenance":
+            gate.nomads.clients["id-0"]["gpufarm_maintenance"] = "a driver"
+    said = {
+        "allocations": "unknown whether it is busy: ", "away": "unknown whether it is busy: ",
+        "maintenance": "busy: in maintenance (a driver)", "others": "busy: closed by somebody else",
+        "processes": "busy: nobody knows who",
+    }  # fmt: skip
+    status = gate.run(**START)
+    assert [gpu["check_left_out"].startswith(said[how]) for gpu in status["gpus"]] == [True, True], status
+    assert levels(status) == [{}, {}]
+
+
+@pytest.mark.parametrize(
+    ("change", "left"),
+    [
+        (lambda it: faults.refuse_context(it, 0, 2), None),
+        (lambda it: faults.compute_wrongly(it, 0, "memory"), "benchmark_memory_errors"),
+    ],
+)
+def test_a_gpu_that_got_a_job_meanwhile_is_blamed_for_wrong_results_alone(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch, change: faults.Change, left: str | None
+) -> None:
+    measure = gpu_benchmark.measure
+
+    def and_a_job(*given: Any, **named: Any) -> Any:
+        answer = measure(*given, **named)
+        make_busy(gate, "allocation")
+        return answer
+
+    monkeypatch.setattr(gpu_benchmark, "measure", and_a_job)
+    gate.node.change(change)
+    status = gate.run(**START)
+    assert [code for code, _uuid in gate.codes(status)] == ([left] if left else [])
+    assert levels(status) == [{"start": "failed"} if left else {}, {"start": "ok"}]
+    assert (status["gpus"][0]["check_left_out"] == "busy meanwhile: allocation 5ddb8a0c") is (left is None)
+
+
+def test_a_defect_of_ours_is_no_sick_gpu(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_given: Any) -> Any:
+        raise KeyError("size")
+
+    monkeypatch.setattr(measuring, "check_memory", broken)
+    status = gate.run(**START)
+    assert gate.codes(status) == [] and levels(status) == [{}, {}] and status["healthy"] is True
+
+
+def test_copies_that_arrive_wrong_are_found_by_the_level_quick(gate: Gate) -> None:
+    gate.node.change(lambda it: faults.compute_wrongly(it, 0, "copies"))
+    assert gate.codes(gate.run(**START)) == []
+    assert ("benchmark_peer_wrong", gate.uuids[0]) in gate.codes(gate.run(check_quick=604800))
+
+
+def test_a_divided_gpu_is_checked_by_its_parts(
+    node: MakeNode, nomads: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(node("a100-mig-x2"), nomads, tmp_path, monkeypatch)
+    monkeypatch.setattr(gate_checks, "MEMORY_SHARE", 0.001)
+    assert levels(gate.run(**START)) == [{"start": "ok"}, {"start": "ok"}]
+    gate.clock += 3600
+    (part, *_others) = [each["uuid"] for each in faults.find_gpu(gate.node.profile, 1)["mig_devices"]]
+    nomads.allocations["id-0"] = [allocation(part)]
+    told = [gpu["check_left_out"] for gpu in gate.run(**START)["gpus"]]
+    assert told == [None, "busy: allocation 5ddb8a0c"]
+
+
+def test_all_of_it_has_an_end(gate: Gate) -> None:
+    """Also where each step comes before its own limit, and the rest is then not blamed."""
+    gate.node.change(lambda it: faults.hang_cuda(it, 0))
+    begun = time.monotonic()
+    answer = gpu_benchmark.measure(gate.uuids, "start", memory_share=0.0001, timeout=600, limit_s=3, shared={
+        uuid: "one after another" for uuid in gate.uuids
+    })  # fmt: skip
+    assert time.monotonic() - begun < 300
+    assert [(device["error"] or {}).get("code") for device in answer["devices"]] == ["timeout", None]
+    assert answer["devices"][1]["memory"] is None
+
+
+def test_programs_are_told_by_their_environment(tmp_path: Path) -> None:
+    for pid, environment in (
+        ("1", b"A=b"),
+        ("2", b"NOMAD_ALLOC_ID=abc\0NVIDIA_VISIBLE_DEVICES=GPU-1,GPU-2"),
+        ("x", b""),
+    ):
+        (tmp_path / pid).mkdir()
+        (tmp_path / pid / "environ").write_bytes(environment)
+        (tmp_path / pid / "comm").write_text("python\n")
+    assert list(nomad_programs(tmp_path)) == [Program("abc", "python (process 2)", "GPU-1,GPU-2")]
