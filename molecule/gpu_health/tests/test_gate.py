@@ -169,7 +169,9 @@ def test_metrics_are_of_the_last_run(host: Host) -> None:
     def told() -> str:
         return str(host.file(METRICS).content_string)
 
-    assert len(set(re.findall(r'gpufarm_gpu_verdict\{uuid="([^"]+)",.*verdict="ok"\} 1\n', told()))) == 4
+    listed = re.findall(r"GPU-[0-9a-f-]{36}", host.check_output("nvidia-smi -L"))
+    assert re.findall(r'gpufarm_gpu_info\{uuid="([^"]+)"', told()) == listed
+    assert "gpufarm_node_gpus_found 4\n" in told()
     first = re.findall(r"gpufarm_gate_run_timestamp_seconds (\d+)", told())
     until(lambda: re.findall(r"gpufarm_gate_run_timestamp_seconds (\d+)", told()) > first, "the next run", host)
     assert host.file(METRICS).mode == 0o644
@@ -248,6 +250,18 @@ def test_gpu_that_requires_a_reset_closes_the_node(host: Host) -> None:
     assert "reset_required GPU-" in run(host, 3)["reason"]
     assert node(host)["SchedulingEligibility"] == "ineligible"
     faults.apply_to_container(NODE, lambda profile: faults.reset_gpu(profile, 2))
+    reopen(host)
+
+
+@pytest.mark.usefixtures("by_hand")
+def test_gpu_that_computes_wrongly_closes_the_node(host: Host) -> None:
+    """Nothing of nvidia-smi tells of it."""
+    faults.apply_to_container(NODE, lambda profile: faults.compute_wrongly(profile, 1, "memory"))
+    status = run(host, 3, check_start=3600)
+    assert "benchmark_memory_errors GPU-" in status["reason"], status
+    assert [gpu["checks"]["start"]["verdict"] for gpu in status["gpus"]] == ["ok", "failed", "ok", "ok"]
+    assert node(host)["SchedulingEligibility"] == "ineligible"
+    faults.apply_to_container(NODE, lambda profile: faults.recover_cuda(profile, 1))
     reopen(host)
 
 
