@@ -255,8 +255,10 @@ def test_alerts_and_dashboard_ask_for_what_is_written() -> None:
     written = labels_of(name for told in SAMPLES.values() for name in series(told))
     metrics = {name.partition("{")[0] for told in SAMPLES.values() for name in series(told)}
     assert metrics == set(gate_metrics.METRICS)
-    asked = expressions()
-    for where, expression in asked.items():
+    labels = {"instance", *(label for values in written.values() for label in values)}
+    for where, expression in expressions().items():
+        grouped = " ".join(re.findall(r"\b(?:by|on|group_left) \(([^)]*)\)", expression))
+        assert set(re.findall(r"\w+", grouped)) <= labels, where
         assert set(re.findall(r"\bgpufarm_\w+", expression)) <= metrics, where
         for metric, matchers in re.findall(r"\b(gpufarm_\w+)\{([^}]*)\}", expression):
             for label, operator, value in re.findall(r'(\w+)(=~|=)"([^"]*)"', matchers):

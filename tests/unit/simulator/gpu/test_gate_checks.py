@@ -116,7 +116,9 @@ def test_idle_gpus_compute_when_it_is_time(gate: Gate) -> None:
     later = gate.run(**START)["gpus"][0]["checks"]["start"]
     assert later["checked_at"] > first["gpus"][0]["checks"]["start"]["checked_at"]
     # What computes less often counts for what computes more often.
-    assert levels(gate.run(check_start=3600, check_quick=604800)) == [{"start": "ok", "quick": "ok"}] * 2
+    both = gate.run(check_start=3600, check_quick=604800)
+    assert levels(both) == [{"start": "ok", "quick": "ok"}] * 2
+    assert both["gpus"][0]["checks"]["start"]["level"] == "quick"
 
 
 @pytest.mark.parametrize(
@@ -146,6 +148,25 @@ def test_a_sick_gpu_closes_the_node_until_it_passes(
     gate.clock += 3600
     status = gate.run(**START)
     assert (status["action"], gate.codes(status)) == ("open", [])
+
+
+@pytest.mark.parametrize(
+    ("age", "verdict", "acknowledged", "level"),
+    [
+        (3599, "ok", "none", None),
+        (3600, "ok", "none", "start"),
+        # The clock was put back.
+        (-1, "ok", "none", "start"),
+        (10, "failed", "1970-01-12T13:46:41Z", "start"),
+        (10, "failed", "1970-01-12T13:46:39Z", None),
+        (10, "failed", "ignored: 2038", None),
+        (10, "ok", "1970-01-12T13:46:41Z", None),
+    ],
+)
+def test_when_it_is_time(age: int, verdict: str, acknowledged: str, level: str | None) -> None:
+    record = {"verdict": verdict, "checked_at": "1970-01-12T13:46:40Z"}
+    every = {"start": 3600, "quick": 0}
+    assert gate_checks.due({"start": record}, every, acknowledged, 1_000_000 + age) == level
 
 
 def test_severities_and_close_on_count(gate: Gate) -> None:
