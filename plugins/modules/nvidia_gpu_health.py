@@ -38,6 +38,11 @@ options:
       - Time from which on Xids count, in ISO 8601 or as seconds since the epoch. A time without zone is local.
       - By default all since the node booted count, save those that O(acknowledged_file) covers.
     type: str
+  xid_repeats_max:
+    description:
+      - How often an Xid that is mostly the fault of a job, such as 13 and 31, may come on one GPU since the node
+        booted. More are a warning, because they may be the GPU's. Without it any number is fine.
+    type: int
   acknowledged_file:
     description:
       - Xids from before this file was last changed do not count. C(touch) it after a GPU was repaired without a reboot,
@@ -79,6 +84,16 @@ options:
     description:
       - Oldest generation of PCI Express that the link may run at. Of an idle GPU, whose link rests, the highest
         possible generation is judged. Without it any is fine.
+    type: int
+  infiniband_ports:
+    description:
+      - How many ports of InfiniBand the node should have that are active. Those of Ethernet do not count. Without it
+        nobody asks.
+    type: int
+  infiniband_link_downed_max:
+    description:
+      - How often the link of a port of InfiniBand may have gone down since its counters were reset. Without it any
+        number is fine.
     type: int
   persistence_required:
     description:
@@ -129,7 +144,7 @@ notes:
     C(library_not_found), C(library_mismatch), C(no_devices), C(access_blocked), C(permission_denied), C(gpu_lost),
     C(reset_required), C(interrupt_issue), C(timeout), C(crashed), C(unsupported), C(invalid_output) and
     C(unknown_error); C(gpu_unreadable), nvidia-smi cannot read this GPU, or all of its sensors fail;
-    C(gpu_count), there are fewer than O(gpus);
+    C(gpu_count), there are fewer than O(gpus); C(infiniband_ports), fewer are active than O(infiniband_ports);
     C(gpu_init_failed), the driver could not start it; C(compute_prohibited), its compute mode lets no job in;
     C(recovery_action), the driver wants it reset, drained or the node rebooted; C(ecc_uncorrected), more errors than
     O(ecc_uncorrected_max); C(sram_threshold_exceeded), the card should be replaced; C(row_remap_pending) and
@@ -147,12 +162,14 @@ notes:
     own limits, and critical where it turns itself off; C(sensors_failed), a sensor answers with an error;
     C(inforom_corrupted), the card cannot keep its history; C(pcie_width), lanes are
     missing; C(pcie_generation), the link is slower than O(pcie_generation_min); C(nvlink_down), fewer links are up than
-    on a neighbour of the same model; C(persistence_off), with O(persistence_required); C(process_without_owner), a
+    on a neighbour of the same model; C(infiniband_link_downed), the link of a port went down more often than
+    O(infiniband_link_downed_max); C(persistence_off), with O(persistence_required); C(process_without_owner), a
     process that ended still holds memory; C(check_failed), the kernel log or DCGM could not be asked; and of that role
     C(benchmark_crashed), C(benchmark_no_cuda), C(benchmark_peers_failed), C(benchmark_slow_memory),
     C(benchmark_slow_fp32), C(benchmark_slow_tensor) and C(benchmark_slow_host_copies)."
   - C(xid_<number>) is an Xid, with severity and action from NVIDIA's catalogue. Faults of jobs, such as 13, 31, 43 and
-    45, are ignored; an unknown Xid is a warning. Xids 144 to 150 and 154 are judged by their message.
+    45, are ignored as far as O(xid_repeats_max) allows; an unknown Xid is a warning. Xids 144 to 150 and 154 are judged
+    by their message.
   - C(sxid_<number>) is an error of an NVSwitch, critical when its message says fatal.
   - C(dcgm_<system>) is what DCGM found in a system, such as C(dcgm_memory), or with a test of C(dcgmi diag).
   - C(process_without_owner) is judged in the host's pid namespace only, because the driver names processes by the pids
@@ -325,7 +342,8 @@ checks:
       type: str
       sample: ok
     kernel_log:
-      description: Where it was read, V(journal), V(dmesg) or V(kmsg); C(unreadable) and why, or C(skipped) under WSL.
+      description: Where it was read, V(journal), V(dmesg) or V(kmsg), with C(partial) and why where it has lost its
+        beginning, so that older Xids are not known; C(unreadable) and why, or C(skipped) under WSL.
       type: str
       sample: journal
     acknowledged:
@@ -340,6 +358,11 @@ checks:
       description: V(ok), V(not_needed) without NVSwitch, V(not_installed), C(skipped) and why, or C(failed) and why.
       type: str
       sample: not_needed
+    infiniband:
+      description: How many ports are active, of how many; C(skipped) where neither O(infiniband_ports) nor
+        O(infiniband_link_downed_max) is set.
+      type: str
+      sample: 8 of 9 ports active
     processes:
       description: V(ok), or C(skipped) and why.
       type: str
@@ -363,6 +386,7 @@ TYPES: dict[str, dict[str, Any]] = {
     "path": {"type": "path"},
     "timeout": {"type": "float"},
     "xid_since": {"type": "str"},
+    "xid_repeats_max": {"type": "int"},
     "acknowledged_file": {"type": "path"},
     "ecc_required": {"type": "bool"},
     "ecc_uncorrected_max": {"type": "int"},
@@ -371,6 +395,8 @@ TYPES: dict[str, dict[str, Any]] = {
     "throttle_reasons": {"type": "list", "elements": "str"},
     "pcie_width_min": {"type": "int"},
     "pcie_generation_min": {"type": "int"},
+    "infiniband_ports": {"type": "int"},
+    "infiniband_link_downed_max": {"type": "int"},
     "persistence_required": {"type": "bool"},
     "dcgm": {"type": "bool"},
     "dcgm_diag_level": {"type": "int", "choices": [1, 2, 3, 4]},

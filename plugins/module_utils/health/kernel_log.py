@@ -21,7 +21,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.commands import (
     program_path,
     slow,
 )
-from ansible_collections.gpufarm.core.plugins.module_utils.text import clean
+from ansible_collections.gpufarm.core.plugins.module_utils.text import clean, utc
 from ansible_collections.gpufarm.core.plugins.module_utils.xid import Event
 
 _KERNEL_FACILITY = "0"
@@ -42,6 +42,12 @@ class _Seen:
 
     records: int = 0
     said: str = ""
+    first: float | None = None
+    """When the first message was written, in seconds since the epoch."""
+
+
+PARTIAL_S = 300
+"""A kernel writes from its first second on. A log that begins later than this has lost what came before."""
 
 
 def journal_records(lines: Iterable[bytes], seen: _Seen) -> Iterator[tuple[float, str]]:
@@ -50,6 +56,8 @@ def journal_records(lines: Iterable[bytes], seen: _Seen) -> Iterator[tuple[float
         if not line.startswith(b"{"):
             seen.said = clean(line.decode("utf-8", "replace").strip()) or seen.said
             continue
+        if not seen.records:
+            seen.first = _time_of(line)
         seen.records += 1
         # A message that is not UTF-8, as a process can be named, is printed as a list of numbers.
         if not any(needle in line for needle in xid.NEEDLES) and not re.search(rb'"MESSAGE"\s*:\s*\[', line):
@@ -63,6 +71,13 @@ def journal_records(lines: Iterable[bytes], seen: _Seen) -> Iterator[tuple[float
             continue
         if isinstance(message, str) and entry.get("SYSLOG_FACILITY", _KERNEL_FACILITY) == _KERNEL_FACILITY:
             yield at, message
+
+
+def _time_of(line: bytes) -> float | None:
+    try:
+        return float(json.loads(line)["__REALTIME_TIMESTAMP"]) / 1e6
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def kernel_records(lines: Iterable[bytes], seen: _Seen, booted: float) -> Iterator[tuple[float, str]]:
@@ -80,6 +95,8 @@ def kernel_records(lines: Iterable[bytes], seen: _Seen, booted: float) -> Iterat
             continue
         # Who writes to /dev/kmsg cannot speak as the kernel: that is facility 0 alone.
         if priority >> 3 == 0:
+            if not seen.records:
+                seen.first = booted + after
             seen.records += 1
             yield booted + after, message
 
@@ -111,6 +128,13 @@ def boot_time(root: Path) -> float:
         return time.time() - float((root / "proc/uptime").read_text(encoding="ascii").split()[0])
     except (OSError, ValueError, IndexError):
         return 0.0
+
+
+def _partial(first: float | None, booted: float) -> str:
+    """What is told of a log that was rotated, or whose buffer in the kernel was written over."""
+    if first is None or not booted or first - booted <= PARTIAL_S:
+        return ""
+    return f", partial: its first message is of {utc(first)}, and the kernel started at {utc(booted)}"
 
 
 def kernel_events(since: float, timeout: float, root: Path, search: str | None) -> tuple[str, list[Event]]:
@@ -149,7 +173,7 @@ def kernel_events(since: float, timeout: float, root: Path, search: str | None) 
         try:
             events = xid.read_events(read(seen), since)
             if seen.records:
-                return name, events
+                return name + _partial(seen.first, booted), events
             failures.append(f"{name} has no message of the kernel" + (f" ({seen.said[:120]})" if seen.said else ""))
         except (SourceError, OSError) as error:
             why = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)

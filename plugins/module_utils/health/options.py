@@ -28,6 +28,7 @@ class HealthOptions:
     path: str | None = None
     timeout: float = 60.0
     xid_since: str | None = None
+    xid_repeats_max: int | None = None
     acknowledged_file: str = "/var/lib/gpufarm/health-acknowledged"
     ecc_required: bool = False
     ecc_uncorrected_max: int = 0
@@ -36,6 +37,8 @@ class HealthOptions:
     throttle_reasons: tuple[str, ...] = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
     pcie_width_min: int | None = None
     pcie_generation_min: int | None = None
+    infiniband_ports: int | None = None
+    infiniband_link_downed_max: int | None = None
     persistence_required: bool = True
     dcgm: bool = True
     dcgm_diag_level: int | None = None
@@ -108,7 +111,10 @@ def _check(options: HealthOptions) -> None:
     for name in ("timeout", "dcgm_diag_timeout"):
         if not 0 < getattr(options, name) < math.inf:
             raise refuse(f"{name} is {getattr(options, name):g}", "more than 0 seconds, and an end")
-    for name in ("gpus", "ecc_uncorrected_max", "ecc_corrected_max", "pcie_width_min", "pcie_generation_min"):
+    for name in (
+        "gpus", "xid_repeats_max", "ecc_uncorrected_max", "ecc_corrected_max", "pcie_width_min", "pcie_generation_min",
+        "infiniband_ports", "infiniband_link_downed_max",
+    ):  # fmt: skip
         value = getattr(options, name)
         if value is not None and value < 0:
             raise refuse(f"{name} is {value}", "0 or more")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible_collections.gpufarm.core.plugins.module_utils.health.dcgm import dcgm_findings
+from ansible_collections.gpufarm.core.plugins.module_utils.health.infiniband import infiniband_findings
 from ansible_collections.gpufarm.core.plugins.module_utils.health.kernel_log import kernel_events
 from ansible_collections.gpufarm.core.plugins.module_utils.health.node import (
     acknowledged_at,
@@ -42,14 +43,16 @@ def probe(options: HealthOptions, *, root: str = "/", search: str | None = None)
         kernel_log, events = kernel_events(since, options.timeout, base, search)
     dcgm, findings = dcgm_findings(options, search)
     processes, orphans = processes_without_owner(facts, base, lambda: ask(["!min", "processes"]))
+    infiniband, of_ports = infiniband_findings(options, base)
     checks = {
         "nvidia_smi": "ok" if facts["reason"] is None else facts["reason"],
         "kernel_log": kernel_log,
         "acknowledged": acknowledged,
         "dcgm": dcgm,
         "fabric_manager": fabric_manager_state(base, search, options.timeout),
+        "infiniband": infiniband,
         "processes": processes,
     }
     host = python_platform.node()
-    verdict = judge(facts, events, findings, options, host=host, checks=checks, orphans=orphans)
+    verdict = judge(facts, events, findings, options, host=host, checks=checks, orphans=orphans, others=of_ports)
     return {**verdict, "checks": checks, "nvidia_smi": facts}

@@ -23,7 +23,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.text import utc
 from ansible_collections.gpufarm.core.plugins.module_utils.xid import CRITICAL, IGNORE, WARNING, Event
 
 
-def _judge_event(event: Event, answers: bool) -> Finding | None:
+def _judge_event(event: Event, answers: bool, options: HealthOptions) -> Finding | None:
     often = "once" if event.count == 1 else f"{event.count} times"
     when = f"at {utc(event.last)}" if event.count == 1 else f"from {utc(event.first)} to {utc(event.last)}"
     said = f", saying: {event.text}" if event.text else ""
@@ -37,6 +37,8 @@ def _judge_event(event: Event, answers: bool) -> Finding | None:
     else:
         row = xid.lookup(event.number, event.text, event.fatal)
         severity, action, name = row.severity, row.action, row.name
+        if severity == IGNORE and options.xid_repeats_max is not None and event.count > options.xid_repeats_max:
+            severity, action = WARNING, "watch"
     label = "SXid" if event.kind == "sxid" else "Xid"
     expected = f"no {label} {event.number}"
     found = f"{label} {event.number} ({name}) {often} {when}{said}"
@@ -77,8 +79,11 @@ def judge(
     host: str = "",
     checks: Mapping[str, Any] | None = None,
     orphans: Mapping[int, Sequence[int]] | None = None,
+    others: Sequence[Finding] = (),
 ) -> dict[str, Any]:
-    """The verdict on the node and on each GPU, from answers alone; C(orphans) are dead pids by position of the GPU."""
+    """The verdict on the node and on each GPU, from answers alone; C(orphans) are dead pids by position of the GPU, and
+    C(others) what is known of the node from elsewhere.
+    """
     gpus = facts["gpus"]
     told: list[tuple[Finding, str | None, str | None]] = []
     on_wsl = facts["platform"] == "wsl"
@@ -101,7 +106,7 @@ def judge(
         known = by_bus.get(event.pci_bus_id) if event.pci_bus_id else None
         uuid = known["uuid"] if known and known["uuid"] else event.uuid
         address = known["pci_bus_id"] if known else padded_bus_id(event.pci_bus_id) if event.pci_bus_id else None
-        told_of = _judge_event(event, known is not None and known["status"] == "ok")
+        told_of = _judge_event(event, known is not None and known["status"] == "ok", options)
         if told_of:
             told.append((told_of, uuid, address))
         severity = options.severities.get(event.code, (told_of.severity if told_of else None) or CRITICAL)
@@ -117,7 +122,7 @@ def judge(
                 "text": event.text,
             }
         )
-    for finding in dcgm:
+    for finding in (*dcgm, *others):
         whose = by_uuid.get(finding.uuid) if finding.uuid else None
         told.append((finding, finding.uuid, whose["pci_bus_id"] if whose else None))
 

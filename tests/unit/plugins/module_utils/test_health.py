@@ -18,7 +18,13 @@ from typing import Any
 
 import pytest
 from ansible_collections.gpufarm.core.plugins.module_utils import commands, health, nvidia_smi, xid
-from ansible_collections.gpufarm.core.plugins.module_utils.health import HealthOptions, judge, kernel_log, probing
+from ansible_collections.gpufarm.core.plugins.module_utils.health import (
+    HealthOptions,
+    infiniband,
+    judge,
+    kernel_log,
+    probing,
+)
 from ansible_collections.gpufarm.core.plugins.module_utils.health import dcgm as dcgm_source
 from ansible_collections.gpufarm.core.plugins.module_utils.health import node as health_node
 from ansible_collections.gpufarm.core.plugins.module_utils.health import options as health_options
@@ -480,6 +486,68 @@ def test_faults_of_jobs_are_listed_and_no_problem() -> None:
     assert [entry["severity"] for entry in result["xids"]] == ["ignore"] * 4
 
 
+@pytest.mark.parametrize("number", [13, 31])
+def test_what_is_a_jobs_fault_and_comes_too_often_is_a_warning(number: int) -> None:
+    facts = facts_of()
+    bus = facts["gpus"][0]["pci_bus_id"]
+
+    def judged(count: int, **options: Any) -> list[tuple[str, str]]:
+        return codes(judge(facts, [event(number, bus, count=count)], [], HealthOptions(**options)))
+
+    assert judged(1000) == []
+    assert judged(3, xid_repeats_max=3) == []
+    assert judged(4, xid_repeats_max=3) == [(f"xid_{number}", "warning")]
+    # What is critical once stays so.
+    assert codes(judge(facts, [event(79, bus, count=4)], [], HealthOptions(xid_repeats_max=3))) == [
+        ("xid_79", "critical")
+    ]
+
+
+def port(root: Path, name: str, state: str = "4: ACTIVE", layer: str = "InfiniBand", downed: str | None = "0") -> None:
+    """A port as the kernel shows it; an adapter's folder is a link to its place on the bus."""
+    device, number = name.split("/")
+    place = root / "sys/devices/pci0000:00" / device
+    (place / "ports" / number / "counters").mkdir(parents=True)
+    folder = root / "sys/class/infiniband"
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / device).exists():
+        (folder / device).symlink_to(place)
+    for file, text in (("state", state), ("link_layer", layer), ("counters/link_downed", downed)):
+        if text is not None:
+            (place / "ports" / number / file).write_text(f"{text}\n")
+
+
+def test_ports_of_infiniband_that_should_be_active(tmp_path: Path) -> None:
+    def asked(**options: Any) -> tuple[str, list[str]]:
+        told, findings = infiniband.infiniband_findings(HealthOptions(**options), tmp_path)
+        return told, [f"{each.code}: {each.found}" for each in findings]
+
+    assert asked() == ("skipped", [])
+    assert asked(infiniband_ports=1) == ("0 of 0 ports active", ["infiniband_ports: 0"])
+    port(tmp_path, "mlx5_0/1", downed="3")
+    port(tmp_path, "mlx5_0/2", "1: DOWN", downed="7")
+    port(tmp_path, "mlx5_1/1", "2: INIT", downed=None)
+    port(tmp_path, "mlx5_2/1", layer="Ethernet", downed="99")
+    assert asked(infiniband_ports=1) == ("1 of 3 ports active", [])
+    assert asked(infiniband_ports=2)[1] == ["infiniband_ports: 1, mlx5_0 port 2 DOWN, mlx5_1 port 1 INIT"]
+    assert asked(infiniband_link_downed_max=7)[1] == []
+    assert asked(infiniband_link_downed_max=3)[1] == [
+        "infiniband_link_downed: that the link of mlx5_0 port 2 went down 7 times"
+    ]
+
+
+def test_a_missing_port_is_a_problem_of_the_node(tmp_path: Path) -> None:
+    options = HealthOptions(infiniband_ports=2)
+    _told, findings = infiniband.infiniband_findings(options, tmp_path)
+    result = judge(facts_of(), [], [], options, host="gpu01", others=findings)
+    assert codes(result) == [("infiniband_ports", "critical")]
+    assert result["problems"][0]["message"] == (
+        "Node gpu01: found 0. Expected: 2 active ports of InfiniBand. Next step: look at the cables and the subnet "
+        "manager with 'ibstat', or correct infiniband_ports."
+    )
+    assert {gpu["verdict"] for gpu in result["gpus"]} == {"ok"}
+
+
 def test_severities_of_xids_can_be_set_one_by_one() -> None:
     chosen = {"xid_31": "warning", "xid_94": "critical", "xid_79": "ignore"}
     result = judged(event(31), event(94), event(79), severities=chosen)
@@ -682,6 +750,25 @@ def printing(text: str, code: int = 0) -> str:
 
 def read(programs: Path, since: float = 0.0, timeout: float = 300.0) -> tuple[str, list[Event]]:
     return kernel_log.kernel_events(since, timeout, programs.parent, str(programs))
+
+
+@pytest.mark.parametrize(
+    ("after", "partial"), [(0.0, False), (kernel_log.PARTIAL_S - 60, False), (kernel_log.PARTIAL_S + 60, True)]
+)
+@pytest.mark.parametrize("source", ["journal", "dmesg"])
+def test_a_log_that_has_lost_its_beginning_is_partial(programs: Path, source: str, after: float, partial: bool) -> None:
+    booted = time.time() - 100_000
+    (programs.parent / "proc").mkdir(exist_ok=True)
+    (programs.parent / "proc/uptime").write_text("100000.00 5.00\n")
+    if source == "journal":
+        lines = [entry("booted", booted + after), entry(XID_79, booted + 90_000)]
+        program(programs, "journalctl", printing("\n".join(lines)))
+    else:
+        program(programs, "dmesg", printing(f"<6>[{after:12.6f}] booted\n<3>[90000.000000] {XID_79}"))
+    told, events = read(programs)
+    assert [each.code for each in events] == ["xid_79"]
+    assert told.startswith(f"{source}, partial: its first message is of ") is partial
+    assert (told == source) is not partial
 
 
 def test_the_journal_is_asked_first(programs: Path) -> None:
