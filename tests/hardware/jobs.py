@@ -43,7 +43,8 @@ server {{
   bootstrap_expect = 1
 }}
 client {{
-  enabled = true
+  enabled           = true
+  network_interface = "lo"
 }}
 plugin "nomad-device-nvidia" {{
   config {{
