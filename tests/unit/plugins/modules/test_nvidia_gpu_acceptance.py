@@ -264,10 +264,10 @@ WRITER = """
 import sys
 from pathlib import Path
 from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark import records
-for number in range(40):
+for number in range(150):
     with records.opened(Path(sys.argv[1])) as descriptor:
         before = records.content_of(descriptor)
-        records.append(descriptor, before, [{"seen": before.count(b"\\n"), "text": "x" * 20000}])
+        records.append(descriptor, before, [{"seen": before.count(b"\\n"), "text": "x" * 2000}])
 """
 
 
@@ -276,7 +276,7 @@ def test_two_runs_at_a_time_lose_nothing(run: Run) -> None:
     writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(run.path)], env=environment) for _each in range(2)]
     assert [writer.wait(timeout=300) for writer in writers] == [0, 0]
     # Each has read what the other one wrote before it adds its own.
-    assert [each["seen"] for each in lines(run.path)] == list(range(80))
+    assert [each["seen"] for each in lines(run.path)] == list(range(300))
 
 
 @pytest.mark.parametrize("given", [{"past_percent": -1}, {"siblings_min": -1}])
