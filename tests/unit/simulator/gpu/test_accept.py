@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.gpufarm.core.tests.unit.patience import wait_for
 from ansible_collections.gpufarm.core.tests.unit.playbooks import playbook_helper
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.gate_helper import Farm
 
 from tests.simulator.cache import ROOT
 from tests.simulator.gpu import faults
 from tests.testinfra import printed
-from tests.testinfra.helpers import wait_for
 
 from .conftest import Node
 
@@ -175,7 +175,7 @@ def test_what_a_killed_run_has_closed_says_so_and_the_next_one_goes_on(park: Cal
     )
     killed.start()
     try:
-        wait_for("the node is closed", lambda: machine.state == ("ineligible", "acceptance"))
+        wait_for(lambda: machine.state == ("ineligible", "acceptance"))
     finally:
         os.kill(int(pid.read_text(encoding="utf-8")), signal.SIGKILL)
         killed.join()
