@@ -98,7 +98,7 @@ def test_zz_all_of_it_is_taken_back() -> None:
     assert settings() == {**WANTED, **now}
     run = enter("node_tuning/absent", limit=NODE)
     assert (run.code, run.changed) == (0, {NODE: 0}), run.output
-    docker("restart", NODE)
+    docker("restart", "--time=0", NODE)
     wait_for_systemd(NODE)
     back = settings()
     assert (back["iommu"], back["acs"]) == ("", "001d")
