@@ -140,8 +140,8 @@ def test_settings_that_nobody_can_read_are_refused_and_stay() -> None:
     told = words(run.output)
     assert re.search(rf"{ALONE}: {TOP} is no TOML \(.*\)\. Expected: settings of containerd, to which", told), told
     assert "nothing was changed. Next step: mend the file, or move it away." in told, told
-    # As Docker's makers have it in their package.
-    sh(ALONE, f"sed -i '1i disabled_plugins = [\"cri\"]' {TOP}")
+    # As Docker's makers have it in their package, by the name that it has in files of this version.
+    sh(ALONE, f"sed -i '1i disabled_plugins = [\"io.containerd.grpc.v1.cri\"]' {TOP}")
     run = run_in_scenario(CONVERGE, "--limit", ALONE)
     sh(ALONE, f"cp -a /root/config.toml {TOP}")
     assert run.code != 0 and run.changed == {ALONE: 0}, run.output
