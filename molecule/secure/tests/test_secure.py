@@ -304,7 +304,6 @@ def test_verification_of_an_agent_with_a_certificate_of_another_region_is_told()
     assert run.code != 0
     assert f"{NODE}: no heartbeats in " in words(run.output), run.output
     assert "with TLS, also that its certificate has the name of this region." in words(run.output), run.output
-    assert run_in_scenario("playbooks/verify.yml").code == 0
 
 
 def test_an_agent_without_a_certificate_of_the_farm_cannot_join() -> None:
@@ -519,5 +518,5 @@ def test_certificates_are_renewed_while_the_farm_works() -> None:
     after = {node: on(node, "cat", f"{TLS}/agent.pem") for node in NODES}
     assert not [node for node in NODES if before[node] == after[node]]
     assert len({on(node, "sha256sum", f"{TLS}/ca.pem") for node in NODES}) == 1
-    run = run_in_scenario(SCENARIO / "converge.yml")
+    run = run_in_scenario(SCENARIO / "converge.yml", "--limit", f"{SERVER},{NODE}")
     assert set(run.changed.values()) == {0}, run.output

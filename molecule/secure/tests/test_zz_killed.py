@@ -21,7 +21,7 @@ from tests.simulator.docker import docker
 from tests.testinfra.playbooks import changed_tasks, environment, run_in_scenario
 
 NODE = "secure-h200"
-MOMENTS = 10
+MOMENTS = 6
 ALSO = "data,container_toolkit,docker,driver"
 # All that a node is given, but what Nomad and systemd write themselves.
 PLACES = (
