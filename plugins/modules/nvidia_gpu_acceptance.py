@@ -221,7 +221,7 @@ nodes:
             limit memory read at 2701 GB/s, where their median is 3141. Expected: no more than 10 % and 5 standard
             deviations below the median. Next step: compare its clocks, temperature and VBIOS with theirs
             (nvidia-smi -q); if it stays so, have the card replaced.
-skipped:
+unreadable:
   description: Numbers of lines of the file that are no record, as a run leaves them that was killed while it wrote.
   type: list
   elements: int
@@ -378,12 +378,12 @@ def accept(module: AnsibleModule) -> Entry:
 
     if module.check_mode or not params["nodes"]:
         made, skipped = judged(path.read_bytes() if path.exists() else b"")
-        return {"changed": bool(made), "path": str(path), "nodes": made, "skipped": skipped}
+        return {"changed": bool(made), "path": str(path), "nodes": made, "unreadable": skipped}
     with records.opened(path) as descriptor:
         before = records.content_of(descriptor)
         made, skipped = judged(before)
         records.append(descriptor, before, made)
-    return {"changed": True, "path": str(path), "nodes": made, "skipped": skipped}
+    return {"changed": True, "path": str(path), "nodes": made, "unreadable": skipped}
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
 def test_a_node_that_is_well_has_its_record(run: Run) -> None:
     outcome = run(node("gpu01", measured("GPU-a")))
     (record,) = lines(run.path)
-    assert [record] == outcome["nodes"] and outcome["skipped"] == [] and outcome["changed"]
+    assert [record] == outcome["nodes"] and outcome["unreadable"] == [] and outcome["changed"]
     date = record.pop("date")
     assert len(date) == 20 and date.endswith("Z") and "T" in date
     assert record == {
@@ -211,15 +211,15 @@ def test_check_mode_and_a_look_write_nothing(run: Run) -> None:
 def test_what_is_left_of_a_line_is_told_and_skipped(run: Run, left: str) -> None:
     run.path.parent.mkdir()
     run.path.write_text(left, encoding="utf-8")
-    assert run(node("gpu01", measured("GPU-a")))["skipped"] == [1]
+    assert run(node("gpu01", measured("GPU-a")))["unreadable"] == [1]
     outcome = run(node("gpu01", measured("GPU-a")))
-    assert outcome["skipped"] == [1]
+    assert outcome["unreadable"] == [1]
     assert outcome["nodes"][0]["gpus"][0]["accepted_before"] is not None
     assert run.path.read_text(encoding="utf-8").startswith(left.rstrip("\n") + "\n{")
     # As a killed run leaves it, also behind records.
     with run.path.open("a") as file:
         file.write(left.rstrip("\n"))
-    assert run(node("gpu01", measured("GPU-a")))["skipped"] == [1, 4]
+    assert run(node("gpu01", measured("GPU-a")))["unreadable"] == [1, 4]
 
 
 @pytest.mark.parametrize(
