@@ -192,6 +192,10 @@ FOLDERS = {
 }
 
 
+class UnknownError(BundleError):
+    """No repository has what is asked for, or not together with all that it needs; a download is another matter."""
+
+
 class Apt:
     """apt that has nothing of this host but its entries, its proxies and its logins."""
 
@@ -240,7 +244,7 @@ class Apt:
             closed.touch(mode=0o600)
             closed.write_text("".join(sorted(lines)), encoding="utf-8")
 
-    def run(self, *arguments: str, status: str = "") -> str:
+    def run(self, *arguments: str, status: str = "", failure: type[BundleError] = BundleError) -> str:
         """What a command of apt's prints."""
         code, out, err = self.module.run_command(
             [*arguments, "-o", f"Dir::State::status={status or self.folder / 'status'}"],
@@ -251,7 +255,7 @@ class Apt:
         if code:
             lines = [line.strip() for line in f"{err}\n{out}".splitlines() if line.strip()]
             told = [line for line in lines if line.startswith("E:") or "Depends:" in line] or lines[-1:]
-            raise BundleError(
+            raise failure(
                 found=release.without_login(f"apt could not collect what is wanted ({' '.join(told).rstrip('.')})"),
                 expected="packages that the repositories of this host have, and servers that answer with a signature "
                 "that holds",
@@ -269,7 +273,8 @@ class Apt:
         """What apt would download for these packages."""
         # With -qq it would not say what stands in the way.
         simulated = ["apt-get", "-q", "--yes", "--print-uris", "--allow-downgrades", "--allow-change-held-packages"]
-        return apt_bundle.parse_downloads(self.run(*simulated, "install", *packages, status=status))
+        said = self.run(*simulated, "install", *packages, status=status, failure=UnknownError)
+        return apt_bundle.parse_downloads(said)
 
     def fetch(self, downloads: list[Download]) -> None:
         """Have the files of these packages."""
@@ -431,7 +436,7 @@ def collect(module: AnsibleModule) -> dict[str, Any]:
     for each in module.params["wanted"]:
         try:
             downloads = apt.closure(each, have)
-        except BundleError as error:
+        except UnknownError as error:
             if not each["optional"]:
                 raise
             names = ", ".join(each["packages"])

@@ -439,14 +439,19 @@ def test_a_driver_of_nvidias_installer_is_not_overwritten(given: dict[str, Any],
 
 
 def on_the_bus(*gpus: str) -> dict[str, Any]:
-    devices = [{"vendor": "10de", "class": "030200", "device": gpu, "nvswitch_bridge": False} for gpu in gpus]
-    # The HD audio of a card, and somebody else's card.
+    """By PCI ID; those of a server are no display controllers."""
+    servers = (V100, A100, H100, B200, GH200)
+    devices = [
+        {"vendor": "10de", "class": "030200" if gpu in servers else "030000", "device": gpu, "nvswitch_bridge": False}
+        for gpu in gpus
+    ]
+    # The HD audio of a card.
     devices += [{"vendor": "10de", "class": "040300", "device": "0fb0", "nvswitch_bridge": False}]
     return role_helper.host(pci_devices=devices)
 
 
-GT_710, V100, GTX_1080, T4, A100, RTX_4090, B200, RTX_5090 = (
-    "128b", "1db4", "1b80", "1eb8", "20b0", "2684", "2901", "2b85",
+GT_710, V100, GTX_1080, QUADRO_P400, T4, A100, H100, GH200, RTX_4090, B200, RTX_5090 = (
+    "128b", "1db4", "1b80", "1cb3", "1eb8", "20b0", "2330", "2342", "2684", "2901", "2b85",
 )  # fmt: skip
 
 
@@ -459,6 +464,11 @@ GT_710, V100, GTX_1080, T4, A100, RTX_4090, B200, RTX_5090 = (
         ([V100], "auto", "proprietary"),
         ([GTX_1080, RTX_4090], "auto", "proprietary"),
         ([RTX_4090], "proprietary", "proprietary"),
+        # A display's card beside those of a server.
+        ([H100, QUADRO_P400], "auto", "open"),
+        ([V100, RTX_5090], "auto", "proprietary"),
+        # No kind drives both; the one that drives the newer.
+        ([RTX_5090, GTX_1080], "auto", "open"),
     ],
 )
 def test_kernel_modules_go_by_the_gpus(gpus: list[str], asked: str, kind: str) -> None:
@@ -469,22 +479,49 @@ def test_kernel_modules_go_by_the_gpus(gpus: list[str], asked: str, kind: str) -
     assert value("__nvidia_driver_misfit", **given) == ""
 
 
+PROPRIETARY, OPEN = {"nvidia_driver_kernel_modules": "proprietary"}, {"nvidia_driver_kernel_modules": "open"}
+
+
 @pytest.mark.parametrize(
     ("gpus", "given", "told"),
     [
-        ([RTX_4090, GT_710], {}, "a GPU, 10de:128b, is older than Maxwell. Expected: one that branch 580 drives; the "),
+        ([GT_710], {}, "a GPU, 10de:128b, is older than Maxwell. Expected: branch 470 or an older one. Next step: "),
         ([V100], {"nvidia_driver_branch": "595"}, 'Next step: set `nvidia_driver_branch: "580"` for this host.'),
-        ([B200], {"nvidia_driver_branch": "550"}, "Expected: one that branch 550 drives; the first for this one is"),
-        ([V100], {"nvidia_driver_kernel_modules": "open"}, "a GPU, 10de:1db4, is older than Turing. Expected: "
-         "proprietary kernel modules, because the open ones do not drive it. Next step: leave nvidia_driver_kernel"),
-        ([RTX_5090], {"nvidia_driver_kernel_modules": "proprietary"}, "a GPU, 10de:2b85, is of Blackwell or newer. "
-         "Expected: open kernel modules, because no others drive it. Next step: leave nvidia_driver_kernel_modules"),
-        ([RTX_5090, GTX_1080], {}, "a GPU, 10de:2b85, is of Blackwell or newer, beside one that is older than Turing, "
-         "10de:1b80. Expected: GPUs of which one kind of kernel modules drives all. Next step: take one of the two"),
+        (
+            [B200],
+            {"nvidia_driver_branch": "550"},
+            "10de:2901, is of Blackwell or newer. Expected: branch 570 or a",
+        ),
+        (
+            [V100],
+            OPEN,
+            "10de:1db4, is older than Turing. Expected: proprietary kernel modules. Next step: leave ",
+        ),
+        ([RTX_5090], PROPRIETARY, "10de:2b85, is of a kind that has open kernel modules alone. Expected: open kernel"),
+        ([GH200], PROPRIETARY, "10de:2342, is of a kind that has open kernel modules alone. Expected: open kernel"),
     ],
-)  # fmt: skip
+)
 def test_a_gpu_that_what_is_wanted_does_not_drive_is_named(gpus: list[str], given: dict[str, Any], told: str) -> None:
-    known = {"_common_host": on_the_bus(*gpus), "__nvidia_repository_refusal": "", **given}
-    assert told in value("__nvidia_driver_refusal", **known)
+    known = {"__nvidia_repository_refusal": "", **given}
+    assert told in value("__nvidia_driver_refusal", _common_host=on_the_bus(*gpus), **known)
     for other in ({"nvidia_driver_managed": False}, {"nvidia_driver_packages": ["mine"]}, {"common_scope": "remove"}):
-        assert value("__nvidia_driver_refusal", **{**known, **other}) == ""
+        assert value("__nvidia_driver_refusal", _common_host=on_the_bus(*gpus), **{**known, **other}) == ""
+
+
+@pytest.mark.parametrize(
+    ("gpus", "given", "aside"),
+    [
+        ([H100, GT_710], {}, [GT_710]),
+        ([H100, QUADRO_P400], {}, [QUADRO_P400]),
+        ([H100, QUADRO_P400], {"nvidia_driver_branch": "595"}, [QUADRO_P400]),
+        ([RTX_5090, GTX_1080], {}, [GTX_1080]),
+        ([RTX_4090, T4], {}, []),
+        ([GH200], {"nvidia_driver_branch": "550"}, []),
+    ],
+)
+def test_what_the_driver_leaves_aside_is_told_and_refuses_nothing(
+    gpus: list[str], given: dict[str, Any], aside: list[str]
+) -> None:
+    known = {"_common_host": on_the_bus(*gpus), "__nvidia_repository_refusal": "", **given}
+    assert [card[0] for card in value("__nvidia_driver_undriven", **known)] == aside
+    assert value("__nvidia_driver_refusal", **known) == ""

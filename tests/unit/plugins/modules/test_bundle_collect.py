@@ -207,6 +207,17 @@ def test_what_may_be_left_out_is_told(collector: Collector, monkeypatch: pytest.
     assert "the bundle is without nothing-like-it: " in told and "Unable to locate package nothing-like-it" in told
 
 
+def test_what_may_be_left_out_is_not_where_its_download_fails(collector: Collector, upstream: Upstream) -> None:
+    """Otherwise a server that is away for a moment would cost the bundle what it has."""
+    path = "/cuda/./driver_580.1_all.deb"
+    body = upstream.server.files.pop(path)
+    answer = collector.collect(wanted=[{"packages": ["driver"], "optional": True}])
+    assert answer.get("failed") and "apt could not collect what is wanted" in answer["msg"], answer
+    upstream.server.files[path] = body[:-1] + bytes([body[-1] ^ 1])
+    answer = collector.collect(wanted=[{"packages": ["driver"], "optional": True}])
+    assert answer.get("failed"), answer
+
+
 def test_what_no_repository_has_is_named(collector: Collector) -> None:
     answer = collector.collect("driver", "nothing-like-it")
     assert answer["failed"] and "Unable to locate package nothing-like-it" in answer["msg"]
