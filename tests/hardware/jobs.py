@@ -15,6 +15,7 @@ import json
 import os
 import secrets
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -28,6 +29,9 @@ from ansible_collections.gpufarm.core.plugins.module_utils import nomad, nomad_j
 from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark import measuring
 
 PATIENCE_S = 120
+
+# Where the agent is, and where a client asks by default.
+ADDRESS = ("127.0.0.1", 4646)
 
 CONFIG = """
 data_dir   = "{folder}/data"
@@ -62,6 +66,7 @@ plugin "raw_exec" {{
 @contextlib.contextmanager
 def agent(program: Path, plugin: Path) -> Iterator[nomad.Client]:
     """A Nomad that has GPUs, and its client."""
+    refuse_another(ADDRESS)
     folder = Path(tempfile.mkdtemp(prefix="gpufarm-jobs-"))
     (folder / "plugins").mkdir()
     shutil.copy(plugin, folder / "plugins/nomad-device-nvidia")
@@ -83,6 +88,15 @@ def agent(program: Path, plugin: Path) -> Iterator[nomad.Client]:
             process.terminate()
             process.wait(timeout=PATIENCE_S)
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def refuse_another(address: tuple[str, int]) -> None:
+    """An agent that is there already would be asked in place of ours, and its GPUs proven."""
+    with contextlib.suppress(ConnectionRefusedError), socket.create_connection(address, timeout=PATIENCE_S):
+        host, port = address
+        raise SystemExit(
+            f"{host}:{port} answers already. Expected: no agent there. Next step: stop it, or use another machine."
+        )
 
 
 def ready(client: nomad.Client) -> bool:

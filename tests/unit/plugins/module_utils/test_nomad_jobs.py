@@ -8,6 +8,7 @@ import json
 import math
 import os
 import secrets
+import socket
 import subprocess
 import time
 import types
@@ -21,6 +22,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils import problem as pro
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad import client as nomad_client
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs import jobspec, obstacles, running
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs import listing as job_listing
+from ansible_collections.gpufarm.core.tests.hardware import jobs as hardware
 from ansible_collections.gpufarm.core.tests.unit.patience import PATIENCE_S, wait_for
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import nomad_helper as farm
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import nomad_jobs_helper as helper
@@ -905,6 +907,15 @@ def test_what_a_killed_run_left_is_purged_or_told(nomad_server: FakeNomad) -> No
 def test_nothing_to_do_asks_nothing(nomad_server: FakeNomad) -> None:
     assert nomad_jobs.prove(run_of(nomad_server), []) == {}
     assert nomad_server.requests == []
+
+
+def test_no_gpus_of_an_agent_that_is_there_already_are_proven(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the check on real hardware, whose own agent would end, while the other answered."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        monkeypatch.setattr(hardware, "ADDRESS", other.getsockname())
+        with pytest.raises(SystemExit, match="answers already"), hardware.agent(Path("nomad"), Path("plugin")):
+            pass
+    hardware.refuse_another(hardware.ADDRESS)
 
 
 # --- for people ------------------------------------------------------------------------------
