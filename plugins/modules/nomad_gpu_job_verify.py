@@ -125,11 +125,12 @@ notes:
     C(task_failed), the task did not start or did not end well, and its last telling event and the end of its stderr are
     told; C(wrong_gpu), Nomad assigned or the task saw another GPU; C(gpu_not_seen), the task did not see its GPU;
     C(extra_gpus_seen), a container saw more than its GPU; C(no_python), there is no C(python3); C(no_answer), the
-    program that measures did not get that far; C(timeout), there was no verdict in time; C(log_unreadable),
-    the log of the task could not be read."
+    program that measures did not get that far, or said nothing that tells what its GPU did; C(timeout), there was no
+    verdict in time; C(log_unreadable), the log of the task could not be read."
   - "Those of GPUs that did not do what they should are the codes of M(gpufarm.core.nvidia_gpu_benchmark): C(no_cuda),
     C(context_failed), C(hung), C(crashed), C(failed), C(memory_errors), C(wrong_results), C(slow_memory), C(slow_fp32)
-    and C(slow_tensor). If there are several, the code is the worst's, and all are told."
+    and C(slow_tensor). If there are several, the code is the worst's, and all are told. C(failed) is also a task of
+    which something is told that cannot be judged."
   - The program comes with the job, once for each node and packed, in its meta. Each of its steps may take a fourth of
     O(timeout), 60 seconds at most.
   - "The codes of GPUs that are V(busy) are: C(gpu_busy), another allocation holds the GPU; C(node_full), the node has

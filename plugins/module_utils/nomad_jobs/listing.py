@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ansible_collections.gpufarm.core.plugins.module_utils import gpu_benchmark
 from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark.judging import percents
+from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs.answer import read_answer
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs.jobspec import MARK
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs.obstacles import one_line
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs.records import Pin, Settings
@@ -31,8 +31,8 @@ class Listing:
     """None where the end of the log is missing."""
     computed: int | None = None
     """How the program that measures ended, None where it was not started."""
-    answer: Mapping[str, Any] | None = None
-    """What it said of the one device."""
+    answer: str | None = None
+    """What it said, not yet read: whether the log is whole comes first."""
 
 
 _GPU_LINE = re.compile(r"^GPU [0-9]+: .*\(UUID: (GPU-[^)\s]+)\)")
@@ -41,7 +41,7 @@ _GPU_LINE = re.compile(r"^GPU [0-9]+: .*\(UUID: (GPU-[^)\s]+)\)")
 _MIG_LINE = re.compile(r"^\s*MIG .*\(UUID: (MIG-[^)\s]+)\)")
 
 
-_END_LINE = re.compile(rf"^{MARK} (end|computed) ([0-9]+)$")
+_END_LINE = re.compile(rf"^{MARK} (end|computed) ([0-9]{{1,3}})$")
 
 
 _ANSWER_LINE = re.compile(rf"^{MARK} answer (\{{.*\}})$")
@@ -65,7 +65,7 @@ def read_listing(text: str) -> Listing:
         elif end:
             ends[end.group(1)] = int(end.group(2))
         elif said:
-            answer = json.loads(said.group(1))["devices"][0]
+            answer = said.group(1)
     return Listing(gpus, visible, wsl, ends.get("end"), ends.get("computed"), answer)
 
 
@@ -144,9 +144,15 @@ def judge_work(
     """
     if listing.answer is None:
         return _no_answer(listing, settings, stderr), None
-    device = {**gpu_benchmark.empty_device(pin.uuid), **listing.answer}
     card = gpu_benchmark.Card()
-    findings = gpu_benchmark.judge_device(device, card, gpu_benchmark.Thresholds(), settings.level)
+    try:
+        device = read_answer(listing.answer, pin, settings.level)
+        findings = gpu_benchmark.judge_device(device, card, gpu_benchmark.Thresholds(), settings.level)
+        if listing.computed != 0 and (listing.computed != 1 or not findings):
+            raise ValueError("after an answer without an error it ends with 0, after others with 1")
+    # A card that tells of next to no clock can do nothing, of which no share can be said.
+    except (ValueError, ArithmeticError) as error:
+        return _no_answer(listing, settings, stderr, str(error)), None
     limits = gpu_benchmark.limits_of(device, card)
     figures = {key: value for key, value in device.items() if key not in ("uuid", "error", "soak")}
     benchmark = {**figures, "limits": limits, "percent": percents(device["figures"], limits)}
@@ -160,7 +166,7 @@ def judge_work(
     return dataclasses.replace(findings[0], found=found, expected=expected, next_step=step), benchmark
 
 
-def _no_answer(listing: Listing, settings: Settings, stderr: str) -> Finding:
+def _no_answer(listing: Listing, settings: Settings, stderr: str, flaw: str | None = None) -> Finding:
     docker = settings.driver == "docker"
     where = f"image {settings.image_to_run}" if docker else "PATH of the Nomad client"
     if listing.computed == NO_PROGRAM:
@@ -173,7 +179,8 @@ def _no_answer(listing: Listing, settings: Settings, stderr: str) -> Finding:
     end = one_line(stderr)
     return Finding(
         "no_answer",
-        f"that the program that measures ended with {listing.computed} and without an answer"
+        f"that the program that measures ended with {listing.computed} and "
+        + (f"with an answer that cannot be used ({one_line(flaw)})" if flaw else "without an answer")
         + (f"; its stderr ends with '{end}'" if end else ""),
         "what the GPU does",
         "look at the task's memory (memory_mib) and at its Python, which must be 3.8 or newer",

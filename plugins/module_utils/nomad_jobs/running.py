@@ -325,6 +325,19 @@ def assigned_devices(allocation: Mapping[str, Any]) -> list[str]:
 def _judge_allocation(run: Run, pin: Pin, stub: Mapping[str, Any], last: bool) -> Result | None:
     """The verdict on a task that has ended; None while its log is not complete, unless this is the last look."""
     name = str(stub["ID"])
+    try:
+        return _judge(run, pin, name, last)
+    except nomad.NomadError:
+        raise
+    except Exception as error:
+        # What one task or its node says decides on no other.
+        what = one_line(f"{type(error).__name__}: {error}")
+        found = f"that what is told of the task could not be judged ({what})"
+        finding = Finding("failed", found, "what Nomad and its tasks tell", "report it with this message")
+        return result_of(pin, finding, allocation_id=name)
+
+
+def _judge(run: Run, pin: Pin, name: str, last: bool) -> Result | None:
     # The list of a job's allocations does not tell their devices.
     allocation = run.client.call("GET", f"/v1/allocation/{name}") or {}
     assigned = assigned_devices(allocation)

@@ -18,6 +18,7 @@ import math
 import threading
 import time
 import urllib.parse
+from pathlib import Path
 from typing import Any
 
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import nomad_helper as farm
@@ -37,6 +38,23 @@ def log_of(name: str, uuid: str) -> str:
     """A recorded log as a task with another GPU would have written it."""
     text: str = RECORDED[name]["stdout"]["text"]
     return text.replace(RECORDED_UUIDS[0], uuid).replace(RECORDED_WSL_UUID, uuid)
+
+
+def answer_of(uuid: str, **changes: Any) -> dict[str, Any]:
+    """What the program that measures told of a real H100, but for these changes."""
+    path = Path(__file__).parents[1] / "fixtures/gpu_benchmark/h100x2-quick.json"
+    answer: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    device = {**answer["devices"][0], "uuid": uuid}
+    for key, value in changes.items():
+        device[key] = {**device[key], **value} if isinstance(value, dict) and device[key] else value
+    return {"devices": [device]}
+
+
+def log_that_says(uuid: str, answer: Any, computed: int | None = 0) -> str:
+    """The log of a task whose program said this, as text or as what becomes JSON."""
+    text = answer if isinstance(answer, str) else json.dumps(answer)
+    told = f"gpufarm-verify: answer {text}\n" + ("" if computed is None else f"gpufarm-verify: computed {computed}\n")
+    return log_of("docker", uuid).replace("gpufarm-verify: end", f"{told}gpufarm-verify: end")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import secrets
@@ -648,6 +647,60 @@ def test_a_program_that_could_not_measure_says_why(nomad_server: FakeNomad) -> N
     assert "ended with 1 and without an answer; its stderr ends with 'SyntaxError" in (result.found or "")
 
 
+def test_a_hostile_answer_costs_its_own_gpu_alone(nomad_server: FakeNomad) -> None:
+    good, bad, *others = [*nomad_server.uuids(0), *nomad_server.uuids(1)]
+    for uuid in (good, *others):
+        nomad_server.fates[uuid] = Fate(log=helper.log_that_says(uuid, helper.answer_of(uuid)))
+    nomad_server.fates[bad] = Fate(log=helper.log_that_says(bad, '{"devices": ["x"]}'))
+    results = proven(nomad_server, level="quick")
+    codes = {uuid: result.code for uuid, result in results.items()}
+    assert codes == {good: None, bad: "no_answer", **dict.fromkeys(others)}
+    assert results[bad].benchmark is None and "it does not tell of one device" in (results[bad].message or "")
+
+
+def test_what_cannot_be_judged_costs_its_own_gpu_alone(
+    nomad_server: FakeNomad, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error that nobody has thought of, here one of Nomad's own answer."""
+    bad, *others = [*nomad_server.uuids(0), *nomad_server.uuids(1)]
+    answer = nomad_server.allocation
+
+    def allocation(name: str) -> tuple[int, Any]:
+        status, told = answer(name)
+        given = told["AllocatedResources"]["Tasks"]["see"]["Devices"][0]["DeviceIDs"]
+        return status, {**told, "TaskStates": ["odd"]} if given == [bad] else told
+
+    monkeypatch.setattr(nomad_server, "allocation", allocation)
+    results = proven(nomad_server)
+    assert {uuid: result.code for uuid, result in results.items()} == {bad: "failed", **dict.fromkeys(others)}
+    assert "could not be judged (AttributeError: 'list' object has no attribute 'get')" in (results[bad].found or "")
+    assert results[bad].allocation_id
+
+
+def test_what_a_log_says_that_is_half_there_is_not_judged(
+    nomad_server: FakeNomad, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last line may end in a brace and be cut all the same; at the next look all of it is there."""
+    monkeypatch.setattr(running, "LOG_WAIT_S", PATIENCE_S)
+    nomad_server.nodes = nomad_server.nodes[:1]
+    uuid = nomad_server.uuids()[0]
+    whole = helper.log_that_says(uuid, helper.answer_of(uuid))
+    half = whole[: whole.index('"figures"')].replace('"memory": {', '"memory": {}')
+    cut = half[: half.index('"memory": {}') + len('"memory": {}')]
+    assert cut.endswith("{}") and job_listing.read_listing(cut).answer is not None
+    logs, answer = [cut, cut], nomad_server.log
+
+    def log(name: str, stream: str) -> tuple[int, str]:
+        status, text = answer(name, stream)
+        return status, logs.pop() if text == whole and logs else text
+
+    monkeypatch.setattr(nomad_server, "log", log)
+    other = nomad_server.uuids()[1]
+    nomad_server.fates = {each: Fate(log=helper.log_that_says(each, helper.answer_of(each))) for each in (uuid, other)}
+    assert {result.verdict for result in proven(nomad_server, level="quick").values()} == {"ok"}
+    assert logs == [] and len(nomad_server.registered) == 1
+
+
 def test_a_container_without_devices(nomad_server: FakeNomad) -> None:
     uuid = nomad_server.uuids()[0]
     nomad_server.fates[uuid] = Fate(status="failed", log="No devices were found\ngpufarm-verify: end 6\n")
@@ -764,9 +817,9 @@ def test_a_task_that_cannot_end_has_said_why(nomad_server: FakeNomad) -> None:
     nomad_server.nodes = nomad_server.nodes[:1]
     uuid, other = nomad_server.uuids()
     error = {"code": "timeout", "step": "context", "cuda_error": None, "message": "no answer within 60 s"}
-    said = f"gpufarm-verify: answer {json.dumps({'devices': [{'error': error}]})}\ngpufarm-verify: computed 1\n"
-    log = helper.log_of("docker", uuid).replace("gpufarm-verify: end", f"{said}gpufarm-verify: end")
-    nomad_server.fates = {uuid: Fate(runs_for_s=math.inf, log=log), other: Fate(runs_for_s=math.inf)}
+    log = helper.log_that_says(uuid, {"devices": [{"uuid": uuid, "error": error}]}, 1)
+    odd = helper.log_that_says(other, "{}", 1)
+    nomad_server.fates = {uuid: Fate(runs_for_s=math.inf, log=log), other: Fate(runs_for_s=math.inf, log=odd)}
     results = overdue(nomad_server, level="start")
     assert (results[uuid].verdict, results[uuid].code) == ("failed", "hung")
     assert results[other].code == "timeout"

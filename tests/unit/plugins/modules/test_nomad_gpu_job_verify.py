@@ -7,14 +7,12 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
-import json
 import math
 import platform
 import re
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -37,12 +35,12 @@ from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.nomad_jobs
     RECORDED,
     FakeNomad,
     Fate,
-    log_of,
+    answer_of,
+    log_that_says,
 )
 from ansible_collections.gpufarm.core.tests.unit.plugins.modules import program_helper
 from ansible_collections.gpufarm.core.tests.unit.plugins.modules import release_helper as helper
 
-FIXTURES = Path(__file__).parents[1] / "fixtures"
 CODES_OF_WORK = {"context_failed", "memory_errors", "wrong_results", "slow_memory", "slow_fp32", "slow_tensor"}
 SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
@@ -311,12 +309,7 @@ def test_a_farm_without_gpus_proves_nothing(
 
 def computed(uuid: str, **changes: Any) -> str:
     """The log of a task whose GPU did what a real H100 did, but for these changes."""
-    answer = json.loads((FIXTURES / "gpu_benchmark" / "h100x2-quick.json").read_text(encoding="utf-8"))
-    device = {**answer["devices"][0], "uuid": uuid}
-    for key, value in changes.items():
-        device[key] = {**device[key], **value} if isinstance(value, dict) and device[key] else value
-    told = f"gpufarm-verify: answer {json.dumps({'devices': [device]})}\ngpufarm-verify: computed 0\n"
-    return log_of("docker", uuid).replace("gpufarm-verify: end", f"{told}gpufarm-verify: end")
+    return log_that_says(uuid, answer_of(uuid, **changes))
 
 
 def test_a_gpu_that_computes_wrongly_and_its_sibling(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -128,7 +129,9 @@ def test_a_program_whose_memory_ends(node: MakeNode) -> None:
     made = node("h200-x2")
     read, *_rest = ran(made, uuids(made)[0])
     error = {"code": "crashed", "cuda_error": None, "step": "memory", "message": "was ended by signal 9"}
-    killed = dataclasses.replace(read, answer={**(read.answer or {}), "error": error})
+    answer = json.loads(read.answer)
+    answer["devices"][0]["error"] = error
+    killed = dataclasses.replace(read, answer=json.dumps(answer), computed=1)
     pin = nomad_jobs.Pin("id", "gpu01", uuids(made)[0], "any")
     finding, _benchmark = listing.judge_work(pin, killed, nomad_jobs.Settings(level="start"), "")
     assert finding is not None and finding.code == "crashed"
