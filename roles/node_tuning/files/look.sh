@@ -5,7 +5,7 @@ for policy in /sys/devices/system/cpu/cpufreq/policy*; do
     echo "governor $(cat "$policy/scaling_governor")"
     echo "governors $(cat "$policy/scaling_available_governors")"
 done | sort -u
-for key in kernel/numa_balancing vm/nr_hugepages; do
+for key in kernel/numa_balancing vm/nr_hugepages fs/nr_open; do
     [ ! -r "/proc/sys/$key" ] || echo "sysctl $(echo "$key" | tr / .) $(cat "/proc/sys/$key")"
 done
 sed -n 's/^MemTotal: *\([0-9]*\) kB/memory \1/p; s/^Hugepagesize: *\([0-9]*\) kB/page \1/p' /proc/meminfo

@@ -22,6 +22,7 @@ governor schedutil
 governors conservative performance schedutil
 sysctl kernel.numa_balancing 1
 sysctl vm.nr_hugepages 0
+sysctl fs.nr_open 1048576
 memory 16000000
 page 2048
 cmdline BOOT_IMAGE=/boot/vmlinuz ro quiet
@@ -147,7 +148,14 @@ def test_rhel_has_the_argument_by_grubby() -> None:
         ({"node_tuning_huge_pages": 8000}, SAID,
          "node_tuning_huge_pages is 8000, which is 16384000 KiB in pages of 2048 KiB, and the memory has 16000000 KiB"),
         ({"node_tuning_memlock": "64 GiB"}, SAID,
-         'node_tuning_memlock is "64 GiB". Expected: a number of KiB, or unlimited.'),
+         'node_tuning_memlock is "64 GiB". Expected: a number of KiB from 64 to 2^53, or unlimited.'),
+        ({"node_tuning_memlock": "0"}, SAID, 'node_tuning_memlock is "0". Expected: a number of KiB from 64'),
+        ({"node_tuning_memlock": "18014398509481984"}, SAID, 'node_tuning_memlock is "18014398509481984". Expected: '),
+        # With such a limit pam_limits lets nobody in, root neither.
+        ({"node_tuning_open_files": 1048577}, SAID,
+         "node_tuning_open_files is 1048577. Expected: from 1024 to 1048576, which is fs.nr_open of this kernel"),
+        ({"node_tuning_open_files": -1}, SAID, "node_tuning_open_files is -1. Expected: from 1024"),
+        ({"node_tuning_open_files": 3}, SAID, "node_tuning_open_files is 3. Expected: from 1024"),
         ({"node_tuning_governor": "performance", "units": ("tuned.service",)}, SAID,
          "tuned.service runs, and sets governors"),
     ],
@@ -157,6 +165,11 @@ def test_what_is_refused(given: dict[str, Any], said: str, told: str) -> None:
     assert refusal.startswith(told) and " Expected: " in refusal and " Next step: " in refusal
     # With nothing asked for, nothing is refused.
     assert value("__node_tuning_refusal", said, node_tuning_state="absent", **given) == ""
+
+
+def test_limits_at_their_ends_are_taken() -> None:
+    assert value("__node_tuning_refusal", node_tuning_open_files=1048576, node_tuning_memlock="64") == ""
+    assert value("__node_tuning_refusal", node_tuning_open_files=1024, node_tuning_memlock="unlimited") == ""
 
 
 # --- what is read back ---------------------------------------------------------------------------
@@ -198,6 +211,7 @@ def machine(tmp_path: Path) -> Path:
     written = {
         "proc/sys/kernel/numa_balancing": "1",
         "proc/sys/vm/nr_hugepages": "0",
+        "proc/sys/fs/nr_open": "1048576",
         "proc/meminfo": "MemTotal:       16000000 kB\nHugepagesize:       2048 kB",
         "proc/cmdline": "BOOT_IMAGE=/boot/vmlinuz ro quiet",
         "proc/77/limits": "Max open files            1024                 524288               files     \n"
@@ -251,6 +265,7 @@ def test_what_a_machine_has(machine: Path) -> None:
         "governors performance schedutil",
         "sysctl kernel.numa_balancing 1",
         "sysctl vm.nr_hugepages 0",
+        "sysctl fs.nr_open 1048576",
         "memory 16000000",
         "page 2048",
         "cmdline BOOT_IMAGE=/boot/vmlinuz ro quiet",
