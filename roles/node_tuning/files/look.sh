@@ -12,8 +12,14 @@ sed -n 's/^MemTotal: *\([0-9]*\) kB/memory \1/p; s/^Hugepagesize: *\([0-9]*\) kB
 echo "cmdline $(cat /proc/cmdline)"
 echo "virtual $(systemd-detect-virt --vm)"
 
-# What the next boot begins with, a line for each kernel.
-if [ -x /usr/sbin/grubby ]; then
+# What the next boot begins with, a line for each kernel. A grub.cfg may be there that systemd-boot reads no more.
+loader=
+for said in /sys/firmware/efi/efivars/LoaderInfo-*; do
+    [ ! -r "$said" ] || ! tr -d '\000' <"$said" | grep -q systemd-boot || loader=systemd-boot
+done
+if [ -n "$loader" ]; then
+    echo "loader $loader"
+elif [ -x /usr/sbin/grubby ]; then
     echo "loader grubby"
     grubby --info=ALL 2>/dev/null | sed -n 's/^args="\(.*\)"$/boot \1/p'
 elif [ -x /usr/sbin/update-grub ] && [ -e /boot/grub/grub.cfg ]; then
@@ -24,6 +30,13 @@ else
         [ ! -e "$file/loader/loader.conf" ] || echo "loader systemd-boot"
     done
 fi
+
+# Files that the last boot has read as they are now.
+started=$(sed -n 's/^btime //p' /proc/stat)
+for file in /boot/grub/grub.cfg /boot/loader/entries /etc/sysctl.d/90-gpufarm-tuning.conf \
+    /etc/systemd/system/*.service.d/gpufarm-tuning.conf; do
+    [ ! -e "$file" ] || [ -n "$(find "$file" -newermt "@${started:-0}")" ] || echo "booted $file"
+done
 
 # What was there before the role came.
 for file in /var/lib/gpufarm/tuning/*; do

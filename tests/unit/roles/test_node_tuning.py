@@ -194,6 +194,45 @@ def test_what_differs_is_told() -> None:
     assert value("__node_tuning_differs", said, **ALL) == []
 
 
+def test_what_the_last_boot_did_not_bring_is_no_reason_for_another() -> None:
+    dropin = "/etc/systemd/system/docker.service.d/gpufarm-tuning.conf"
+    given = {**ALL, "said": f"{SAID}limit docker memlock 8388608\n".replace("ro quiet\n", "ro quiet iommu=pt\n", 1)}
+    assert value("__node_tuning_differs_until_boot", **given) == [
+        "the kernel has 0 of 512 huge pages", "docker runs with memlock 8388608 and not unlimited",
+    ]  # fmt: skip
+    assert value("__node_tuning_differs_in_spite", **given) == []
+    given["said"] += f"booted {value('__node_tuning_sysctl_path')}\nbooted {dropin}\n"
+    assert value("__node_tuning_differs_until_boot", **given) == []
+    at_boot = "was there when this host was started"
+    assert value("__node_tuning_differs_in_spite", **given) == [
+        f"the kernel has 0 of 512 huge pages, though {value('__node_tuning_sysctl_path')} {at_boot}",
+        f"docker runs with memlock 8388608 and not unlimited, though {dropin} {at_boot}",
+    ]
+    assert "does not reboot for it again" in value("__node_tuning_remedy", node_tuning_huge_pages=1, **{
+        "said": f"{SAID}booted {value('__node_tuning_sysctl_path')}\n",
+    })  # fmt: skip
+    # The same of a command line whose entries were there.
+    given = {"node_tuning_iommu_passthrough": True, "said": f"{SAID}booted /boot/grub/grub.cfg\n"}
+    assert value("__node_tuning_differs_until_boot", **given) == []
+
+
+def test_no_boot_for_entries_that_lack_the_argument() -> None:
+    given = {"node_tuning_iommu_passthrough": True}
+    told = value("__node_tuning_unready", **given)
+    assert told.startswith(
+        "1 of 1 boot entries of grub in /boot/grub/grub.cfg are without iommu=pt, the first has root=/dev/sda1 ro quiet."
+    )
+    assert "after /etc/default/grub.d/gpufarm-tuning.cfg, in a later file there" in told
+    grubby = SAID.replace("loader grub\n", "loader grubby\n") + "boot ro iommu=pt\n"
+    told = value("__node_tuning_unready", grubby, **given)
+    assert told.startswith("1 of 2 boot entries of grubby in /boot/loader/entries are without") and "--info=ALL" in told
+    # One that shows no entries promises nothing.
+    assert value("__node_tuning_unready", SAID.partition("boot root")[0], **given).startswith("0 of 0 boot entries")
+    assert value("__node_tuning_unready", SAID.replace("sda1 ro quiet", "sda1 ro iommu=pt"), **given) == ""
+    assert value("__node_tuning_unready", SAID.replace("vmlinuz ro", "vmlinuz iommu=pt ro"), **given) == ""
+    assert value("__node_tuning_unready") == ""
+
+
 def test_a_limit_in_kib_is_one_in_bytes_of_the_kernel() -> None:
     said = f"{SAID}limit nomad memlock 67108864\n"
     assert value("__node_tuning_differs", said, node_tuning_memlock="65536") == []
@@ -213,6 +252,7 @@ def machine(tmp_path: Path) -> Path:
         "proc/sys/vm/nr_hugepages": "0",
         "proc/sys/fs/nr_open": "1048576",
         "proc/meminfo": "MemTotal:       16000000 kB\nHugepagesize:       2048 kB",
+        "proc/stat": "cpu 1 2 3\nbtime 1000\nprocesses 9",
         "proc/cmdline": "BOOT_IMAGE=/boot/vmlinuz ro quiet",
         "proc/77/limits": "Max open files            1024                 524288               files     \n"
         "Max locked memory         8388608              8388608              bytes     ",
@@ -246,7 +286,7 @@ def machine(tmp_path: Path) -> Path:
 
 def run(machine: Path, program: str, *words: str) -> subprocess.CompletedProcess[str]:
     """Run a program of the role whose paths are those of the machine."""
-    text = re.sub(r"(?<=[\s\"])/(sys|proc|boot|efi|usr|var)(?=[/\s])", rf"{machine}/\1", program)
+    text = re.sub(r"(?<=[\s\"])/(sys|proc|boot|efi|usr|var|etc)(?=[/\s])", rf"{machine}/\1", program)
     path = f"{machine}/usr/sbin:{os.environ['PATH']}"
     return subprocess.run(
         ["/bin/sh", "-c", text, "sh", *words], env={"PATH": path}, capture_output=True, text=True, check=False
@@ -294,6 +334,35 @@ def test_grubby_is_asked_for_each_kernel_and_systemd_boot_is_known(machine: Path
     (machine / "boot/efi/loader").mkdir(parents=True)
     (machine / "boot/efi/loader/loader.conf").write_text("", encoding="ascii")
     assert [line for line in looked(machine) if line.startswith(("loader", "boot"))] == ["loader systemd-boot"]
+
+
+def test_a_grub_cfg_that_systemd_boot_has_outlived_promises_nothing(machine: Path) -> None:
+    loader = machine / "sys/firmware/efi/efivars/LoaderInfo-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f"
+    loader.parent.mkdir(parents=True)
+    for name, told in (("GRUB 2.12", "loader grub"), ("systemd-boot 252", "loader systemd-boot")):
+        loader.write_bytes(b"\x06\0\0\0" + f"{name}\0".encode("utf-16-le"))
+        assert [line for line in looked(machine) if line.startswith("loader")] == [told]
+
+
+def test_files_that_the_last_boot_has_read(machine: Path) -> None:
+    dropin = machine / "etc/systemd/system/docker.service.d/gpufarm-tuning.conf"
+    entry = machine / "boot/loader/entries/one.conf"
+    for file, age in ((dropin, 999), (machine / value("__node_tuning_sysctl_path")[1:], 1001), (entry, 999)):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("", encoding="ascii")
+        os.utime(file, (age, age))
+    os.utime(machine / "boot/grub/grub.cfg", (1001, 1001))
+    os.utime(entry.parent, (999, 999))
+
+    def booted() -> list[str]:
+        lines = [line for line in looked(machine) if line.startswith("booted")]
+        return [line.removeprefix(f"booted {machine}") for line in lines]
+
+    assert booted() == ["/boot/loader/entries", "/etc/systemd/system/docker.service.d/gpufarm-tuning.conf"]
+    os.utime(entry, (1001, 1001))
+    assert booted() == ["/etc/systemd/system/docker.service.d/gpufarm-tuning.conf"]
+    (machine / "proc/stat").write_text("cpu 1 2\n", encoding="ascii")
+    assert booted() == []
 
 
 def program(**wanted: Any) -> str:
