@@ -14,6 +14,7 @@ from typing import Any
 import jinja2
 import pytest
 import yaml
+from ansible.template import trust_as_template
 from ansible_collections.gpufarm.core.tests.unit.roles import role_helper
 from ansible_collections.gpufarm.core.tests.unit.roles.role_helper import ROLES
 
@@ -97,6 +98,31 @@ def test_absent_asks_for_nothing_and_gives_back_what_was_before() -> None:
     assert [each["key"] for each in back] == ["vm.nr_hugepages"]
 
 
+def test_systemd_reads_its_files_anew_for_a_change_of_one_of_them_alone() -> None:
+    """A reload can take GPUs from running containers, so none is for files of others."""
+    paths = files(**ALL)
+    given = {
+        **ALL,
+        "__node_tuning_files_to_write": [{"path": path} for path in paths],
+        "__node_tuning_files_to_go": list(paths),
+        "__node_tuning_paths": [value("__node_tuning_unit")],
+    }
+    seen = []
+    for task in yaml.safe_load((ROLE / "tasks/configure.yml").read_text(encoding="ascii")):
+        module = next(task[name] for name in task if name.startswith("ansible.builtin."))
+        path = module.get("dest", module.get("path", ""))
+        if "before" in path or module.get("state") == "directory" or not path:
+            continue
+        looped = "item" in path
+        found = value("found", **given, found=trust_as_template(task["loop"] if looped else path))
+        found = [getattr(each, "get", {"path": each}.get)("path") for each in found] if looped else [found]
+        assert [each.startswith("/etc/systemd/system/") for each in found] == ["notify" in task] * len(found), task[
+            "name"
+        ]
+        seen += found
+    assert {*paths, value("__node_tuning_program"), value("__node_tuning_unit")} == set(seen)
+
+
 def test_one_limit_alone_leaves_the_other() -> None:
     content = files(node_tuning_memlock="65536", node_tuning_services=["docker"])
     assert (
@@ -149,8 +175,13 @@ def test_rhel_has_the_argument_by_grubby() -> None:
          "its boot loader is none that is known. Expected: GRUB"),
         ({"node_tuning_acs_off": True}, SAID.replace("virtual none", "virtual kvm"),
          "it is a virtual machine (kvm). Expected: bare metal"),
-        ({"node_tuning_huge_pages": 8000}, SAID,
-         "node_tuning_huge_pages is 8000, which is 16384000 KiB in pages of 2048 KiB, and the memory has 16000000 KiB"),
+        ({"node_tuning_huge_pages": 6789}, SAID,
+         "node_tuning_huge_pages is 6789, which is 13903872 KiB in pages of 2048 KiB, and the memory has 16000000 KiB. "
+         "Expected: at most 6788 pages"),
+        ({"node_tuning_huge_pages": 440}, SAID.replace("memory 16", "memory 500").replace("2048", "1048576"),
+         "node_tuning_huge_pages is 440, which is 461373440 KiB in pages of 1048576 KiB"),
+        ({"node_tuning_huge_pages": 1}, SAID.replace("memory 16000000", "memory 2000000"),
+         "node_tuning_huge_pages is 1, which"),
         ({"node_tuning_memlock": "64 GiB"}, SAID,
          'node_tuning_memlock is "64 GiB". Expected: a number of KiB from 64 to 2^53, or unlimited.'),
         ({"node_tuning_memlock": "0"}, SAID, 'node_tuning_memlock is "0". Expected: a number of KiB from 64'),
@@ -171,9 +202,10 @@ def test_what_is_refused(given: dict[str, Any], said: str, told: str) -> None:
     assert value("__node_tuning_refusal", said, node_tuning_state="absent", **given) == ""
 
 
-def test_limits_at_their_ends_are_taken() -> None:
+def test_numbers_at_their_ends_are_taken() -> None:
     assert value("__node_tuning_refusal", node_tuning_open_files=1048576, node_tuning_memlock="64") == ""
     assert value("__node_tuning_refusal", node_tuning_open_files=1024, node_tuning_memlock="unlimited") == ""
+    assert value("__node_tuning_refusal", node_tuning_huge_pages=6788) == ""
 
 
 # --- what is read back ---------------------------------------------------------------------------
