@@ -94,7 +94,7 @@ def test_zz_all_of_it_is_taken_back() -> None:
     assert "until the next boot the kernel goes on with what it was started with" in words(run.output)
     assert node(OURS) == ""
     assert "iommu=pt" not in node("cat /boot/grub/grub.cfg")
-    now = {"governors": "schedutil", "numa_balancing": "1", "huge_pages": "0"}
+    now = {"governors": "schedutil", "acs": "001d", "numa_balancing": "1", "huge_pages": "0"}
     assert settings() == {**WANTED, **now}
     run = enter("node_tuning/absent", limit=NODE)
     assert (run.code, run.changed) == (0, {NODE: 0}), run.output

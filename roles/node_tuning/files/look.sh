@@ -1,8 +1,9 @@
 #!/bin/sh
 # look.sh [acs] [UNIT...]: prints what the settings of the role are at, one to a line. Changes nothing.
+# A policy whose CPUs are all offline cannot be read.
 for policy in /sys/devices/system/cpu/cpufreq/policy*; do
-    [ -r "$policy/scaling_governor" ] || continue
-    echo "governor $(cat "$policy/scaling_governor")"
+    governor=$(cat "$policy/scaling_governor" 2>/dev/null) || continue
+    echo "governor ${policy##*/} $governor"
     echo "governors $(cat "$policy/scaling_available_governors")"
 done | sort -u
 for key in kernel/numa_balancing vm/nr_hugepages fs/nr_open; do
@@ -45,6 +46,7 @@ done
 
 if [ "${1:-}" = acs ]; then
     shift
+    command -v setpci >/dev/null || echo "acs setpci missing"
     for device in /sys/bus/pci/devices/*; do
         control=$(setpci -s "${device##*/}" ECAP_ACS+6.w 2>/dev/null) && echo "acs ${device##*/} $control"
     done

@@ -23,7 +23,8 @@ DOUBLES = ROLES.parent / "tests/simulator/tuning"
 WSL = "6.6.87.2-microsoft-standard-WSL2"
 OURS = "# Ansible managed\n"
 SAID = """\
-governor schedutil
+governor policy0 schedutil
+governor policy4 schedutil
 governors conservative performance schedutil
 sysctl kernel.numa_balancing 1
 sysctl vm.nr_hugepages 0
@@ -84,15 +85,24 @@ def test_all_of_it() -> None:
         },
     }
     assert value("__node_tuning_refusal", **ALL) == ""
-    kept = [("kernel.numa_balancing", "1"), ("vm.nr_hugepages", "0"), ("governor", "schedutil"), ("grub", "iommu=pt")]
-    assert [(each["key"], each["value"]) for each in value("__node_tuning_to_keep", **ALL)] == kept
+    kept = [
+        ("kernel.numa_balancing", "1"),
+        ("vm.nr_hugepages", "0"),
+        ("governor", "policy0=schedutil policy4=powersave"),
+        ("acs", "0000:00:01.0=001d 0000:02:00.0=0000"),
+        ("grub", "iommu=pt"),
+    ]
+    said = SAID.replace("policy4 schedutil", "policy4 powersave") + "acs 0000:00:01.0 001d\nacs 0000:02:00.0 0000\n"
+    assert [(each["key"], each["value"]) for each in value("__node_tuning_to_keep", said, **ALL)] == kept
 
 
 def test_absent_asks_for_nothing_and_gives_back_what_was_before() -> None:
-    before = "before governor schedutil\nbefore vm.nr_hugepages 0\n"
+    before = "before acs a=1 b=2\nbefore governor policy0=schedutil policy4=powersave\nbefore vm.nr_hugepages 0\n"
     assert files(**ALL, node_tuning_state="absent") == {}
     back = value("__node_tuning_back", SAID + before, **ALL, node_tuning_state="absent")
-    assert [(each["key"], each["value"]) for each in back] == [("governor", "schedutil"), ("vm.nr_hugepages", "0")]
+    assert [(each["key"], each["value"]) for each in back] == [
+        ("acs", "a=1 b=2"), ("governor", "policy0=schedutil policy4=powersave"), ("vm.nr_hugepages", "0"),
+    ]  # fmt: skip
     # As where one variable alone asks no more.
     back = value("__node_tuning_back", SAID + before, **{**ALL, "node_tuning_huge_pages": 0})
     assert [each["key"] for each in back] == ["vm.nr_hugepages"]
@@ -110,8 +120,8 @@ def test_systemd_reads_its_files_anew_for_a_change_of_one_of_them_alone() -> Non
     seen = []
     for task in yaml.safe_load((ROLE / "tasks/configure.yml").read_text(encoding="ascii")):
         module = next(task[name] for name in task if name.startswith("ansible.builtin."))
-        path = module.get("dest", module.get("path", ""))
-        if "before" in path or module.get("state") == "directory" or not path:
+        path = "" if isinstance(module, str) else module.get("dest", module.get("path", ""))
+        if "before" in path or not path or module.get("state") == "directory":
             continue
         looped = "item" in path
         found = value("found", **given, found=trust_as_template(task["loop"] if looped else path))
@@ -223,7 +233,7 @@ def test_what_differs_is_told() -> None:
         "kernel.numa_balancing is 1 and not 0",
     ]
     said = (
-        said.replace("governor schedutil", "governor performance").replace("balancing 1", "balancing 0")
+        re.sub("(policy.) schedutil", r"\1 performance", said).replace("balancing 1", "balancing 0")
         .replace("hugepages 0", "hugepages 512").replace("ro quiet", "ro quiet iommu=pt")
         .replace("memlock 8388608", "memlock unlimited").replace("001d", "0000")
     )  # fmt: skip
@@ -372,7 +382,7 @@ def machine(tmp_path: Path) -> Path:
 
 def run(machine: Path, program: str, *words: str) -> subprocess.CompletedProcess[str]:
     """Run a program of the role whose paths are those of the machine."""
-    text = re.sub(r"(?<=[\s\"])/(sys|proc|boot|efi|usr|var|etc)(?=[/\s])", rf"{machine}/\1", program)
+    text = re.sub(r"(?<=[\s\"=])/(sys|proc|boot|efi|usr|var|etc)(?=[/\s])", rf"{machine}/\1", program)
     path = f"{machine}/usr/sbin:{os.environ['PATH']}"
     return subprocess.run(
         ["/bin/sh", "-c", text, "sh", *words], env={"PATH": path}, capture_output=True, text=True, check=False
@@ -387,7 +397,8 @@ def looked(machine: Path, *words: str) -> list[str]:
 
 def test_what_a_machine_has(machine: Path) -> None:
     assert looked(machine, "acs", "docker", "nomad") == [
-        "governor schedutil",
+        "governor policy0 schedutil",
+        "governor policy1 schedutil",
         "governors performance schedutil",
         "sysctl kernel.numa_balancing 1",
         "sysctl vm.nr_hugepages 0",
@@ -464,11 +475,67 @@ def test_acs_is_switched_off_where_there_is_some(machine: Path) -> None:
         "acs 0000:00:01.0 0000",
         "acs 0000:02:00.0 0000",
     ]
-    assert "governor schedutil" in looked(machine)
+    assert "governor policy0 schedutil" in looked(machine)
+
+
+def test_without_setpci_acs_is_not_off(machine: Path) -> None:
+    (machine / "usr/sbin/setpci").unlink()
+    assert [line for line in looked(machine, "acs") if line.startswith("acs")] == ["acs setpci missing"]
+    ran = run(machine, program(acs=True))
+    assert (ran.returncode, ran.stderr) == (1, "setpci is missing, of the package pciutils\n")
+    said = f"{SAID}acs setpci missing\n"
+    assert value("__node_tuning_differs", said, node_tuning_acs_off=True) == ["ACS cannot be read without setpci"]
+    assert value("__node_tuning_to_keep", said, node_tuning_acs_off=True) == [{"key": "acs", "value": ""}]
+
+
+def test_a_policy_that_is_offline_is_left_out(machine: Path) -> None:
+    governor = machine / "sys/devices/system/cpu/cpufreq/policy0/scaling_governor"
+    governor.unlink()
+    # Cannot be read by root either.
+    governor.mkdir()
+    assert run(machine, program(governor="performance")).returncode == 0
+    assert [line for line in looked(machine) if line.startswith("governor ")] == ["governor policy1 performance"]
+
+
+def given_back(machine: Path, key: str, value: str) -> list[str]:
+    """Have back what was kept, by the program in the role's tasks; return what it says."""
+    kept = machine / "var/lib/gpufarm/tuning" / key
+    kept.parent.mkdir(exist_ok=True, parents=True)
+    kept.write_text(f"{value}\n", encoding="ascii")
+    tasks = yaml.safe_load((ROLE / "tasks/apply.yml").read_text(encoding="ascii"))
+    (task,) = (each["ansible.builtin.command"] for each in tasks if each["name"].startswith("Have again what was"))
+    ran = run(machine, f"set -eu\n{task['argv'][2]}", key, value, str(kept.parent))
+    assert (ran.returncode, kept.exists()) == (0, False), ran.stderr
+    return ran.stdout.splitlines()
+
+
+def test_governors_are_given_back_as_they_were(machine: Path) -> None:
+    assert run(machine, program(governor="performance")).returncode == 0
+    said = given_back(machine, "governor", "policy0=performance policy1=schedutil policy7=schedutil")
+    assert said == ["policy7 has the governor schedutil no more and keeps its own"]
+    assert [line for line in looked(machine) if line.startswith("governor ")] == [
+        "governor policy0 performance", "governor policy1 schedutil",
+    ]  # fmt: skip
+    assert given_back(machine, "governor", "policy0=warp") == [
+        "policy0 has the governor warp no more and keeps its own"
+    ]
+    assert "governor policy0 performance" in looked(machine)
+
+
+def test_acs_is_given_back_as_it_was(machine: Path) -> None:
+    assert run(machine, program(acs=True)).returncode == 0
+    assert given_back(machine, "acs", "0000:00:01.0=001d 0000:02:00.0=0000") == []
+    assert [line for line in looked(machine, "acs") if line.startswith("acs")] == [
+        "acs 0000:00:01.0 001d", "acs 0000:02:00.0 0000",
+    ]  # fmt: skip
+    (machine / "usr/sbin/setpci").unlink()
+    said = given_back(machine, "acs", "0000:00:01.0=001d")
+    assert said == ["ACS stays off until the next boot, because setpci is missing"]
 
 
 def test_every_policy_has_the_governor(machine: Path) -> None:
     assert run(machine, program(governor="performance")).returncode == 0
     assert [line for line in looked(machine, "acs") if line.startswith(("governor ", "acs"))] == [
-        "governor performance", "acs 0000:00:01.0 001d", "acs 0000:02:00.0 0000",
+        "governor policy0 performance", "governor policy1 performance",
+        "acs 0000:00:01.0 001d", "acs 0000:02:00.0 0000",
     ]  # fmt: skip
