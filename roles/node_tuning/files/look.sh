@@ -34,10 +34,15 @@ fi
 
 # Files that the last boot has read as they are now.
 started=$(sed -n 's/^btime //p' /proc/stat)
-for file in /boot/grub/grub.cfg /boot/loader/entries /etc/sysctl.d/90-gpufarm-tuning.conf \
+for file in /boot/grub/grub.cfg /boot/loader/entries /etc/sysctl.d/99-zz-gpufarm-tuning.conf \
     /etc/systemd/system/*.service.d/gpufarm-tuning.conf; do
     [ ! -e "$file" ] || [ -n "$(find "$file" -newermt "@${started:-0}")" ] || echo "booted $file"
 done
+
+# Files that have the last word over those of the role.
+grep -lsE '^[^#;]*(numa_balancing|nr_hugepages|memlock|nofile)' /etc/sysctl.d/*.conf /run/sysctl.d/*.conf \
+    /usr/local/lib/sysctl.d/*.conf /usr/lib/sysctl.d/*.conf /etc/security/limits.d/*.conf |
+    LC_ALL=C awk -F/ '$NF > "99-zz-gpufarm-tuning.conf" { print "later " $0 }'
 
 # What was there before the role came.
 for file in /var/lib/gpufarm/tuning/*; do

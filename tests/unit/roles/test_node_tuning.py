@@ -53,6 +53,7 @@ def value(name: str, said: str = SAID, kernel: str = "6.12.0", units: tuple[str,
         "ansible_facts": role_helper.facts("Debian: Debian 13.1", kernel),
         "_common_host": role_helper.host(),
         "__node_tuning_host": role_helper.host(units={unit: {"active": "active"} for unit in units}),
+        "__node_tuning_files_to_write": [],
         "__node_tuning_said": {"stdout_lines": said.splitlines()},
     }
     return role_helper.value(name, {**known, **given})
@@ -74,8 +75,8 @@ def test_nothing_is_asked_for_unasked() -> None:
 def test_all_of_it() -> None:
     dropin = f"{OURS}[Service]\nLimitMEMLOCK=infinity\nLimitNOFILE=65536\n"
     assert files(**ALL) == {
-        "/etc/sysctl.d/90-gpufarm-tuning.conf": f"{OURS}kernel.numa_balancing = 0\nvm.nr_hugepages = 512\n",
-        "/etc/security/limits.d/90-gpufarm-tuning.conf": (
+        "/etc/sysctl.d/99-zz-gpufarm-tuning.conf": f"{OURS}kernel.numa_balancing = 0\nvm.nr_hugepages = 512\n",
+        "/etc/security/limits.d/99-zz-gpufarm-tuning.conf": (
             f"{OURS}* - memlock unlimited\n* - nofile 65536\nroot - memlock unlimited\nroot - nofile 65536\n"
         ),
         "/etc/default/grub.d/gpufarm-tuning.cfg": f'{OURS}GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX iommu=pt"\n',
@@ -139,7 +140,8 @@ def test_one_limit_alone_leaves_the_other() -> None:
         content["/etc/systemd/system/docker.service.d/gpufarm-tuning.conf"] == f"{OURS}[Service]\nLimitMEMLOCK=65536K\n"
     )
     assert (
-        content["/etc/security/limits.d/90-gpufarm-tuning.conf"] == f"{OURS}* - memlock 65536\nroot - memlock 65536\n"
+        content["/etc/security/limits.d/99-zz-gpufarm-tuning.conf"]
+        == f"{OURS}* - memlock 65536\nroot - memlock 65536\n"
     )
 
 
@@ -149,7 +151,7 @@ def test_on_wsl_what_is_windows_own_is_left_alone_and_told() -> None:
         f"node_tuning_{name}" for name in ("governor", "iommu_passthrough", "acs_off", "numa_balancing_off")
     ]
     assert value("__node_tuning_refusal", **given) == ""
-    assert files(**given)["/etc/sysctl.d/90-gpufarm-tuning.conf"] == f"{OURS}vm.nr_hugepages = 512\n"
+    assert files(**given)["/etc/sysctl.d/99-zz-gpufarm-tuning.conf"] == f"{OURS}vm.nr_hugepages = 512\n"
     assert "/etc/default/grub.d/gpufarm-tuning.cfg" not in files(**given)
     assert value("__node_tuning_left_alone", **ALL) == []
 
@@ -167,6 +169,25 @@ def test_rhel_has_the_argument_by_grubby() -> None:
     assert kept == {"key": "grubby", "value": "iommu=pt"}
     # An argument that somebody else has put there is not taken away later.
     assert value("__node_tuning_to_keep", said.replace(" quiet", " iommu=pt"), node_tuning_iommu_passthrough=True) == []
+    for theirs in (said + "boot ro iommu=pt\n", said.replace("vmlinuz ro", "vmlinuz ro iommu=pt")):
+        assert value("__node_tuning_to_keep", theirs, node_tuning_iommu_passthrough=True) == [
+            {"key": "grubby", "value": ""}
+        ]
+
+
+def test_names_of_services() -> None:
+    given = {"node_tuning_open_files": 4096, "node_tuning_services": ["docker.service", "docker", "nomad@a"]}
+    paths = [path for path in files(**given) if "systemd" in path]
+    assert paths == [f"/etc/systemd/system/{name}.service.d/gpufarm-tuning.conf" for name in ("docker", "nomad@a")]
+    assert value("__node_tuning_refusal", **given) == ""
+
+
+def test_files_that_have_the_last_word_are_told() -> None:
+    said = f"{SAID}later /etc/sysctl.d/zz.conf\nlater /etc/security/limits.d/zz.conf\n"
+    assert value("__node_tuning_later", said) == []
+    assert value("__node_tuning_later", said, node_tuning_huge_pages=8) == ["/etc/sysctl.d/zz.conf"]
+    assert value("__node_tuning_later", said, node_tuning_open_files=4096) == ["/etc/security/limits.d/zz.conf"]
+    assert len(value("__node_tuning_later", said, **ALL)) == 2
 
 
 # --- what is refused -----------------------------------------------------------------------------
@@ -192,6 +213,9 @@ def test_rhel_has_the_argument_by_grubby() -> None:
          "node_tuning_huge_pages is 440, which is 461373440 KiB in pages of 1048576 KiB"),
         ({"node_tuning_huge_pages": 1}, SAID.replace("memory 16000000", "memory 2000000"),
          "node_tuning_huge_pages is 1, which"),
+        ({"node_tuning_huge_pages": 8}, SAID.replace("sysctl vm.nr_hugepages 0\n", ""), "its kernel has no huge pages"),
+        ({"node_tuning_open_files": 4096, "node_tuning_services": ["docker", "nomad.socket", "../x"]}, SAID,
+         "node_tuning_services has nomad.socket, ../x. Expected: names of services"),
         ({"node_tuning_memlock": "64 GiB"}, SAID,
          'node_tuning_memlock is "64 GiB". Expected: a number of KiB from 64 to 2^53, or unlimited.'),
         ({"node_tuning_memlock": "0"}, SAID, 'node_tuning_memlock is "0". Expected: a number of KiB from 64'),
@@ -232,6 +256,12 @@ def test_what_differs_is_told() -> None:
         "ACS is on at 0000:00:01.0",
         "kernel.numa_balancing is 1 and not 0",
     ]
+    remedy = value("__node_tuning_remedy", said, **ALL)
+    assert (
+        "`journalctl -u gpufarm-tuning` and by `sysctl --load=/etc/sysctl.d/99-zz-gpufarm-tuning.conf` what" in remedy
+    )
+    remedy = value("__node_tuning_remedy", node_tuning_numa_balancing_off=True)
+    assert "sysctl --load=" in remedy and "journalctl" not in remedy
     said = (
         re.sub("(policy.) schedutil", r"\1 performance", said).replace("balancing 1", "balancing 0")
         .replace("hugepages 0", "hugepages 512").replace("ro quiet", "ro quiet iommu=pt")
@@ -258,8 +288,33 @@ def test_what_the_last_boot_did_not_bring_is_no_reason_for_another() -> None:
         "said": f"{SAID}booted {value('__node_tuning_sysctl_path')}\n",
     })  # fmt: skip
     # The same of a command line whose entries were there.
-    given = {"node_tuning_iommu_passthrough": True, "said": f"{SAID}booted /boot/grub/grub.cfg\n"}
-    assert value("__node_tuning_differs_until_boot", **given) == []
+    said = SAID.replace("sda1 ro quiet", "sda1 ro iommu=pt") + "booted /boot/grub/grub.cfg\n"
+    for entries, until_boot in (
+        (said, []),
+        (said.replace("sda1 ro iommu=pt", "sda1 ro"), ["the kernel was started without iommu=pt"]),
+    ):
+        assert value("__node_tuning_differs_until_boot", entries, node_tuning_iommu_passthrough=True) == until_boot
+
+
+def test_what_check_mode_foresees() -> None:
+    """Before anything is written; huge pages may well be there without a boot."""
+    dropin = "/etc/systemd/system/docker.service.d/gpufarm-tuning.conf"
+    said = f"{SAID}limit docker memlock 8388608\nbooted /boot/grub/grub.cfg\nbooted {dropin}\n"
+    written = {"__node_tuning_files_to_write": [{"path": dropin}]}
+    assert value("__node_tuning_boot_foreseen", said, **ALL, **written) == [
+        "the kernel was started without iommu=pt", "docker runs with memlock 8388608 and not unlimited",
+    ]  # fmt: skip
+    main = yaml.safe_load((ROLE / "tasks/main.yml").read_text(encoding="ascii"))
+    (due,) = (
+        task["ansible.builtin.set_fact"]["__node_tuning_due"] for task in main if task["name"].startswith("Note wh")
+    )
+    given = {**written, "ansible_check_mode": True, "node_tuning_reboot": True, "due": trust_as_template(due)}
+    for name, asked, restarts in (
+        ("node_tuning_memlock", "unlimited", True),
+        ("node_tuning_memlock", "8192", False),
+        ("node_tuning_huge_pages", 8, False),
+    ):
+        assert value("due", said, **given, **{name: asked}) is restarts, (name, asked)
 
 
 def test_no_boot_for_entries_that_lack_the_argument() -> None:
@@ -507,6 +562,33 @@ def given_back(machine: Path, key: str, value: str) -> list[str]:
     ran = run(machine, f"set -eu\n{task['argv'][2]}", key, value, str(kept.parent))
     assert (ran.returncode, kept.exists()) == (0, False), ran.stderr
     return ran.stdout.splitlines()
+
+
+def test_somebodys_own_argument_stays(machine: Path) -> None:
+    grubby = machine / "usr/sbin/grubby"
+    grubby.write_text(f'#!/bin/sh\necho "$*" >>{machine}/asked\n', encoding="ascii")
+    grubby.chmod(0o755)
+    assert given_back(machine, "grubby", "") == ["the kernel's argument stays, because some boot entries had it before"]
+    assert not (machine / "asked").exists()
+    assert given_back(machine, "grubby", "iommu=pt") == []
+    assert (machine / "asked").read_text(encoding="ascii") == "--update-kernel=ALL --remove-args=iommu=pt\n"
+
+
+def test_files_that_are_read_later(machine: Path) -> None:
+    for path, text in {
+        "etc/sysctl.d/99-zz-gpufarm-tuning.conf": "vm.nr_hugepages = 8",
+        "etc/sysctl.d/99-sysctl.conf": "vm.nr_hugepages = 9",
+        "etc/sysctl.d/zz-theirs.conf": "vm/nr_hugepages = 9",
+        "etc/sysctl.d/zz-notes.conf": "# vm.nr_hugepages = 9\nvm.swappiness = 1",
+        "usr/lib/sysctl.d/zzz.conf": "kernel.numa_balancing=1",
+        "etc/security/limits.d/zz.conf": "* hard nofile 1024",
+    }.items():
+        (machine / path).parent.mkdir(parents=True, exist_ok=True)
+        (machine / path).write_text(f"{text}\n", encoding="ascii")
+    lines = [line for line in looked(machine) if line.startswith("later")]
+    assert [line.removeprefix(f"later {machine}/") for line in lines] == [
+        "etc/sysctl.d/zz-theirs.conf", "usr/lib/sysctl.d/zzz.conf", "etc/security/limits.d/zz.conf",
+    ]  # fmt: skip
 
 
 def test_governors_are_given_back_as_they_were(machine: Path) -> None:
