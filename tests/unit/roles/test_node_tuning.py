@@ -324,6 +324,7 @@ def test_no_boot_for_entries_that_lack_the_argument() -> None:
         "1 of 1 boot entries of grub in /boot/grub/grub.cfg are without iommu=pt, the first has root=/dev/sda1 ro quiet"
     )
     assert "after /etc/default/grub.d/gpufarm-tuning.cfg, in a later file there" in told
+    assert value("__node_tuning_remedy", **given).startswith("run gpufarm.core.node_tuning on this host, whose boot")
     grubby = SAID.replace("loader grub\n", "loader grubby\n") + "boot ro iommu=pt\n"
     told = value("__node_tuning_unready", grubby, **given)
     assert told.startswith("1 of 2 boot entries of grubby in /boot/loader/entries are without") and "--info=ALL" in told
@@ -355,21 +356,31 @@ def test_servers_restart_one_after_the_other(servers: list[str], playing: list[s
 
 
 def test_a_server_restarts_in_its_turn_alone(tmp_path: Path) -> None:
-    """Three hosts of which two are servers, none with an agent yet; what restarts them is replaced by a note."""
+    """Hosts of which two are servers, none with an agent yet; what restarts them is replaced by a note.
+
+    One host's boot entries lack the argument, and it does not restart.
+    """
     roles = tmp_path / "roles"
     shutil.copytree(ROLE, roles / "tuning")
     command = f"for at in from to; do echo $at {{{{ inventory_hostname }}}} >>{tmp_path}/order; sleep 0.5; done"
     note = {"ansible.builtin.shell": command}
     (roles / "tuning/tasks/reboot.yml").write_text(json.dumps([note]), encoding="ascii")
     main = yaml.safe_load((ROLE / "tasks/main.yml").read_text(encoding="ascii"))
-    boots = [task for task in main if task["name"].startswith("Boot ")]
+    boots = [task for task in main if task["name"].startswith(("Boot ", "Require boot entries"))]
+    known = yaml.safe_load((ROLE / "vars/main.yml").read_text(encoding="ascii"))
+    known["__node_tuning_unready"] = "{{ lacking | default('') }}"
+    (roles / "tuning/vars/main.yml").write_text(json.dumps(known), encoding="ascii")
     (roles / "tuning/tasks/main.yml").write_text(json.dumps(boots), encoding="ascii")
     given = {
         "__node_tuning_due": True, "ansible_connection": "local", "ansible_python_interpreter": sys.executable,
         "__node_tuning_host": {"units": {"nomad.service": {"enabled": "", "active": ""}}},
     }  # fmt: skip
     hosts = {
-        "all": {"vars": given, "hosts": {"gpu1": {}}, "children": {"nomad_servers": {"hosts": {"s2": {}, "s1": {}}}}}
+        "all": {
+            "vars": given,
+            "hosts": {"gpu1": {}, "gpu2": {"lacking": "entries lack it"}},
+            "children": {"nomad_servers": {"hosts": {"s2": {}, "s1": {}}}},
+        }
     }
     (tmp_path / "hosts.yml").write_text(json.dumps(hosts), encoding="ascii")
     play = [{"hosts": "all", "gather_facts": False, "roles": [{"role": "tuning"}]}]
@@ -379,7 +390,7 @@ def test_a_server_restarts_in_its_turn_alone(tmp_path: Path) -> None:
         cwd=tmp_path, env={**os.environ, "ANSIBLE_CONFIG": str(ROLES.parent / "ansible.cfg")},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.returncode == 2 and "msg: 'gpu2: entries lack it'" in ran.stdout, ran.stdout + ran.stderr
     order = (tmp_path / "order").read_text(encoding="ascii").splitlines()
     assert order == [f"{at} {name}" for name in ("gpu1", "s2", "s1") for at in ("from", "to")]
 
