@@ -70,13 +70,13 @@ options:
   sibling_percent:
     description:
       - Share of their median by which a GPU may be slower, however alike the others are. V(0) judges nothing by
-        siblings.
+        siblings. It is no part of the median that it is judged by.
     type: float
     default: 10
   sibling_mads:
     description:
-      - Standard deviations by which it may be slower besides, as the median of the differences from their median (MAD)
-        tells them.
+      - Standard deviations by which it may be slower where that is more, as the median of the differences from their
+        median (MAD) tells them. Up to three times O(sibling_percent).
     type: float
     default: 5
   past_percent:
@@ -212,15 +212,15 @@ nodes:
         expected:
           description: What was expected.
           type: str
-          sample: no more than 10 % and 5 standard deviations below the median
+          sample: no more than 10 % below the median, or 5 standard deviations where that is more, up to 30 %
         message:
           description: Node, GPU, found, expected and the next step.
           type: str
           sample: >-
             Node gpu01, GPU GPU-73466fa5-45f2-f4ce-0991-77d3b3398071: found among 7 other GPUs of its model and power
-            limit memory read at 2701 GB/s, where their median is 3141. Expected: no more than 10 % and 5 standard
-            deviations below the median. Next step: compare its clocks, temperature and VBIOS with theirs
-            (nvidia-smi -q); if it stays so, have the card replaced.
+            limit memory read at 2701 GB/s, where their median is 3141. Expected: no more than 10 % below the median, or
+            5 standard deviations where that is more, up to 30 %. Next step: compare its clocks, temperature and VBIOS
+            with theirs (nvidia-smi -q); if it stays so, have the card replaced.
 unreadable:
   description: Numbers of lines of the file that are no record, as a run leaves them that was killed while it wrote.
   type: list
@@ -358,7 +358,7 @@ def main() -> None:
         module.fail_json(
             msg=f"{platform.node()}: found that {module.params['path']} cannot be read and written ({error}). "
             "Expected: a file of who runs Ansible, with room. Next step: check accept_records and the free space, and "
-            "run this again; nodes stay as they are."
+            "run this again; nodes that were taken out stay closed."
         )
     module.exit_json(**result)
 

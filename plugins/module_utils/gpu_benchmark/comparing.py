@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
-import statistics
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -29,6 +29,9 @@ FIGURES = {
 
 # By which a median of differences is the standard deviation of what is spread normally.
 MAD_TO_SIGMA = 1.4826
+# How many times the share that is allowed anyway siblings may allow that differ among themselves: of a few, one or two
+# bad ones make a deviation of any size.
+SPREAD_MOST = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,9 +41,10 @@ class Allowed:
     siblings_min: int = 3
     """So many other GPUs of the class are needed for a judgement by them."""
     sibling_percent: float = 10.0
-    """Share of their median by which it may be slower, however alike they are; 0 judges nothing by siblings."""
+    """Share of the others' median by which it may be slower, however alike they are; 0 judges nothing by siblings."""
     sibling_mads: float = 5.0
-    """Standard deviations, as the median of their differences tells them, by which it may be slower."""
+    """Standard deviations, as the median of their differences tells them, by which it may be slower where that is more,
+    up to three times the share."""
     past_percent: float = 10.0
     """Share by which it may be slower than at its last acceptance; 0 judges nothing by it."""
 
@@ -81,9 +85,10 @@ def judge_siblings(
             others = len(values) - 1
             if others < max(allowed.siblings_min, 1):
                 continue
-            middle, least = _least(values.values(), allowed)
+            alone = _Others(values.values(), allowed)
             for uuid, value in values.items():
                 judged[uuid] = max(others, judged.get(uuid, 0))
+                middle, least = alone.of(value)
                 if value < least:
                     slow.setdefault(uuid, []).append(f"{what} at {value:g} {unit}, where their median is {middle:g}")
         for uuid, number in judged.items():
@@ -91,19 +96,37 @@ def judge_siblings(
     return told
 
 
-def _least(values: Iterable[float], allowed: Allowed) -> tuple[float, float]:
-    """The median, and what none of them may fall short of."""
-    values = list(values)
-    middle = statistics.median(values)
-    spread = MAD_TO_SIGMA * statistics.median(abs(value - middle) for value in values)
-    return middle, middle - max(allowed.sibling_mads * spread, middle * allowed.sibling_percent / 100.0)
+class _Others:
+    """What the others of each value do. A class may be thousands of GPUs, so nothing is sorted for each of them."""
+
+    def __init__(self, values: Iterable[float], allowed: Allowed) -> None:
+        self._values = sorted(values)
+        self._allowed = allowed
+        self._differences: dict[float, list[float]] = {}
+
+    def of(self, value: float) -> tuple[float, float]:
+        """The median of the others, of two the lower one, and what this one must not fall short of."""
+        allowed = self._allowed
+        middle = _median_without(self._values, value)
+        if middle not in self._differences:
+            self._differences[middle] = sorted(abs(each - middle) for each in self._values)
+        spread = MAD_TO_SIGMA * _median_without(self._differences[middle], abs(value - middle))
+        share = middle * allowed.sibling_percent / 100.0
+        return middle, middle - min(max(allowed.sibling_mads * spread, share), SPREAD_MOST * share)
+
+
+def _median_without(ordered: Sequence[float], value: float) -> float:
+    """The median, of two the lower one, of what is left without one of this value."""
+    at = (len(ordered) - 2) // 2
+    return ordered[at + (at >= bisect.bisect_left(ordered, value))]
 
 
 def _slow_among(slow: Sequence[str], siblings: int, allowed: Allowed) -> Finding:
     return Finding(
         "slow_among_siblings",
         f"among {siblings} other GPUs of its model and power limit {'; '.join(slow)}",
-        f"no more than {allowed.sibling_percent:g} % and {allowed.sibling_mads:g} standard deviations below the median",
+        f"no more than {allowed.sibling_percent:g} % below the median, or {allowed.sibling_mads:g} standard deviations "
+        f"where that is more, up to {SPREAD_MOST * allowed.sibling_percent:g} %",
         "compare its clocks, temperature and VBIOS with theirs (nvidia-smi -q); if it stays so, have the card replaced",
     )
 

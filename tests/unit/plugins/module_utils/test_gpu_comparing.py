@@ -43,7 +43,7 @@ def test_one_that_is_slower_is_named_with_what_its_siblings_do() -> None:
     slow = [finding for _number, finding in told.values() if finding]
     assert [finding.code for finding in slow] == ["slow_among_siblings"] and told["GPU-3"][1] is slow[0]
     assert "among 3 other GPUs" in slow[0].found and "memory read at 2700 GB/s" in slow[0].found
-    assert "their median is 3139" in slow[0].found and slow[0].expected and slow[0].next_step
+    assert "their median is 3140" in slow[0].found and slow[0].expected and slow[0].next_step
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -75,6 +75,28 @@ def test_cards_that_differ_among_themselves_are_given_more_room() -> None:
     spread = [3000, 2900, 3200, 3400, 2700, 3100, 3300]
     assert accused(reads(*spread, 2650)) == set()
     assert accused(reads(*spread, 2650), sibling_mads=1) == {"GPU-4", "GPU-7"}
+
+
+@pytest.mark.parametrize(
+    ("values", "slow"),
+    [
+        # A few that differ do not hide one of them, which is none of its own measure.
+        ((64, 66, 60, 40), {"GPU-3"}),
+        ((3000, 3400, 3200, 2000), {"GPU-3"}),
+        ((3140, 3100, 2000, 2050), {"GPU-2", "GPU-3"}),
+        # Where most are slow nobody can tell which, and a fast one is not accused for it.
+        ((3140, 2000, 2050, 1990), set()),
+        ((3140, 3100, 2000, 2050, 1990), set()),
+    ],
+)
+def test_one_of_four(values: tuple[float, ...], slow: set[str]) -> None:
+    assert accused(reads(*values)) == slow
+
+
+def test_a_farm_is_judged_in_a_moment() -> None:
+    chance = random.Random(1)  # noqa: S311
+    values = [chance.uniform(3000, 3200) for _each in range(20_000)]
+    assert accused(reads(*values, 2000)) == {"GPU-20000"}
 
 
 @pytest.mark.parametrize(
