@@ -137,6 +137,8 @@ class Maintenance:
         self._agent = agent
         self._clock = clock
         self._pause = pause
+        self.closed = False
+        """Whether the owner that was given has the node out, or may have, whatever came after that."""
 
     def _node_id(self, timeout_s: float) -> str | None:
         """The ID of this agent's node, empty where it is no client; None where no agent runs."""
@@ -175,6 +177,7 @@ class Maintenance:
                 expected="one that nobody else works on",
                 next_step="let that end, or put the node back with owner set to theirs",
             )
+        self.closed = bool(change)
         if work and plan.policy == REFUSE:
             raise _refused(plan, work)
         if change and not work and not node.eligible:
@@ -207,6 +210,7 @@ class Maintenance:
             OPENS_KEY: "yes" if node.eligible else node.meta.get(OPENS_KEY, "no"),
             DRAIN_KEY: node.meta.get(DRAIN_KEY, node.drained_at),
         }
+        self.closed = True
         # Marked before it is closed, so that whatever stops in between is put right by the next run.
         self._write(node, marks)
         self._close(node, plan, marks, drain)
@@ -219,6 +223,7 @@ class Maintenance:
                     # It was placed before the node was closed.
                     if not before:
                         self.open(dataclasses.replace(now, meta={**now.meta, **marks}))
+                        self.closed = False
                     raise _refused(plan, work)
                 if now.eligible or (work and not drain):
                     drain = drain or bool(work)

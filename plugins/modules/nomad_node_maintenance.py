@@ -141,6 +141,11 @@ maintenance:
   type: str
   returned: success
   sample: new firmware
+closed:
+  description: Whether the owner has the node out after a run with O(state=out) that failed, or may have.
+  type: bool
+  returned: failure
+  sample: false
 allocations:
   description: What ran there before, and was moved away.
   type: list
@@ -236,6 +241,7 @@ def main() -> None:
         supports_check_mode=True,
     )
     params = module.params
+    work = None
     try:
         options = check_options(params)
         client = nomad.Client(nomad_options.connection_of(params), direct=True)
@@ -251,11 +257,12 @@ def main() -> None:
         else:
             result = put_back(work, client, options, params)
     except (nomad.NomadError, ValueError) as error:
-        module.fail_json(msg=f"{platform.node()}: {error}")
+        module.fail_json(msg=f"{platform.node()}: {error}", closed=bool(work and work.closed))
     except PermissionError as error:
         module.fail_json(
             msg=f"{platform.node()}: {error.filename} cannot be read. Expected: root, who sees what runs on this host. "
-            "Next step: set become: true for this task."
+            "Next step: set become: true for this task.",
+            closed=bool(work and work.closed),
         )
     module.exit_json(
         changed=result.action != "none",

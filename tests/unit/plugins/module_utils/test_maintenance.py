@@ -166,8 +166,10 @@ def test_allocation_placed_while_the_node_was_closed(site: Site) -> None:
         close(node, wanted)
 
     site.farm.set_eligibility = late  # type: ignore[method-assign]
+    work = site.maintenance
     with pytest.raises(nomad.NomadError, match=r"580 would end: late.* none runs; they go on\."):
-        site.maintenance.take_out(DRIVER)
+        work.take_out(DRIVER)
+    assert not work.closed
     assert site.node["SchedulingEligibility"] == "eligible" and site.meta == {}
 
     site.farm.allocations.clear()

@@ -129,7 +129,7 @@ def test_refused_with_its_allocations(node: Node) -> None:
     assert result["failed"]
     told = f"{platform.node()}: 1 running allocation, which driver branch 580 would end: train."
     assert result["msg"].startswith(told)
-    assert node.nomad.agent.writes == []
+    assert node.nomad.agent.writes == [] and result["closed"] is False
 
 
 def test_drained_with_consent(node: Node) -> None:
@@ -138,6 +138,18 @@ def test_drained_with_consent(node: Node) -> None:
     assert result["allocations"] == [{"id": "train-0000-1111", "name": "train.group[0]", "job": "train"}]
     (drain,) = [body for path, body in node.nomad.agent.writes if path.endswith("/drain")]
     assert drain["DrainSpec"]["Deadline"] == 60 * 10**9
+
+
+def test_who_fails_tells_whether_the_node_is_closed(node: Node) -> None:
+    node.nomad.refuse = "/v1/client/metadata"
+    assert node.run(state="out", change="driver branch 580")["closed"] is False
+    node.nomad.refuse = "/eligibility"
+    assert node.run(state="out", change="driver branch 580")["closed"] is True
+    # It was marked meanwhile. Whose mark it is decides.
+    node.nomad.refuse = None
+    node.nomad.run_job("id-0", "train")
+    assert node.run(state="out", change="driver branch 580")["closed"] is True
+    assert node.run(state="out", change="driver branch 580", owner="others")["closed"] is False
 
 
 def test_sick_node_stays_out(node: Node) -> None:
@@ -203,6 +215,7 @@ def test_bad_options_change_nothing(node: Node, options: dict[str, Any], told: s
 def test_returned_keys_are_the_documented_ones(node: Node) -> None:
     documented = yaml.safe_load(nomad_node_maintenance.RETURN)
     node.nomad.run_job("id-0", "train")
+    failed = node.run(state="out", change="driver branch 580")
     result = node.run(state="out", change="driver branch 580", policy="drain")
-    assert set(documented) == set(result) - {"changed", "invocation"}
+    assert set(documented) == {*result, *failed} - {"changed", "invocation", "failed", "msg"}
     assert set(documented["allocations"]["contains"]) == set(result["allocations"][0])
