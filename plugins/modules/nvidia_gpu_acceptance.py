@@ -53,6 +53,8 @@ options:
         M(gpufarm.core.nvidia_gpu_health) (C(probe)) and of M(gpufarm.core.nvidia_gpu_benchmark) (C(benchmark)), which
         may be those of a failed or unreachable host. Its own C(close_on) is the lowest verdict of a problem of the
         probe with which it fails, V(critical) or V(warning).
+      - GPUs whose UUIDs are in its C(ignored), which Nomad has no use for, are not judged by the benchmark. With
+        C(gpus_expected) set, a number that the probe holds it to, none is missed that it had at its last acceptance.
     type: list
     elements: dict
     default: []
@@ -62,6 +64,17 @@ options:
     type: list
     elements: dict
     default: []
+  benchmark_options:
+    description:
+      - Of hosts, by their names, the options that they give to M(gpufarm.core.nvidia_gpu_benchmark). The module fails
+        where one of them cannot be used, so that it is known before a node is closed.
+    type: dict
+    default: {}
+  health_options:
+    description:
+      - The same for M(gpufarm.core.nvidia_gpu_health).
+    type: dict
+    default: {}
   siblings_min:
     description:
       - How many other GPUs of its kind a GPU needs, to be judged by them.
@@ -87,7 +100,8 @@ options:
     default: 10
 notes:
   - "Codes beside those of the probe and of the benchmark: C(not_probed) and C(not_measured), a node that gave no
-    answer; C(slow_among_siblings); C(slower_than_before)."
+    answer; C(gpu_missing), a GPU of the node's last acceptance that is gone where it has fewer than then;
+    C(slow_among_siblings); C(slower_than_before)."
 seealso:
   - module: gpufarm.core.nvidia_gpu_benchmark
   - module: gpufarm.core.nvidia_gpu_health
@@ -231,12 +245,20 @@ unreadable:
 
 import dataclasses
 import platform
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark import LEVELS, comparing, records
+from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
+from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark import (
+    LEVELS,
+    comparing,
+    options,
+    records,
+)
+from ansible_collections.gpufarm.core.plugins.module_utils.health import HealthOptions
 from ansible_collections.gpufarm.core.plugins.module_utils.problem import Finding, FoundError, problem_of
 from ansible_collections.gpufarm.core.plugins.module_utils.text import utc
 
@@ -245,25 +267,77 @@ Entry = dict[str, Any]
 OF_PROBLEM = ("uuid", "code", "found", "expected", "message")
 
 
-def _silent(answer: Mapping[str, Any]) -> str:
-    said = str(answer.get("msg") or "it was not asked").rstrip(".")
-    return f"no answer ({said})" if answer.get("unreachable") else said
+# What a module says that fails.
+TOLD = re.compile(r"(?:\S+: )?(?:found )?(.+?)\. Expected: (.+?)\. Next step: (.+?)\.?", re.S)
+
+
+def _silent(code: str, answer: Mapping[str, Any], expected: str) -> Finding:
+    """Why there are no figures, in the answer's own words where it has an expectation and a next step."""
+    said = str(answer.get("msg") or "it was not asked").strip()
+    own = TOLD.fullmatch(said)
+    if own and not answer.get("unreachable"):
+        return Finding(code, *own.groups())
+    said = said.rstrip(".")
+    return Finding(
+        code,
+        f"no answer ({said})" if answer.get("unreachable") else said,
+        expected,
+        "look at the host (dmesg | grep -i -e nvrm -e xid), mend it, and run playbooks/accept.yml again",
+    )
+
+
+def ignored_of(node: Mapping[str, Any]) -> set[str]:
+    return {uuid.lower() for uuid in node.get("ignored") or ()}
 
 
 def own_problems(node: Mapping[str, Any]) -> Iterator[Entry]:
     """What the probe and the benchmark found on a node, or why they did not."""
     probe, benchmark = node.get("probe") or {}, node.get("benchmark") or {}
-    again = "look at the host (dmesg | grep -i -e nvrm -e xid), mend it, and run playbooks/accept.yml again"
     if "verdict" not in probe:
-        yield told(node, Finding("not_probed", _silent(probe), "the health of its GPUs", again))
+        yield told(node, _silent("not_probed", probe, "the health of its GPUs"))
     severe = ("critical", "warning") if node.get("close_on") == "warning" else ("critical",)
     for problem in probe.get("problems") or ():
         if problem["severity"] in severe:
             yield {key: problem[key] for key in OF_PROBLEM}
     if "gpus" not in benchmark:
-        yield told(node, Finding("not_measured", _silent(benchmark), "figures of its GPUs", again))
+        yield told(node, _silent("not_measured", benchmark, "figures of its GPUs"))
     for problem in benchmark.get("problems") or ():
-        yield {key: problem[key] for key in OF_PROBLEM}
+        if (problem["uuid"] or "").lower() not in ignored_of(node):
+            yield {key: problem[key] for key in OF_PROBLEM}
+
+
+def missing_from(node: Mapping[str, Any], past: Sequence[records.Record]) -> Iterator[Entry]:
+    """GPUs of the node's last acceptance that are gone, where it has fewer than then: one may have been replaced.
+
+    A MIG device tells of its GPU by the serial number, and of nothing without.
+    """
+    now = ((node.get("probe") or {}).get("nvidia_smi") or {}).get("gpus") or ()
+    last = next(
+        (each for each in reversed(past) if each["verdict"] == "accepted" and each["node"] == node["node"]), None
+    )
+    if last is None or not now or node.get("gpus_expected") not in (None, ""):
+        return
+    ignored = ignored_of(node)
+    then = {
+        gpu["serial"] or gpu["uuid"]: gpu
+        for gpu in last["gpus"]
+        if gpu["uuid"].lower() not in ignored and (gpu["serial"] or not gpu["uuid"].startswith("MIG-"))
+    }
+    there = {name for gpu in now for name in (gpu["uuid"], gpu["serial"])}
+    left = len([gpu for gpu in now if (gpu["uuid"] or "").lower() not in ignored])
+    for key, gpu in then.items():
+        if left < len(then) and not there & {key, gpu["uuid"]}:
+            yield told(
+                node,
+                Finding(
+                    "gpu_missing",
+                    f"{left} GPU(s), and not this one (serial number {gpu['serial'] or 'unknown'})",
+                    f"the {len(then)} with which the node was accepted on {last['date']}",
+                    "look for it (lspci -d 10de:, dmesg), and run playbooks/accept.yml again; where it was taken out "
+                    f"on purpose, set gpu_node_gpus of this host to {len(now)}",
+                ),
+                gpu["uuid"],
+            )
 
 
 def told(node: Mapping[str, Any], finding: Finding, uuid: str | None = None) -> Entry:
@@ -291,6 +365,7 @@ def gpus_of(node: Mapping[str, Any]) -> list[Entry]:
             "accepted_before": None,
         }
         for gpu in (node.get("benchmark") or {}).get("gpus") or ()
+        if gpu["uuid"].lower() not in ignored_of(node)
     ]
 
 
@@ -310,7 +385,7 @@ def judge(
     before = comparing.accepted_before(past)
     made = []
     for node in nodes:
-        problems = list(own_problems(node))
+        problems = [*own_problems(node), *missing_from(node, past)]
         for gpu in gpus[node["host"]]:
             gpu["siblings"], slow = by_siblings[gpu["uuid"]]
             gpu["accepted_before"], slower = comparing.judge_past(gpu, level, before, allowed)
@@ -335,6 +410,25 @@ def judge(
     return made
 
 
+def refused(benchmark: Mapping[str, Any], health: Mapping[str, Any]) -> str | None:
+    """What is wrong with what hosts give to the benchmark and to the probe, None where nothing is."""
+    for host, given in benchmark.items():
+        checked = ArgumentSpecValidator(options.argument_spec()).validate(given)
+        wrong = (
+            f"{'; '.join(checked.error_messages)}. Expected: options of nvidia_gpu_benchmark. Next step: correct it."
+            if checked.error_messages
+            else options.wrong_option(checked.validated_parameters)
+        )
+        if wrong:
+            return f"{host}: accept_options: {wrong}"
+    for host, given in health.items():
+        try:
+            HealthOptions.from_mapping(given)
+        except ValueError as error:
+            return f"{host}: gpu_health_options: {error}"
+    return None
+
+
 def main() -> None:
     allowed: dict[str, dict[str, Any]] = {
         field.name: {"type": "int" if isinstance(field.default, int) else "float", "default": field.default}
@@ -346,10 +440,15 @@ def main() -> None:
             "level": {"type": "str", "choices": list(LEVELS), "default": "quick"},
             "nodes": {"type": "list", "elements": "dict", "default": []},
             "siblings": {"type": "list", "elements": "dict", "default": []},
+            "benchmark_options": {"type": "dict", "default": {}},
+            "health_options": {"type": "dict", "default": {}},
             **allowed,
         },
         supports_check_mode=True,
     )
+    wrong = refused(module.params["benchmark_options"], module.params["health_options"])
+    if wrong:
+        module.fail_json(msg=wrong)
     try:
         result = accept(module)
     except FoundError as error:

@@ -380,6 +380,11 @@ from ansible_collections.gpufarm.core.plugins.module_utils import gpu_benchmark
 from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark import Card, Thresholds
 from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark.devices import Device, devices_of, parts_of
 from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark.judging import percents
+from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark.options import (
+    THRESHOLDS,
+    argument_spec,
+    wrong_option,
+)
 from ansible_collections.gpufarm.core.plugins.module_utils.health.kernel_log import kernel_events
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi import Facts, Gpu, collect, resolve_subsets
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.facts import EccCounts
@@ -394,8 +399,6 @@ SAMPLE_EVERY_S = 0.2
 
 # Of those that are not measured, by the code of the problem that says why.
 VERDICTS = {"gpu_busy": "busy", "gpu_unknown": "unknown"}
-
-THRESHOLDS = tuple(field.name for field in dataclasses.fields(Thresholds))
 
 
 def left_alone_for(device: Device) -> Iterator[Finding]:
@@ -590,35 +593,6 @@ def benchmark(params: Mapping[str, Any], root: str) -> dict[str, Any]:
         "problems": problems,
         "checks": {"nvidia_smi": before["reason"] or "ok", "kernel_log": log},
     }
-
-
-def argument_spec() -> dict[str, dict[str, Any]]:
-    least: dict[str, dict[str, Any]] = {
-        field.name: {"type": "float"} if field.default is None else {"type": "float", "default": field.default}
-        for field in dataclasses.fields(Thresholds)
-    }
-    return {
-        "level": {"type": "str", "choices": list(gpu_benchmark.LEVELS), "default": "quick"},
-        "devices": {"type": "list", "elements": "str"},
-        "busy": {"type": "bool", "default": False},
-        "memory_share": {"type": "float"},
-        "soak": {"type": "float", "default": 60.0},
-        "peers": {"type": "bool", "default": True},
-        **least,
-        "path": {"type": "path"},
-        "timeout": {"type": "float", "default": 60.0},
-    }
-
-
-def wrong_option(params: Mapping[str, Any]) -> str | None:
-    """What is wrong with the options, None where nothing is."""
-    share = params["memory_share"]
-    if share is not None and not 0 < share <= 0.98:
-        return f"memory_share is {share:g}. Expected: above 0 and up to 0.98. Next step: correct it."
-    for name in ("timeout", "soak", *THRESHOLDS):
-        if (params[name] or 0.0) < 0 or (name == "timeout" and not params[name]):
-            return f"{name} is {params[name]:g}. Expected: a positive number. Next step: correct it."
-    return None
 
 
 def main() -> None:

@@ -162,6 +162,56 @@ def test_each_reason_to_fail(run: Run, changes: dict[str, Any], expected: str | 
             assert found["message"].startswith("Node gpu01: found ") and "Next step: " in found["message"]
 
 
+def test_a_module_that_fails_is_told_in_its_own_words(run: Run) -> None:
+    said = "rack1-a: found no GPU to measure. Expected: at least one. Next step: check nvidia-smi on the node."
+    (record,) = run(node("gpu01", measured("GPU-a"), benchmark={"failed": True, "msg": said}))["nodes"]
+    assert record["problems"][0]["message"] == said.replace("rack1-a", "Node gpu01")
+    (record,) = run(node("gpu01", measured("GPU-a"), benchmark={"unreachable": True, "msg": said}))["nodes"]
+    assert record["problems"][0]["message"].startswith(f"Node gpu01: found no answer ({said[:-1]}). Expected: figures")
+
+
+def test_a_gpu_that_is_ignored_is_not_judged_by_the_benchmark(run: Run) -> None:
+    found = [problem("wrong_results", "GPU-a"), problem("gpu_busy", "GPU-b")]
+    mine = node("gpu01", measured("GPU-a"), measured("GPU-b"), ignored=["gpu-A"])
+    mine["benchmark"]["problems"] = found
+    (record,) = run(mine)["nodes"]
+    assert [gpu["uuid"] for gpu in record["gpus"]] == ["GPU-b"]
+    assert [each["code"] for each in record["problems"]] == ["gpu_busy"]
+
+
+def test_a_gpu_that_is_gone_since_the_last_acceptance_is_missed(run: Run) -> None:
+    run(node("gpu01", measured("GPU-a"), measured("GPU-b")))
+    one = node("gpu01", measured("GPU-a"))
+    for _again in range(2):
+        outcome = run(one)
+        assert judged(outcome) == [("failed", [("gpu_missing", "GPU-b")])]
+    assert outcome["nodes"][0]["problems"][0]["message"] == (
+        "Node gpu01, GPU GPU-b: found 1 GPU(s), and not this one (serial number S-GPU-b). Expected: the 2 with which "
+        f"the node was accepted on {lines(run.path)[0]['date']}. Next step: look for it (lspci -d 10de:, dmesg), and run "
+        "playbooks/accept.yml again; where it was taken out on purpose, set gpu_node_gpus of this host to 1."
+    )
+    # Another node's, one that was replaced, one that Nomad has no use for, and one that is meant to be gone.
+    assert judged(run(node("gpu02", measured("GPU-c")), check_mode=True)) == [("accepted", [])]
+    assert judged(run(node("gpu01", measured("GPU-a"), measured("GPU-c")), check_mode=True)) == [("accepted", [])]
+    assert judged(run({**one, "ignored": ["GPU-b"]}, check_mode=True)) == [("accepted", [])]
+    assert judged(run({**one, "gpus_expected": 1})) == [("accepted", [])]
+    assert judged(run(one)) == [("accepted", [])]
+
+
+def test_of_a_divided_gpu_its_serial_number_is_missed(run: Run) -> None:
+    def divided(name: str, *numbers: int) -> dict[str, Any]:
+        whole = node("gpu01", *(measured(f"GPU-{number}") for number in numbers))
+        for gpu in whole["probe"]["nvidia_smi"]["gpus"]:
+            gpu["mig_devices"] = [{"uuid": f"MIG-{name}{gpu['uuid'][4:]}{part}"} for part in "ab"]
+        parts = [part["uuid"] for gpu in whole["probe"]["nvidia_smi"]["gpus"] for part in gpu["mig_devices"]]
+        whole["benchmark"]["gpus"] = [measured(uuid) for uuid in parts]
+        return whole
+
+    assert judged(run(divided("old", 1, 2))) == [("accepted", [])]
+    assert judged(run(divided("new", 1, 2))) == [("accepted", [])]
+    assert judged(run(divided("new", 1))) == [("failed", [("gpu_missing", "MIG-new2b")])]
+
+
 def test_siblings_are_those_of_the_node_of_the_batch_and_of_earlier_ones(run: Run) -> None:
     first = run(node("gpu01", measured("GPU-a"), measured("GPU-b", memory_read_gb_per_s=2500.0)))
     assert judged(first) == [("accepted", [])]
@@ -283,3 +333,23 @@ def test_two_runs_at_a_time_lose_nothing(run: Run) -> None:
 def test_wrong_options_are_refused(run: Run, given: dict[str, Any]) -> None:
     assert "Expected: 0 or more. Next step: " in run(node("gpu01", measured("GPU-a")), **given)["msg"]
     assert not run.path.exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (
+            {"benchmark_options": {"a": {"memory_share": 0.5, "path": "/nvidia-smi"}, "b": {"memory_share": 95}}},
+            "b: accept_options: memory_share is 95. Expected: above 0 and up to 0.98. Next step: ",
+        ),
+        ({"benchmark_options": {"a": {"soak": "long"}}}, "a: accept_options: argument 'soak' is of type str"),
+        ({"benchmark_options": {"a": {"sook": 1}}}, "a: accept_options: sook. Supported parameters include"),
+        (
+            {"health_options": {"a": {"dcgm": False}, "b": {"timeout": -1}}},
+            "b: gpu_health_options: found timeout is -1. Expected: more than 0 seconds",
+        ),
+    ],
+)
+def test_options_are_looked_at_before_a_node_is_closed(run: Run, given: dict[str, Any], told: str) -> None:
+    message = run(**given)["msg"]
+    assert message.startswith(told) and message.count("Next step: ") == 1
