@@ -187,8 +187,8 @@ def test_a_gpu_that_is_gone_since_the_last_acceptance_is_missed(run: Run) -> Non
         assert judged(outcome) == [("failed", [("gpu_missing", "GPU-b")])]
     assert outcome["nodes"][0]["problems"][0]["message"] == (
         "Node gpu01, GPU GPU-b: found 1 GPU(s), and not this one (serial number S-GPU-b). Expected: the 2 with which "
-        f"the node was accepted on {lines(run.path)[0]['date']}. Next step: look for it (lspci -d 10de:, dmesg), and run "
-        "playbooks/accept.yml again; where it was taken out on purpose, set gpu_node_gpus of this host to 1."
+        f"the node was accepted on {lines(run.path)[0]['date']}. Next step: look for it (lspci -d 10de:, dmesg), and "
+        "run playbooks/accept.yml again; where it was taken out on purpose, set gpu_node_gpus of this host to 1."
     )
     # Another node's, one that was replaced, one that Nomad has no use for, and one that is meant to be gone.
     assert judged(run(node("gpu02", measured("GPU-c")), check_mode=True)) == [("accepted", [])]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import signal
 import sys
 import threading
@@ -64,6 +65,19 @@ class Machine:
     def state(self) -> tuple[str, str | None]:
         """Eligibility, and what it is out of work for."""
         return self.mine["SchedulingEligibility"], self.farm.clients["id-0"].get("gpufarm_maintenance")
+
+    def smi(self, before: str) -> Path:
+        """An nvidia-smi of its own, which does this before and leaves a file that says that it was asked."""
+        made = self.python.with_name(f"{self.name}-smi-{len(before)}")
+        real = self.node.build / "nvidia-smi"
+        made.write_text(f'#!/bin/sh\n{before}\n: >{made}.asked\nexec {real} "$@"\n', encoding="utf-8")
+        made.chmod(0o755)
+        return made
+
+    def asked_by(self, **paths: Path) -> dict[str, Any]:
+        """The variables of this host, where options name another nvidia-smi."""
+        given = self.variables
+        return given | {name: {**given[name], "path": str(path)} for name, path in paths.items()}
 
     @property
     def variables(self) -> dict[str, Any]:
@@ -127,7 +141,7 @@ def park(node: MakeNode, tmp_path: Path) -> Iterator[Callable[..., Park]]:
 
 
 def test_those_that_pass_are_opened_and_the_others_named(park: Callable[..., Park]) -> None:
-    farm = park("a", "b", "c", "d", "f", "g")
+    farm = park("a", "b", "c", "d", "f", "g", "h", "i")
     machines = farm.machines
     machines["b"].node.change(lambda it: faults.compute_wrongly(it, 1, "memory"))
     machines["c"].farm.run_job("id-0", "train")
@@ -138,9 +152,31 @@ def test_those_that_pass_are_opened_and_the_others_named(park: Callable[..., Par
     # Reached until it is judged, and no more.
     gone = "{{ 'ssh' if __farm_accept_result is defined else 'local' }}"
     away = {"ansible_host": "127.0.0.1", "ansible_port": 1, "ansible_ssh_common_args": "-o BatchMode=yes"}
-    more = {"e": away, "g": {**machines["g"].variables, **away, "ansible_connection": gone}}
+    # While it is measured another run puts it back.
+    machines["h"].node.change(lambda it: faults.compute_wrongly(it, 1, "memory"))
+    worked, read = machines["h"].smi(""), machines["h"].farm.read
+
+    def forget(path: str, *more: Any) -> Any:
+        if worked.with_name(f"{worked.name}.asked").exists() and path == "/v1/client/metadata":
+            machines["h"].mine["SchedulingEligibility"] = "eligible"
+            machines["h"].farm.clients["id-0"].clear()
+        return read(path, *more)
+
+    machines["h"].farm.read = forget  # type: ignore[method-assign]
+    # The work is too much for its driver.
+    fine = machines["i"].smi("")
+    broken = Node(machines["i"].node.root.with_name("root-i-broken"), machines["i"].node.build)
+    shutil.copytree(machines["i"].node.root, broken.root)
+    broken.change(lambda it: faults.mismatch_driver(it, "570.1"))
+    then = machines["i"].smi(f"[ ! -e {fine}.asked ] || export GPUFARM_SIM_ROOT={broken.root}")
+    more = {
+        "e": away,
+        "g": {**machines["g"].variables, **away, "ansible_connection": gone},
+        "h": machines["h"].asked_by(accept_options=worked),
+        "i": machines["i"].asked_by(accept_options=fine, gpu_health_options=then),
+    }
     code, said = farm.run(more=more, accept_max_closed="100%")
-    assert (code, farm.records()) == (2, {"a": "accepted", "b": "failed", "d": "accepted", "g": "accepted"}), said
+    assert (code, farm.records()) == (2, dict.fromkeys("adg", "accepted") | dict.fromkeys("bhi", "failed")), said
     assert {name: machine.state for name, machine in machines.items()} == {
         "a": ("eligible", None),
         "b": ("ineligible", "acceptance, which failed: memory_errors"),
@@ -148,17 +184,21 @@ def test_those_that_pass_are_opened_and_the_others_named(park: Callable[..., Par
         "d": ("ineligible", None),
         "f": ("eligible", None),
         "g": ("ineligible", "acceptance"),
+        "h": ("eligible", None),
+        "i": ("ineligible", "acceptance, which failed: library_mismatch"),
     }
-    assert "a: accepted, 2 GPU(s) at level start; open again, after acceptance" in said
+    accepted = "accepted, 2 GPU(s) at level start, 2 compared with no sibling and 2 with no past; "
+    assert f"a: {accepted}open again, after acceptance" in said
     assert f"GPU {machines['b'].uuids[1]}: found" in said and machines["b"].uuids[0] not in said
     assert (
         "c: was not tested: " in said and "1 running allocation, which acceptance would end: train.group[0] (" in said
     )
-    assert "d: accepted, 2 GPU(s) at level start; still closed, as it was before" in said
+    assert f"d: {accepted}still closed, as it was before" in said
     assert "e: was not tested: found that Ansible does not reach it (" in said
     assert "--become`. It may be closed all the same." in said
     assert "f: was not tested: found that the agent of this host is no client, and nothing of Nomad's runs. Exp" in said
     assert "g: has passed, and stays closed: Ansible does not reach it (" in said and "g: accepted" not in said
+    assert "h: was put back meanwhile by somebody else. Expected: " in said
 
     # Mended, it goes on where it was left.
     machines["b"].node.change(lambda it: faults.recover_cuda(it, 1))
@@ -167,7 +207,7 @@ def test_those_that_pass_are_opened_and_the_others_named(park: Callable[..., Par
     printed_options = shlex.split(PRINTED.replace("rack1-a", "b"))[4:]
     code, said = farm.run(*printed_options)
     assert (code, machines["b"].state) == (0, ("eligible", None)), said
-    assert f"{farm.path}: line 5 is no record and counts for none" in said
+    assert f"{farm.path}: line 7 is no record and counts for none" in said
     *_before, half, last = farm.path.read_text(encoding="utf-8").splitlines()
     assert (half, json.loads(last)["host"], json.loads(last)["verdict"]) == ('{"date":"20', "b", "accepted")
 
@@ -211,6 +251,10 @@ def test_a_file_that_cannot_be_written_closes_no_node(park: Callable[..., Park])
     code, said = farm.run(accept_records=str(farm.folder))
     assert code != 0 and "which is of another kind. Expected: a file" in said
     assert farm.machines["a"].farm.agent.requests == [] and farm.machines["a"].state == ("eligible", None)
+
+    code, said = farm.run(more={"a": {**farm.machines["a"].variables, "accept_options": {"memory_share": 95}}})
+    assert code != 0 and "a: accept_options: memory_share is 95. Expected: above 0" in said
+    assert farm.machines["a"].farm.agent.requests == []
 
     # It could be written to before the node was closed, and cannot any more.
     code, said = farm.run(accept_records=f"{farm.folder}{{{{ '' if __farm_accept_node is defined else '/new' }}}}")
