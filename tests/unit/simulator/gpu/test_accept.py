@@ -144,6 +144,14 @@ def test_those_that_pass_are_opened_and_the_others_named(park: Callable[..., Par
     farm = park("a", "b", "c", "d", "f", "g", "h", "i")
     machines = farm.machines
     machines["b"].node.change(lambda it: faults.compute_wrongly(it, 1, "memory"))
+    # It had three when it was accepted.
+    gone_gpu = dict.fromkeys(("model", "sm_count", "power_limit_w", "figures", "serial"))
+    before = [{"uuid": uuid, **gone_gpu} for uuid in (*machines["b"].uuids, "GPU-gone")]
+    old = {"date": "2026-11-01T00:00:00Z", "node": "b", "host": "b", "verdict": "accepted", "level": "start"}
+    farm.path.write_text(json.dumps({**old, "gpus": before}) + "\n", encoding="utf-8")
+    # Nomad has no use for the one that computes wrongly.
+    machines["a"].node.change(lambda it: faults.compute_wrongly(it, 1, "memory"))
+    machines["a"].mine["NodeResources"]["Devices"][0]["Instances"].pop()
     machines["c"].farm.run_job("id-0", "train")
     # Closed by somebody else, it is tested and stays closed.
     machines["d"].mine["SchedulingEligibility"] = "ineligible"
@@ -170,6 +178,7 @@ def test_those_that_pass_are_opened_and_the_others_named(park: Callable[..., Par
     broken.change(lambda it: faults.mismatch_driver(it, "570.1"))
     then = machines["i"].smi(f"[ ! -e {fine}.asked ] || export GPUFARM_SIM_ROOT={broken.root}")
     more = {
+        "a": {**machines["a"].variables, "nomad_device_nvidia_ignored_gpu_ids": machines["a"].uuids[1:]},
         "e": away,
         "g": {**machines["g"].variables, **away, "ansible_connection": gone},
         "h": machines["h"].asked_by(accept_options=worked),
@@ -179,7 +188,7 @@ def test_those_that_pass_are_opened_and_the_others_named(park: Callable[..., Par
     assert (code, farm.records()) == (2, dict.fromkeys("adg", "accepted") | dict.fromkeys("bhi", "failed")), said
     assert {name: machine.state for name, machine in machines.items()} == {
         "a": ("eligible", None),
-        "b": ("ineligible", "acceptance, which failed: memory_errors"),
+        "b": ("ineligible", "acceptance, which failed: memory_errors, gpu_missing"),
         "c": ("eligible", None),
         "d": ("ineligible", None),
         "f": ("eligible", None),
@@ -188,7 +197,7 @@ def test_those_that_pass_are_opened_and_the_others_named(park: Callable[..., Par
         "i": ("ineligible", "acceptance, which failed: library_mismatch"),
     }
     accepted = "accepted, 2 GPU(s) at level start, 2 compared with no sibling and 2 with no past; "
-    assert f"a: {accepted}open again, after acceptance" in said
+    assert f"a: {accepted.replace('2', '1')}open again, after acceptance" in said
     assert f"GPU {machines['b'].uuids[1]}: found" in said and machines["b"].uuids[0] not in said
     assert (
         "c: was not tested: " in said and "1 running allocation, which acceptance would end: train.group[0] (" in said
@@ -205,9 +214,9 @@ def test_those_that_pass_are_opened_and_the_others_named(park: Callable[..., Par
     with farm.path.open("a", encoding="utf-8") as file:
         file.write('{"date":"20')
     printed_options = shlex.split(PRINTED.replace("rack1-a", "b"))[4:]
-    code, said = farm.run(*printed_options)
+    code, said = farm.run(*printed_options, gpu_node_gpus=2)
     assert (code, machines["b"].state) == (0, ("eligible", None)), said
-    assert f"{farm.path}: line 7 is no record and counts for none" in said
+    assert f"{farm.path}: line 8 is no record and counts for none" in said
     *_before, half, last = farm.path.read_text(encoding="utf-8").splitlines()
     assert (half, json.loads(last)["host"], json.loads(last)["verdict"]) == ('{"date":"20', "b", "accepted")
 
