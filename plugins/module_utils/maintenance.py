@@ -36,7 +36,7 @@ KEYS = (CHANGE_KEY, OWNER_KEY, SINCE_KEY, OPENS_KEY, DRAIN_KEY)
 
 REFUSE = "refuse"
 DRAIN = "drain"
-ENDED = ("complete", "failed", "lost")
+ENDED = nomad.ENDED
 GRACE_S = 300
 """What tasks get to end after the deadline of a drain, before the maintenance gives up."""
 START_S = 60

@@ -220,7 +220,8 @@ def test_a_token_with_the_rights_that_are_documented_verifies(name: str, rules: 
 
 
 def test_a_token_with_the_rights_that_are_documented_closes_and_opens() -> None:
-    token = narrow("gate", 'agent { policy = "read" } node { policy = "write" }')
+    reads = 'namespace "*" { capabilities = ["read-job"] }'
+    token = narrow("gate", f'agent {{ policy = "read" }} node {{ policy = "write" }} {reads}')
     for expected in (5, 4):
         file = given({"nomad_token": token, "gpu_node_gpus": expected})
         options = ("--limit", NODE, "-vvv", "--diff", "--extra-vars", f"@{file}")

@@ -176,11 +176,14 @@ ALLOCATIONS_QUERY = {
 }
 
 
+ENDED = ("complete", "failed", "lost")
+
+
 def devices_in_use(allocations: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
     """Node ID and UUID of a GPU to the allocation that holds it, from C(GET /v1/allocations?resources=true)."""
     held: dict[tuple[str, str], dict[str, Any]] = {}
     for allocation in allocations:
-        if allocation.get("ClientStatus") in ("complete", "failed", "lost"):
+        if allocation.get("ClientStatus") in ENDED:
             continue
         tasks = (allocation.get("AllocatedResources") or {}).get("Tasks") or {}
         for task, resources in tasks.items():

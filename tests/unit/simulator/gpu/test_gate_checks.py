@@ -203,7 +203,9 @@ def make_busy(gate: Gate, how: str) -> None:
     elif how == "allocation":
         gate.nomads.allocations["id-0"] = [allocation(gate.uuids[0], state="pending")]
     else:
-        devices = {"program": gate.uuids[0], "index": "0", "all": "all"}[how]
+        devices = {
+            "program": gate.uuids[0], "index": "0", "all": "all", "void": "void", "cdi": "nvidia.com/gpu=0",
+        }[how]  # fmt: skip
         gate.programs = [Program("5ddb8a0c-0000", "python (process 4711)", devices)]
 
 
@@ -215,6 +217,9 @@ def make_busy(gate: Gate, how: str) -> None:
         ("program", "python (process 4711) of allocation 5ddb8a0c"),
         ("index", "python (process 4711) of allocation 5ddb8a0c"),
         ("all", "python (process 4711) of allocation 5ddb8a0c"),
+        # What the container toolkit makes of it with CDI, of an allocation that the token may not see.
+        ("void", "python (process 4711) of allocation 5ddb8a0c"),
+        ("cdi", "python (process 4711) of allocation 5ddb8a0c"),
     ],
 )
 def test_a_busy_gpu_keeps_its_last_verdict(gate: Gate, how: str, who: str) -> None:
@@ -226,7 +231,14 @@ def test_a_busy_gpu_keeps_its_last_verdict(gate: Gate, how: str, who: str) -> No
     assert status["gpus"][0]["checks"] == before["gpus"][0]["checks"]
     assert status["gpus"][0]["check_left_out"] == f"busy: {who}"
     assert gate.codes(status) == [] and status["healthy"] is True
-    assert (status["gpus"][1]["check_left_out"] is None) is (how != "all")
+    assert (status["gpus"][1]["check_left_out"] is None) is (how not in ("all", "void", "cdi"))
+
+
+def test_a_container_of_an_allocation_that_nomad_tells_of_has_its_own_gpus_alone(gate: Gate) -> None:
+    gate.nomads.allocations["id-0"] = [allocation(gate.uuids[0])]
+    gate.programs = [Program("5ddb8a0c-0000", "python (process 4711)", "void")]
+    status = gate.run(**START)
+    assert [gpu["check_left_out"] for gpu in status["gpus"]] == ["busy: allocation 5ddb8a0c", None]
 
 
 def test_an_allocation_that_has_ended_holds_nothing(gate: Gate) -> None:
