@@ -27,10 +27,14 @@ from ansible_collections.gpufarm.core.plugins.module_utils.text import utc
 
 START, QUICK = "start", "quick"
 LIMIT_S = 60
-"""What one check of all GPUs may take; one that has not ended then hangs."""
+"""What one check of all GPUs may take; what has not ended then is left out."""
+STEP_S = 20
+"""What a step of it may take; a GPU that has not ended it then hangs."""
 MEMORY_SHARE = 0.05
 WRONG = ("memory_errors", "wrong_results", "peer_wrong")
 """These are nobody else's fault, whoever came meanwhile."""
+NOBODYS = ("internal", "over")
+"""Errors that say nothing of a GPU."""
 
 Records = dict[str, Any]
 
@@ -128,7 +132,7 @@ def check(
         left_out.update(meanwhile)
     for uuid, findings in found.items():
         if findings is None or uuid in left_out:
-            left_out.setdefault(uuid, "the check was over before its turn came")
+            left_out.setdefault(uuid, "the check was over before it had come to its end")
             continue
         record = {
             "verdict": "failed" if findings else "ok",
@@ -169,16 +173,18 @@ def _measure(facts: Facts, chosen: Sequence[str], level: str) -> dict[str, Seque
     }
     devices = devices_of(facts, list(owner))
     answer = gpu_benchmark.measure(
-        list(owner), level, memory_share=MEMORY_SHARE, timeout=LIMIT_S, limit_s=LIMIT_S,
+        list(owner), level, memory_share=MEMORY_SHARE, timeout=STEP_S, limit_s=LIMIT_S,
         shared={each.uuid: (owner[each.uuid], each.instance) for each in devices},
     )  # fmt: skip
-    found: dict[str, Any] = {uuid: None for uuid in chosen}
+    found: dict[str, list[Finding]] = {uuid: [] for uuid in chosen}
+    unknown = set(chosen) - set(owner.values())
     for device in answer["devices"]:
         uuid = owner[device["uuid"]]
         gpu = gpus[uuid]
-        internal = (device["error"] or {}).get("code") == "internal"
-        if internal or not (device["error"] or device["memory"]):
-            continue
+        code = (device["error"] or {}).get("code")
+        if code in NOBODYS or not (device["error"] or device["memory"]):
+            unknown.add(uuid)
+            device["error"] = None
         card = gpu_benchmark.Card(
             pcie_generation=gpu["pcie"]["generation_max"],
             pcie_width=gpu["pcie"]["width_max"] or gpu["pcie"]["width_current"],
@@ -186,12 +192,14 @@ def _measure(facts: Facts, chosen: Sequence[str], level: str) -> dict[str, Seque
         )
         told = gpu_benchmark.judge_device(device, card, gpu_benchmark.Thresholds(), level)
         part = "" if device["uuid"] == uuid else f"{device['uuid']}: "
-        found[uuid] = [*(found[uuid] or []), *(_named(each, part) for each in told)]
-    for each in gpu_benchmark.judge_peers(answer["peers"], answer["peers_error"], gpu_benchmark.Thresholds()):
+        found[uuid] += [_named(each, part) for each in told]
+    peers_error = answer["peers_error"] or {}
+    between = None if peers_error.get("code") in NOBODYS else answer["peers_error"]
+    for each in gpu_benchmark.judge_peers(answer["peers"], between, gpu_benchmark.Thresholds()):
         # Of copies that failed nobody knows which GPU is to blame.
         for uuid in [each.uuid] if each.uuid else chosen:
-            found[uuid] = [*(found[uuid] or []), each]
-    return found
+            found[uuid].append(each)
+    return {uuid: None if uuid in unknown and not findings else findings for uuid, findings in found.items()}
 
 
 def _named(finding: Finding, part: str) -> Finding:

@@ -1115,7 +1115,7 @@ class Worker:
     ) -> None:
         self.key, self.timeout, self.until = key, timeout, until
         self.step: str | None = None
-        self.done = self.ended = self.timed_out = self.waits = self.has_turn = False
+        self.done = self.ended = self.timed_out = self.over = self.waits = self.has_turn = False
         self.error: dict[str, Any] | None = None
         self.lines: list[dict[str, Any]] = []
         self._rest, self._how = b"", "ended before its work did"
@@ -1131,7 +1131,8 @@ class Worker:
 
     def touch(self) -> None:
         # Who waits for its turn waits for others, who have a limit of their own.
-        self.deadline = min(float("inf") if self.waits else time.monotonic() + self.timeout, self.until)
+        self._step_deadline = float("inf") if self.waits else time.monotonic() + self.timeout
+        self.deadline = min(self._step_deadline, self.until)
 
     def give_turn(self) -> None:
         self.waits, self.has_turn = False, True
@@ -1162,7 +1163,9 @@ class Worker:
         self.touch()
 
     def kill(self) -> None:
-        self.timed_out = True
+        # Otherwise it was ended with all the rest, and need not have hung.
+        self.timed_out = time.monotonic() >= self._step_deadline
+        self.over = not self.timed_out
         with contextlib.suppress(OSError):
             os.killpg(self.pid, signal.SIGKILL)
         self._end()
@@ -1188,6 +1191,8 @@ class Worker:
         """Why it did not get to its end, None where it did."""
         if self.timed_out:
             what = {"code": "timeout", "cuda_error": None, "message": f"no answer within {self.timeout:g} s"}
+        elif self.over:
+            what = {"code": "over", "cuda_error": None, "message": "all of it was over before"}
         elif self.error:
             what = self.error
         elif not self.done:
@@ -1288,7 +1293,8 @@ def measure(
     limit_s: float = float("inf"),
 ) -> dict[str, Any]:
     """Measure these devices (UUIDs of GPUs or MIG devices), side by side; those that share what C(shared) says of them,
-    one after another. After C(limit_s) all of it is over: what has begun is killed, and the rest is left out.
+    one after another. After C(limit_s) all of it is over: what has begun is killed (code C(over)), and the rest is left
+    out, as is what could not have C(timeout) for a step.
 
     :returns: C(devices), one for each as C(empty_device) has it; C(peers), one for each ordered pair of whole GPUs;
       C(peers_error), why there are fewer; C(samples), what C(sampler) told meanwhile.
@@ -1304,8 +1310,8 @@ def measure(
         groups.setdefault((shared or {}).get(uuid, uuid), []).append(uuid)
     workers: list[Worker] = []
     with ended(watching):
-        for together in itertools.zip_longest(*groups.values()):
-            if time.monotonic() >= until:
+        for number, together in enumerate(itertools.zip_longest(*groups.values())):
+            if number and time.monotonic() + timeout > until:
                 break
             begun = [
                 Worker(uuid, lambda tell: measure_device(options, tell), uuid, timeout, until)
@@ -1319,7 +1325,7 @@ def measure(
             results[worker.key].update(line["device"])
         results[worker.key]["error"] = worker.failure()
     well = [uuid for uuid in results if uuid.startswith("GPU-") and not results[uuid]["error"]]
-    if peers and level != "start" and len(well) > 1 and time.monotonic() < until:
+    if peers and level != "start" and len(well) > 1 and time.monotonic() + timeout <= until:
         worker = Worker("peers", measure_peers, ",".join(well), timeout, until)
         attend([worker])
         answer["peers"] = [line["peer"] for line in worker.lines]

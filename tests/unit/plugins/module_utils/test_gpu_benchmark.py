@@ -488,6 +488,40 @@ def test_what_shares_a_gpu_instance_is_measured_in_turn(monkeypatch: pytest.Monk
     assert log.read_text() == "in out " * 3
 
 
+def test_nobody_is_to_blame_for_the_end_of_it_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only who came to the limit of its own step hangs: not who waits for it, nor who began shortly before the end."""
+
+    def measure_device(_options: Any, tell: measuring.Teller) -> None:
+        with tell.turn():
+            tell({"step": "host_copies"})
+            time.sleep(90 if os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-0" else 0)
+        tell({"step": "memory"})
+        time.sleep(90 if os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-2" else 0)
+
+    def codes(**limits: float) -> list[str | None]:
+        answer = measuring.measure(["GPU-0", "GPU-1", "GPU-2"], "start", **limits)
+        return [(each["error"] or {}).get("code") for each in answer["devices"]]
+
+    monkeypatch.setattr(measuring, "measure_device", measure_device)
+    assert codes(timeout=60, limit_s=1) == ["over", "over", "over"]
+    assert codes(timeout=4, limit_s=7.5) == ["timeout", None, "over"]
+
+
+def test_nothing_begins_that_may_not_come_to_its_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def measure_device(_options: Any, _tell: measuring.Teller) -> None:
+        (tmp_path / os.environ["CUDA_VISIBLE_DEVICES"]).touch()
+        time.sleep(0.5)
+
+    def measure_peers(_tell: measuring.Teller) -> None:
+        (tmp_path / "peers").touch()
+
+    monkeypatch.setattr(measuring, "measure_device", measure_device)
+    monkeypatch.setattr(measuring, "measure_peers", measure_peers)
+    answer = measuring.measure(["GPU-1", "GPU-2"], "quick", timeout=60, limit_s=60, shared={"GPU-1": 1, "GPU-2": 1})
+    assert [each["error"] for each in answer["devices"]] == [None, None]
+    assert [path.name for path in tmp_path.iterdir()] == ["GPU-1"] and answer["peers_error"] is None
+
+
 def test_what_a_task_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("NVIDIA_VISIBLE_DEVICES", "GPU-1,MIG-2")

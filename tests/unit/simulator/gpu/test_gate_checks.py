@@ -132,7 +132,7 @@ def test_idle_gpus_compute_when_it_is_time(gate: Gate) -> None:
 def test_a_sick_gpu_closes_the_node_until_it_passes(
     gate: Gate, monkeypatch: pytest.MonkeyPatch, change: faults.Change, code: str
 ) -> None:
-    monkeypatch.setattr(gate_checks, "LIMIT_S", HUNG_AFTER_S)
+    monkeypatch.setattr(gate_checks, "STEP_S", HUNG_AFTER_S)
     gate.node.change(change)
     status = gate.run(**START)
     assert gate.codes(status) == [(f"benchmark_{code}", gate.uuids[1])]
@@ -339,8 +339,30 @@ def test_all_of_it_has_an_end(gate: Gate) -> None:
         uuid: "one after another" for uuid in gate.uuids
     })  # fmt: skip
     assert time.monotonic() - begun < 300
-    assert [(device["error"] or {}).get("code") for device in answer["devices"]] == ["timeout", None]
+    assert [(device["error"] or {}).get("code") for device in answer["devices"]] == ["over", None]
     assert answer["devices"][1]["memory"] is None
+
+
+@pytest.mark.parametrize("over", [False, True])
+def test_who_waits_behind_a_gpu_that_hangs_is_not_blamed(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch, over: bool
+) -> None:
+    """Nor is one that was still at work when all of it was over."""
+    measure_host = measuring.measure_host
+
+    def hang(*given: Any) -> Any:
+        if over or os.environ["CUDA_VISIBLE_DEVICES"] == gate.uuids[0]:
+            time.sleep(90)
+        return measure_host(*given)
+
+    monkeypatch.setattr(measuring, "measure_host", hang)
+    monkeypatch.setattr(gate_checks, "STEP_S", 600 if over else HUNG_AFTER_S)
+    monkeypatch.setattr(gate_checks, "LIMIT_S", HUNG_AFTER_S if over else 600)
+    status = gate.run(check_quick=604800)
+    hung = [code for code in gate.codes(status) if "slow" not in code[0]]
+    assert hung == ([] if over else [("benchmark_hung", gate.uuids[0])])
+    why = "the check was over before it had come to its end"
+    assert [gpu["check_left_out"] for gpu in status["gpus"]] == [why if over else None] * 2
 
 
 def test_programs_are_told_by_their_environment(tmp_path: Path) -> None:
