@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import calendar
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from ansible_collections.gpufarm.core.plugins.module_utils import gate, gpu_benchmark, nomad
-from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark.devices import Device, devices_of
+from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark.devices import Device, devices_of, parts_of
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad_programs import Program
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.facts import Facts, Gpu
 from ansible_collections.gpufarm.core.plugins.module_utils.problem import Finding
@@ -35,8 +35,25 @@ WRONG = ("memory_errors", "wrong_results", "peer_wrong")
 """These are nobody else's fault, whoever came meanwhile."""
 NOBODYS = ("internal", "over")
 """Errors that say nothing of a GPU."""
+OVER = "the check was over before it had come to its end"
+NEXT_STEPS = {
+    "slow_host_copies": "compare generation and width of the PCI Express link with a sibling's, and reseat the card; "
+    "if it is meant to be so, set severities: {benchmark_slow_host_copies: ignore}",
+}
+"""Where that of the benchmark names an option that the gate has not."""
+
+AGAIN_S = 3600
+"""A GPU that failed is checked again after so long at the latest."""
 
 Records = dict[str, Any]
+
+
+def kept(last: Mapping[str, Records | None], every: Mapping[str, int]) -> dict[str, Records]:
+    """The last records, without those of a level that is asked for no more: it would never be passed."""
+    return {
+        uuid: {level: record for level, record in (records or {}).items() if every.get(level, 0) > 0}
+        for uuid, records in last.items()
+    }
 
 
 def due(records: Mapping[str, Any], every: Mapping[str, int], acknowledged: str, now: float) -> str | None:
@@ -53,7 +70,7 @@ def _is_due(record: Mapping[str, Any] | None, every: int, acknowledged: str, now
     age = now - epoch(record["checked_at"])
     # A repair is known to be done. A clock that was put back would delay the check for ever.
     repaired = record["verdict"] != "ok" and acknowledged[:1].isdigit() and acknowledged > record["checked_at"]
-    return age >= every or age < 0 or repaired
+    return age >= (every if record["verdict"] == "ok" else min(every, AGAIN_S)) or age < 0 or repaired
 
 
 def epoch(text: str) -> int:
@@ -99,71 +116,81 @@ def check(
     every: Mapping[str, int],
     acknowledged: str,
     busy: Callable[[Facts | None], Mapping[str, str]],
+    *,
+    sick: Collection[str | None] = (),
+    lanes: int | None = None,
 ) -> tuple[dict[str, Records], dict[str, str]]:
     """The records of each GPU, by level, and why one that should be checked was not.
 
     C(busy) says who has which GPU: at first by these facts, and then by new ones. It raises NomadError where nobody
-    knows.
+    knows. Those that are C(sick) without a check are left alone. C(lanes) is how many each should have, if somebody
+    has said so.
     """
     now = time.time()
     records = {gpu["uuid"]: dict(last.get(gpu["uuid"]) or {}) for gpu in facts["gpus"] if gpu["uuid"]}
-    wanted = {
-        gpu["uuid"]: level
-        for gpu in facts["gpus"]
-        if gpu["uuid"] and gpu["status"] == "ok"
-        for level in [due(records[gpu["uuid"]], every, acknowledged, now)]
-        if level
-    }
-    if not wanted:
-        return records, {}
-    try:
-        left_out = {uuid: f"busy: {who}" for uuid, who in busy(facts).items() if uuid in wanted}
-    except nomad.NomadError as error:
-        return records, dict.fromkeys(wanted, f"unknown whether it is busy: {error}")
-    # One level in a run, so that a run has an end.
-    levels = {level for uuid, level in wanted.items() if uuid not in left_out}
-    level = QUICK if QUICK in levels else START
-    chosen = [uuid for uuid in wanted if uuid not in left_out and wanted[uuid] == level]
-    if not chosen:
-        return records, left_out
-    found = _measure(facts, chosen, level)
-    if any(found.values()):
-        found, meanwhile = _without_doubt(found, busy)
-        left_out.update(meanwhile)
-    for uuid, findings in found.items():
-        if findings is None or uuid in left_out:
-            left_out.setdefault(uuid, "the check was over before it had come to its end")
+    wanted, left_out = {}, {}
+    for gpu in facts["gpus"]:
+        uuid = gpu["uuid"]
+        level = due(records[uuid], every, acknowledged, now) if uuid and gpu["status"] == "ok" else None
+        if not uuid or not level:
             continue
-        record = {
-            "verdict": "failed" if findings else "ok",
-            "level": level,
-            "checked_at": utc(now),
-            "findings": [
-                {key: getattr(each, key) for key in ("code", "found", "expected", "next_step")} for each in findings
-            ],
-        }
-        # What is more holds for what is less.
-        records[uuid].update(dict.fromkeys((START, QUICK) if level == QUICK else (START,), record))
+        if uuid in sick:
+            left_out[uuid] = "critical by the probe"
+        elif gpu["mig_mode"] == "Enabled" and not parts_of(gpu):
+            left_out[uuid] = "MIG mode is on, and it has no MIG device"
+        else:
+            wanted[uuid] = level
+    known: Facts | None = facts
+    for level in (QUICK, START):
+        chosen = [uuid for uuid in wanted if wanted[uuid] == level]
+        try:
+            who = busy(known) if chosen else {}
+        except nomad.NomadError as error:
+            left_out.update(dict.fromkeys(chosen, f"unknown whether it is busy: {error}"))
+            continue
+        left_out.update({uuid: f"busy: {who[uuid]}" for uuid in chosen if uuid in who})
+        chosen = [uuid for uuid in chosen if uuid not in who]
+        if not chosen:
+            continue
+        # What was known is old after that.
+        known = None
+        found, unknown = _measure(facts, chosen, level, lanes)
+        if any(found.values()):
+            found, meanwhile = _without_doubt(found, busy)
+            unknown.update(meanwhile)
+        left_out.update(unknown)
+        for uuid, findings in found.items():
+            if uuid not in unknown:
+                # What is more holds for what is less.
+                levels = [each for each in (START, QUICK) if every[each] > 0 and each in (START, level)]
+                records[uuid].update(dict.fromkeys(levels, _record(findings, level, now)))
     return records, left_out
 
 
+def _record(findings: Iterable[Finding], level: str, now: float) -> dict[str, Any]:
+    told = [{key: getattr(each, key) for key in ("code", "found", "expected", "next_step")} for each in findings]
+    return {"verdict": "failed" if told else "ok", "level": level, "checked_at": utc(now), "findings": told}
+
+
 def _without_doubt(
-    found: Mapping[str, Sequence[Finding] | None], busy: Callable[[Facts | None], Mapping[str, str]]
-) -> tuple[dict[str, Sequence[Finding] | None], dict[str, str]]:
+    found: Mapping[str, Sequence[Finding]], busy: Callable[[Facts | None], Mapping[str, str]]
+) -> tuple[dict[str, Sequence[Finding]], dict[str, str]]:
     """What a job cannot be the cause of that came meanwhile, and which GPUs have got one."""
     try:
         now = busy(None)
     except nomad.NomadError as error:
         now = dict.fromkeys(found, f"unknown: {error}")
     certain = {
-        uuid: findings if findings is None or uuid not in now else [each for each in findings if each.code in WRONG]
+        uuid: findings if uuid not in now else [each for each in findings if each.code in WRONG]
         for uuid, findings in found.items()
     }
     return certain, {uuid: f"busy meanwhile: {who}" for uuid, who in now.items() if uuid in found and not certain[uuid]}
 
 
-def _measure(facts: Facts, chosen: Sequence[str], level: str) -> dict[str, Sequence[Finding] | None]:
-    """What is wrong with each of these GPUs; None where it was not measured to its end, and nobody is to blame."""
+def _measure(
+    facts: Facts, chosen: Sequence[str], level: str, lanes: int | None
+) -> tuple[dict[str, Sequence[Finding]], dict[str, str]]:
+    """What is wrong with each of these GPUs, and why one of which nothing is known was not measured to its end."""
     gpus = {gpu["uuid"]: gpu for gpu in facts["gpus"] if gpu["uuid"]}
     owner = {
         each.uuid: uuid
@@ -176,37 +203,40 @@ def _measure(facts: Facts, chosen: Sequence[str], level: str) -> dict[str, Seque
         list(owner), level, memory_share=MEMORY_SHARE, timeout=STEP_S, limit_s=LIMIT_S,
         shared={each.uuid: (owner[each.uuid], each.instance) for each in devices},
     )  # fmt: skip
-    found: dict[str, list[Finding]] = {uuid: [] for uuid in chosen}
-    unknown = set(chosen) - set(owner.values())
+    found: dict[str, Sequence[Finding]] = {uuid: [] for uuid in chosen}
+    unknown = dict.fromkeys(set(chosen) - set(owner.values()), OVER)
     for device in answer["devices"]:
         uuid = owner[device["uuid"]]
         gpu = gpus[uuid]
-        code = (device["error"] or {}).get("code")
-        if code in NOBODYS or not (device["error"] or device["memory"]):
-            unknown.add(uuid)
+        error = device["error"] or {}
+        if error.get("code") in NOBODYS or not (error or device["memory"]):
+            own = error.get("code") == "internal"
+            unknown[uuid] = f"the check failed by itself: {error['message'].splitlines()[-1]}" if own else OVER
             device["error"] = None
         card = gpu_benchmark.Card(
             pcie_generation=gpu["pcie"]["generation_max"],
-            pcie_width=gpu["pcie"]["width_max"] or gpu["pcie"]["width_current"],
+            # A slot can have fewer lanes than the card, which is for the operator to judge.
+            pcie_width=lanes or gpu["pcie"]["width_current"],
             memory_total_mib=gpu["memory_total_mib"],
         )
         told = gpu_benchmark.judge_device(device, card, gpu_benchmark.Thresholds(), level)
         part = "" if device["uuid"] == uuid else f"{device['uuid']}: "
-        found[uuid] += [_named(each, part) for each in told]
+        found[uuid] = [*found[uuid], *(_named(each, part) for each in told)]
     peers_error = answer["peers_error"] or {}
     between = None if peers_error.get("code") in NOBODYS else answer["peers_error"]
     for each in gpu_benchmark.judge_peers(answer["peers"], between, gpu_benchmark.Thresholds()):
         # Of copies that failed nobody knows which GPU is to blame.
         for uuid in [each.uuid] if each.uuid else chosen:
-            found[uuid].append(each)
-    return {uuid: None if uuid in unknown and not findings else findings for uuid, findings in found.items()}
+            found[uuid] = [*found[uuid], each]
+    return found, {uuid: why for uuid, why in unknown.items() if not found[uuid]}
 
 
 def _named(finding: Finding, part: str) -> Finding:
-    return Finding(finding.code, f"{part}{finding.found}", finding.expected, finding.next_step)
+    step = NEXT_STEPS.get(finding.code, finding.next_step)
+    return Finding(finding.code, f"{part}{finding.found}", finding.expected, step)
 
 
-def findings_of(records: Mapping[str, Records]) -> Iterable[Finding]:
+def findings_of(records: Mapping[str, Records], acknowledged_file: str) -> Iterable[Finding]:
     """What the records say is wrong, for the verdict on the node; each thing once."""
     for uuid, levels in records.items():
         seen = set()
@@ -216,7 +246,8 @@ def findings_of(records: Mapping[str, Records]) -> Iterable[Finding]:
                 if each["code"] not in seen:
                     seen.add(each["code"])
                     when = f"{each['found']}, when it was checked at {levels[level]['checked_at']}"
-                    yield Finding(f"benchmark_{each['code']}", when, each["expected"], each["next_step"], uuid=uuid)
+                    step = f"{each['next_step']}; 'touch {acknowledged_file}' after the repair has it checked at once"
+                    yield Finding(f"benchmark_{each['code']}", when, each["expected"], step, uuid=uuid)
 
 
 def may_compute(node: gate.GateNode) -> str:

@@ -110,10 +110,14 @@ def options_of(mapping: Mapping[str, Any]) -> health.HealthOptions:
 
 
 def run(
-    config: Mapping[str, Any], last: Mapping[str, Any], probe: Callable[[Any], dict[str, Any]] = health.probe
+    config: Mapping[str, Any],
+    last: Mapping[str, Any],
+    probe: Callable[[Any], dict[str, Any]] = health.probe,
+    *,
+    alone: bool = True,
 ) -> dict[str, Any]:
-    """Probe, check, compare, gate. The status tells of a Nomad that could not be asked; ValueError is one of the
-    options. C(last) is the last status.
+    """Probe, check, compare, gate; a node that the probe calls sick is closed before anything is checked. The status
+    tells of a Nomad that could not be asked; ValueError is one of the options. C(last) is the last status.
     """
     options = options_of(config["health"])
     connection = nomad.Connection(**{"request_timeout": REQUEST_LIMIT_S, **config["connection"]})
@@ -123,29 +127,44 @@ def run(
         # The probe says all the same what it finds. Should Nomad be back then, it may close the node and not open it.
         before = -1
     found = probe(options)
-    records, left_out = checked(connection, config, options, found, last)
-    found = health.add(found, gate_checks.findings_of(records), options, socket.gethostname())
-    try:
-        status = gated(nomad.Client(connection), config, found, before)
-    except nomad.NomadError as error:
-        closes = gate.closes(found["verdict"], config["close_on"])
-        status = {
-            "healthy": False if closes else None,
-            "reason": found["reason"] if closes else None,
-            "message": str(error),
-        }
-    return status_of(**gate_status.of_probe(found, records, left_out), **status, gpus_expected=options.gpus)
+    every = {gate_checks.START: config["check_start"], gate_checks.QUICK: config["check_quick"]}
+    records = gate_checks.kept({gpu["uuid"]: gpu.get("checks") for gpu in last.get("gpus") or []}, every)
+
+    def told(records: Mapping[str, Any]) -> dict[str, Any]:
+        present = {gpu["uuid"]: records.get(gpu["uuid"]) or {} for gpu in found["gpus"]}
+        findings = gate_checks.findings_of(present, options.acknowledged_file)
+        return health.add(found, findings, options, socket.gethostname())
+
+    def gate_by(known: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            return gated(nomad.Client(connection), config, known, before)
+        except nomad.NomadError as error:
+            closes = gate.closes(known["verdict"], config["close_on"])
+            return {
+                "healthy": False if closes else None,
+                "reason": known["reason"] if closes else None,
+                "message": str(error),
+            }
+
+    known = told(records)
+    status = gate_by(known) if gate.closes(found["verdict"], config["close_on"]) else None
+    records, left_out = checked(connection, every, options, found, records, alone=alone)
+    now_known = told(records)
+    if status is None or now_known["reason"] != known["reason"]:
+        status = gate_by(now_known)
+    return status_of(**gate_status.of_probe(now_known, records, left_out), **status, gpus_expected=options.gpus)
 
 
 def checked(
     connection: nomad.Connection,
-    config: Mapping[str, Any],
+    every: Mapping[str, int],
     options: health.HealthOptions,
     found: Mapping[str, Any],
-    last: Mapping[str, Any],
+    before: Mapping[str, Any],
+    *,
+    alone: bool,
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """The records of what GPUs without work did, new ones where they are due, and why others are not new."""
-    every = {gate_checks.START: config["check_start"], gate_checks.QUICK: config["check_quick"]}
     if not any(seconds > 0 for seconds in every.values()):
         return {}, {}
 
@@ -153,14 +172,16 @@ def checked(
         facts = facts or collect(resolve_subsets(["processes", "mig"]), path=options.path, timeout=options.timeout)
         client = nomad.Client(connection)
         node = gate.read_node(client, own_node_id(client))
-        why = gate_checks.may_compute(node)
+        why = gate_checks.may_compute(node) if alone else "another run of the gate checks"
         if why:
             return {gpu["uuid"]: why for gpu in facts["gpus"] if gpu["uuid"]}
         allocations = client.items(f"{gate.node_path(node.id)}/allocations", {}).items
         return gate_checks.holders(facts, allocations, nomad_programs())
 
-    before = {gpu["uuid"]: gpu.get("checks") for gpu in last.get("gpus") or []}
-    return gate_checks.check(found["nvidia_smi"], before, every, found["checks"]["acknowledged"], busy)
+    return gate_checks.check(
+        found["nvidia_smi"], before, every, found["checks"]["acknowledged"], busy,
+        sick={gpu["uuid"] for gpu in found["gpus"] if gpu["verdict"] == gate.CRITICAL}, lanes=options.pcie_width_min,
+    )  # fmt: skip
 
 
 def gated(client: nomad.Client, config: Mapping[str, Any], found: Mapping[str, Any], before: int) -> dict[str, Any]:
@@ -295,7 +316,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.alarm(RUN_LIMIT_S)
     try:
         config = load(config_path)
-        status = run(config, last)
+        with gate_status.alone(status_path) as alone:
+            status = run(config, last, alone=alone)
     except (ConfigError, ValueError, TooLateError) as error:
         status = status_of(message=str(error))
     except BaseException as error:

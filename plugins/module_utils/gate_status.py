@@ -9,10 +9,12 @@ earlier runs know: a GPU that is gone is in no answer of nvidia-smi.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +87,22 @@ def read(path: str) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError):
         return {}
     return last if whole else {}
+
+
+@contextlib.contextmanager
+def alone(path: str) -> Iterator[bool]:
+    """Whether this run is the only one that writes this status, which holds until the end of the block."""
+    lock = Path(f"{path}.lock")
+    with contextlib.ExitStack() as stack:
+        try:
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            # Unlike flock's, no process that was forked and hangs in the driver keeps it.
+            file = stack.enter_context(open(lock, "a", opener=lambda name, flags: os.open(name, flags, 0o600)))
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield False
+        else:
+            yield True
 
 
 def write(path: str, text: str) -> None:

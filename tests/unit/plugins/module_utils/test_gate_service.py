@@ -615,7 +615,9 @@ def test_command_writes_the_status_for_everybody_and_tells_by_its_exit_code(
         "verdict", "healthy", "reason", "action", "message", "state", "problems", "nomad_problems", "gpus",
         "gpus_expected", "gpus_found", "xids", "probed_at", "checked_at",
     }  # fmt: skip
-    assert list(program.status_file.parent.iterdir()) == [program.status_file]
+    assert sorted(path.name for path in program.status_file.parent.iterdir()) == ["health.json", "health.json.lock"]
+    # Who may read a file can lock it.
+    assert stat.S_IMODE((program.status_file.parent / "health.json.lock").stat().st_mode) == 0o600
 
 
 def test_files_are_those_of_the_role() -> None:

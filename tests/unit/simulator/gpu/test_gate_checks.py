@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -141,6 +143,7 @@ def test_a_sick_gpu_closes_the_node_until_it_passes(
     assert f"benchmark_{code} {gate.uuids[1][:12]}" in status["reason"]
     message = status["problems"][0]["message"]
     assert "Expected: " in message and "Next step: " in message and "when it was checked at " in message
+    assert "'touch /var/lib/gpufarm/health-acknowledged' after the repair" in message
     # A run without a check does not forget.
     assert gate.run(**START)["state"] == "node"
     gate.node.change(lambda it: faults.recover_cuda(it, 1))
@@ -167,6 +170,20 @@ def test_when_it_is_time(age: int, verdict: str, acknowledged: str, level: str |
     record = {"verdict": verdict, "checked_at": "1970-01-12T13:46:40Z"}
     every = {"start": 3600, "quick": 0}
     assert gate_checks.due({"start": record}, every, acknowledged, 1_000_000 + age) == level
+
+
+@pytest.mark.parametrize(("age", "level"), [(3599, None), (3600, "quick")])
+def test_what_failed_is_tried_again_within_the_hour_at_its_level(age: int, level: str | None) -> None:
+    at = {"checked_at": "1970-01-12T13:46:40Z"}
+    records = {"start": {"verdict": "ok", **at}, "quick": {"verdict": "failed", **at}}
+    assert gate_checks.due(records, {"start": 86400, "quick": 604800}, "none", 1_000_000 + age) == level
+
+
+def test_a_level_that_is_asked_for_no_more_is_forgotten(gate: Gate) -> None:
+    gate.node.change(lambda it: faults.compute_wrongly(it, 0, "copies"))
+    assert ("benchmark_peer_wrong", gate.uuids[0]) in gate.codes(gate.run(check_quick=604800))
+    status = gate.run(**START)
+    assert gate.codes(status) == [] and levels(status) == [{"start": "ok"}] * 2
 
 
 def test_severities_and_close_on_count(gate: Gate) -> None:
@@ -310,6 +327,93 @@ def test_a_defect_of_ours_is_no_sick_gpu(gate: Gate, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(measuring, "check_memory", broken)
     status = gate.run(**START)
     assert gate.codes(status) == [] and levels(status) == [{}, {}] and status["healthy"] is True
+    assert [gpu["check_left_out"] for gpu in status["gpus"]] == ["the check failed by itself: KeyError: 'size'"] * 2
+
+
+def test_a_gpu_that_cannot_be_measured_keeps_no_other_from_it(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither one whose check fails each time, at the level that goes first, nor a divided one without parts."""
+    measure_figures = measuring.measure_figures
+
+    def broken(*given: Any) -> Any:
+        if os.environ["CUDA_VISIBLE_DEVICES"] == gate.uuids[0]:
+            raise KeyError("size")
+        return measure_figures(*given)
+
+    monkeypatch.setattr(measuring, "measure_figures", broken)
+    both = {"check_start": 3600, "check_quick": 604800}
+    assert levels(gate.run(**both)) == [{}, {"start": "ok", "quick": "ok"}]
+    gate.clock += 3600
+    status = gate.run(**both)
+    assert status["gpus"][1]["checks"]["start"]["level"] == "start"
+
+    known = gate_service.health.probe
+
+    def divided(options: Any, **given: Any) -> Any:
+        found = known(options, **given)
+        found["nvidia_smi"]["gpus"][0].update(mig_mode="Enabled", mig_devices=[])
+        return found
+
+    monkeypatch.setattr(gate_service.health, "probe", divided)
+    status = gate.run(**both)
+    assert status["gpus"][0]["check_left_out"] == "MIG mode is on, and it has no MIG device"
+
+
+def test_a_sick_node_is_closed_before_anything_computes(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a GPU that the probe calls sick is not computed on."""
+    measure, seen = gpu_benchmark.measure, []
+
+    def watched(devices: Any, *given: Any, **named: Any) -> Any:
+        seen.append((list(devices), gate.nomads.nodes["id-0"]["SchedulingEligibility"]))
+        return measure(devices, *given, **named)
+
+    monkeypatch.setattr(gpu_benchmark, "measure", watched)
+    gate.node.change(lambda it: faults.remap_rows(it, 0))
+    status = gate.run(**START)
+    assert seen == [([gate.uuids[1]], "ineligible")] and status["action"] == "close"
+    assert [gpu["check_left_out"] for gpu in status["gpus"]] == ["critical by the probe", None]
+    gate.clock += 3600
+    gate.node.change(lambda it: faults.compute_wrongly(it, 1, "memory"))
+    status = gate.run(**START)
+    assert status["action"] == "update" and "benchmark_memory_errors" in status["reason"]
+
+
+@pytest.mark.parametrize("lanes", [None, 16])
+def test_copies_are_judged_by_the_lanes_that_the_slot_has(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch, lanes: int | None
+) -> None:
+    """Unless the operator has said how many there should be."""
+    known = gate_service.health.probe
+
+    def few_lanes(options: Any, **given: Any) -> Any:
+        found = known(options, **given)
+        for gpu in found["nvidia_smi"]["gpus"]:
+            gpu["pcie"].update(width_max=16, width_current=2)
+        return found
+
+    def measure_host(*_given: Any) -> Any:
+        # What two lanes of generation 5 carry.
+        return {"host_to_device_gb_per_s": 7.0, "device_to_host_gb_per_s": 7.0, "errors": 0}
+
+    monkeypatch.setattr(gate_service.health, "probe", few_lanes)
+    monkeypatch.setattr(measuring, "measure_host", measure_host)
+    options = {"path": str(gate.node.build / "nvidia-smi"), "dcgm": False, "pcie_width_min": lanes}
+    status = gate.run(check_quick=604800, health=options)
+    slow = [each for each in status["problems"] if each["code"] == "benchmark_slow_host_copies"]
+    assert len(slow) == (2 if lanes else 0)
+    assert all("severities: {benchmark_slow_host_copies: ignore}" in each["message"] for each in slow)
+
+
+def test_two_runs_at_once_check_once(gate: Gate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_benchmark, "measure", None)
+    path = tmp_path / "gate/status.json.lock"
+    hold = (
+        "import fcntl, sys; file = open(sys.argv[1], 'a'); fcntl.lockf(file, fcntl.LOCK_EX); print(); sys.stdin.read()"
+    )
+    with subprocess.Popen([sys.executable, "-c", hold, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout and other.stdout.readline()
+        status = gate.run(**START)
+        assert [gpu["check_left_out"] for gpu in status["gpus"]] == ["busy: another run of the gate checks"] * 2
+        other.communicate()
 
 
 def test_copies_that_arrive_wrong_are_found_by_the_level_quick(gate: Gate) -> None:
