@@ -158,13 +158,17 @@ ERRORS = {
     "internal": ("failed", "report it with this message"),
 }
 
+_TOO_OLD = "update the driver; a card older than compute capability 6.0 cannot be measured"
+
 # By CUDA's number, where more can be said than that it failed.
 CUDA_STEPS = {
     2: "end what holds the GPU's memory, or give memory_share a lower value",
     46: "look with nvidia-smi for a process that has the GPU for itself, and at its compute mode",
     100: "check with nvidia-smi that the GPU is there, and that it is not hidden by CUDA_VISIBLE_DEVICES or MIG mode",
     101: "check with nvidia-smi -L that the UUID is right; a MIG device gets a new one each time that it is made",
+    209: _TOO_OLD,
     214: "drain the node and reset the GPU: its memory has an error that ECC cannot correct",
+    218: _TOO_OLD,
     221: "let the driver's libnvidia-ptxjitcompiler.so.1 be there too, which compiles the kernels",
     222: "update the driver: it does not know this version of PTX",
     802: "start Fabric Manager in the driver's version, and wait until the fabric is ready",
@@ -173,10 +177,19 @@ CUDA_STEPS = {
 CUDA_STEP_OTHERWISE = "look for an Xid in the kernel log, reset the GPU, and try again"
 
 
-def _error(error: Mapping[str, Any]) -> Finding:
+NOT_COMPILED = (209, 218, 221, 222)
+"""Errors of the step compile that say something of the driver and the age of the card, and nothing of its health."""
+CAPABILITY_MIN = 6
+
+
+def _error(error: Mapping[str, Any], capability: str | None = None) -> Finding:
     found = f"at step {error['step']}: {error['message']}"
     expected = "a GPU that CUDA can use"
     if error["code"] == "cuda":
+        too_old = capability is not None and int(capability.partition(".")[0]) < CAPABILITY_MIN
+        if error["step"] == "compile" and (too_old or error["cuda_error"] in NOT_COMPILED):
+            step = CUDA_STEPS.get(error["cuda_error"], _TOO_OLD)
+            return Finding("no_cuda", found, "a driver that compiles for the card", step)
         step = CUDA_STEPS.get(error["cuda_error"], CUDA_STEP_OTHERWISE)
         return Finding("context_failed" if error["step"] in ("driver", "context") else "failed", found, expected, step)
     code, step = ERRORS[error["code"]]
@@ -267,7 +280,7 @@ def _share_of_clock(clock: float | None, clock_max: float | None) -> float:
 
 def judge_device(device: Mapping[str, Any], card: Card, thresholds: Thresholds, level: str) -> list[Finding]:
     """What is wrong with a device, the worst first; nothing where nothing is."""
-    findings = [_error(device["error"])] if device["error"] else []
+    findings = [_error(device["error"], device["compute_capability"])] if device["error"] else []
     findings += _wrong(device)
     findings += _slow(device, card, limits_of(device, card), thresholds, level)
     if card.ecc_uncorrected:

@@ -86,7 +86,7 @@ PROBLEMS: dict[str, Kind] = {
     "benchmark_context_failed": Kind(CRITICAL, "reset_gpu", "a GPU that CUDA can use"),
     "benchmark_failed": Kind(CRITICAL, "reset_gpu", "a GPU that CUDA can use"),
     "benchmark_crashed": Kind(WARNING, "reset_gpu", "a process that computes to its end"),
-    "benchmark_no_cuda": Kind(WARNING, "update_driver", "the driver's library libcuda.so.1"),
+    "benchmark_no_cuda": Kind(WARNING, "update_driver", "a driver by which CUDA can use the GPU"),
     "benchmark_memory_errors": Kind(CRITICAL, "drain_and_reset", "every pattern read as it was written"),
     "benchmark_wrong_results": Kind(CRITICAL, "contact_support", "the same result as worked out on the host"),
     "benchmark_peer_wrong": Kind(CRITICAL, "check_nvlink", "what was sent to another GPU"),

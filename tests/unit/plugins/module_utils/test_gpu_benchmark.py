@@ -215,6 +215,12 @@ def test_a_mig_device_is_judged_by_its_share() -> None:
         ({"step": "context", "code": "timeout", "cuda_error": None, "message": "m"}, "hung", "reset the GPU"),
         ({"step": "driver", "code": "library", "cuda_error": None, "message": "m"}, "no_cuda", "libcuda.so.1"),
         ({"step": "memory", "code": "crashed", "cuda_error": None, "message": "m"}, "crashed", "Xid"),
+        # Nothing is wrong with a GPU for which the driver cannot compile.
+        ({"step": "compile", "code": "cuda", "cuda_error": 209, "message": "m"}, "no_cuda", "compute capability 6.0"),
+        ({"step": "compile", "code": "cuda", "cuda_error": 218, "message": "m"}, "no_cuda", "compute capability 6.0"),
+        ({"step": "compile", "code": "cuda", "cuda_error": 221, "message": "m"}, "no_cuda", "ptxjitcompiler"),
+        ({"step": "compile", "code": "cuda", "cuda_error": 222, "message": "m"}, "no_cuda", "update the driver"),
+        ({"step": "compile", "code": "cuda", "cuda_error": 999, "message": "m"}, "failed", "Xid"),
     ],
 )
 def test_errors_have_a_next_step(error: dict[str, Any], code: str, says: str) -> None:
@@ -223,6 +229,14 @@ def test_errors_have_a_next_step(error: dict[str, Any], code: str, says: str) ->
     assert finding.code == code and says in finding.next_step and error["step"] in finding.found
     (finding,) = gpu_benchmark.judge_peers([], error, Thresholds())
     assert finding.code == "peers_failed"
+
+
+@pytest.mark.parametrize(("capability", "code"), [("5.2", "no_cuda"), ("10.0", "failed")])
+def test_a_card_that_is_too_old_is_not_sick(capability: str, code: str) -> None:
+    error = {"step": "compile", "code": "cuda", "cuda_error": 1, "message": "m"}
+    old = {**gpu_benchmark.empty_device("GPU-1"), "compute_capability": capability, "error": error}
+    (finding,) = gpu_benchmark.judge_device(old, Card(), Thresholds(), "quick")
+    assert finding.code == code
 
 
 def test_memory_errors_and_xids_that_came_meanwhile() -> None:
