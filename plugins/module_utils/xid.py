@@ -177,6 +177,8 @@ class Event:
     last: float
     text: str
     fatal: bool | None = None
+    incidents: int = 1
+    """Lines by different processes, and where none is named those that are a minute from the last."""
 
     @property
     def code(self) -> str:
@@ -186,6 +188,7 @@ class Event:
 # More devices and numbers than one machine can have; a log that names more is damaged or made up.
 MAX_EVENTS = 1000
 MAX_TEXT = 300
+INCIDENT_S = 60
 
 # Anchored: the kernel also repeats the names of processes, which anybody may choose.
 _XID = re.compile(r"^NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)[^)]*\):\s*([0-9]{1,6})\b\s*,?\s*(.*)", re.DOTALL)
@@ -193,6 +196,8 @@ _SXID = re.compile(
     r"^nvidia-nvswitch[0-9]+: SXid \((?:PCI:)?([0-9a-fA-F:.]+)\):\s*([0-9]{1,6})\b\s*,?\s*(.*)", re.DOTALL
 )
 _SXID_DETAILS = re.compile(r"^(?:Data \{|Severity [0-9])")
+# At the start: behind it is the name of the process, which anybody may choose.
+_PID = re.compile(r"^pid='?([0-9]+)")
 _UUID = re.compile(r"^NVRM: GPU at (?:PCI:)?([0-9a-fA-F:.]+): (GPU-[0-9a-fA-F-]{36})\b")
 _INIT = re.compile(r"^NVRM: (?:GPU ([0-9a-fA-F:.]+): )?RmInitAdapter failed!\s*(.*)", re.DOTALL)
 _OFF_BUS = re.compile(r"^NVRM: GPU (?:at )?(?:PCI:)?([0-9a-fA-F:.]+?):? (?:GPU )?has fallen off the bus", re.DOTALL)
@@ -244,6 +249,7 @@ def read_events(records: Iterable[tuple[float, str]], since: float = 0.0) -> lis
     """The events in a kernel log, records of time and message, from C(since) on; the whole log is never held."""
     found: dict[tuple[str, int, str | None], Event] = {}
     uuids: dict[str | None, str] = {}
+    processes: dict[tuple[str, int, str | None], set[str]] = {}
     unfinished: str | None = None
     for time, message in records:
         named = _UUID.match(message)
@@ -263,6 +269,11 @@ def read_events(records: Iterable[tuple[float, str]], since: float = 0.0) -> lis
         if before is None and len(found) >= MAX_EVENTS:
             continue
         fatal = _fatal(text) if kind == "sxid" or lookup(number).by_text else None
+        pid = _PID.match(text)
+        known = processes.setdefault(key, set())
+        new = pid[1] not in known if pid else before is not None and time - before.last > INCIDENT_S
+        if pid and len(known) < MAX_EVENTS:
+            known.add(pid[1])
         if before is None:
             found[key] = Event(kind, number, address, None, 1, time, time, _printable(text), fatal)
             continue
@@ -271,6 +282,7 @@ def read_events(records: Iterable[tuple[float, str]], since: float = 0.0) -> lis
         found[key] = replace(
             before,
             count=before.count + 1,
+            incidents=before.incidents + new,
             first=min(before.first, time),
             last=max(before.last, time),
             text=before.text if milder else _printable(text),

@@ -120,7 +120,8 @@ notes:
     program, in a container too. See C(python3 measuring.py --help).
   - "Codes: C(hung), it got no further; C(crashed), its process ended by itself; C(no_cuda), there is no library of
     the driver, or it compiles nothing for this card, as for one older than compute capability 6.0;
-    C(context_failed), CUDA could not use it; C(failed), a later call of CUDA failed; C(gpu_busy), a process computes on it; C(gpu_unknown), C(nvidia-smi) does not tell of it; C(not_measured), a GPU that is lost,
+    C(context_failed), CUDA could not use it; C(failed), a later call of CUDA failed; C(gpu_busy), a process computes
+    on it; C(gpu_unknown), C(nvidia-smi) does not tell of it; C(not_measured), a GPU that is lost,
     or divided without a MIG device; C(memory_errors) and C(wrong_results), it computes wrongly; C(slow_memory),
     C(slow_fp32), C(slow_tensor), C(slow_host_copies), C(slow_clock) and C(slow_peer), it is slower than it should
     be; C(ecc_errors) and C(xid), what came up meanwhile; C(peer_wrong) and C(peers_failed), copies between GPUs."

@@ -42,6 +42,7 @@ options:
     description:
       - How often an Xid that is mostly the fault of a job, such as 13 and 31, may come on one GPU since the node
         booted. More are a warning, because they may be the GPU's. Without it any number is fine.
+      - What one process causes counts once, and where the kernel names no process what comes within a minute.
     type: int
   acknowledged_file:
     description:
@@ -167,8 +168,9 @@ notes:
     process that ended still holds memory; C(check_failed), the kernel log or DCGM could not be asked; and of that role
     C(benchmark_crashed), C(benchmark_no_cuda), C(benchmark_peers_failed), C(benchmark_slow_memory),
     C(benchmark_slow_fp32), C(benchmark_slow_tensor) and C(benchmark_slow_host_copies)."
-  - C(xid_<number>) is an Xid, with severity and action from NVIDIA's catalogue. Faults of jobs, such as 13, 31, 43 and
-    45, are ignored as far as O(xid_repeats_max) allows; an unknown Xid is a warning. Xids 144 to 150 and 154 are judged
+  - C(xid_<number>) is an Xid, with severity and action from NVIDIA's catalogue. Faults of jobs, such as 13, 31 and
+    43, are ignored as far as O(xid_repeats_max) allows, and 45, which follows each job that was ended; an unknown Xid
+    is a warning. Xids 144 to 150 and 154 are judged
     by their message.
   - C(sxid_<number>) is an error of an NVSwitch, critical when its message says fatal.
   - C(dcgm_<system>) is what DCGM found in a system, such as C(dcgm_memory), or with a test of C(dcgmi diag).

@@ -492,11 +492,15 @@ def test_what_is_a_jobs_fault_and_comes_too_often_is_a_warning(number: int) -> N
     bus = facts["gpus"][0]["pci_bus_id"]
 
     def judged(count: int, **options: Any) -> list[tuple[str, str]]:
-        return codes(judge(facts, [event(number, bus, count=count)], [], HealthOptions(**options)))
+        happened = event(number, bus, count=10 * count, incidents=count)
+        return codes(judge(facts, [happened], [], HealthOptions(**options)))
 
     assert judged(1000) == []
     assert judged(3, xid_repeats_max=3) == []
     assert judged(4, xid_repeats_max=3) == [(f"xid_{number}", "warning")]
+    # What follows each job that was ended, or that is told of no job, says nothing of the GPU.
+    for harmless in (45, 63):
+        assert codes(judge(facts, [event(harmless, bus, incidents=9)], [], HealthOptions(xid_repeats_max=3))) == []
     # What is critical once stays so.
     assert codes(judge(facts, [event(79, bus, count=4)], [], HealthOptions(xid_repeats_max=3))) == [
         ("xid_79", "critical")

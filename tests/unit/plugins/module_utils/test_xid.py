@@ -283,3 +283,20 @@ def test_a_huge_log_takes_little_memory() -> None:
     tracemalloc.stop()
     assert len(events) == xid.MAX_EVENTS
     assert peak < 4 * 1024 * 1024
+
+
+@pytest.mark.parametrize(
+    ("lines", "incidents"),
+    [
+        # One process that fails writes a line for each of its threads, or of its channels.
+        ([(0, "pid=7, name=a"), (0.1, "pid=7, name=a"), (500, "pid=7, name=a")], 1),
+        ([(0, "pid=7, name=a"), (0.1, "pid=8, name=a, pid=9"), (0.2, "pid=7, name=a")], 2),
+        # Older drivers, and some Xids, name no process.
+        ([(0, "Graphics Exception"), (30, "Graphics Exception"), (89, "Graphics Exception")], 1),
+        ([(0, "Graphics Exception"), (61, "Graphics Exception"), (62, "pid='<unknown>', name=pid=3")], 2),
+    ],
+)
+def test_incidents_are_told_from_lines(lines: list[tuple[float, str]], incidents: int) -> None:
+    records = [(at, f"NVRM: Xid (PCI:0000:3c:00): 31, {text}") for at, text in lines]
+    (found,) = xid.read_events(records)
+    assert (found.count, found.incidents) == (len(lines), incidents)
