@@ -19,24 +19,31 @@ ACTIVE = "ACTIVE"
 class Port:
     """One port of an adapter."""
 
-    name: str
-    """Adapter and number, as mlx5_0 port 1."""
+    adapter: str
+    number: str
     state: str
     """As the kernel writes it, without its number: ACTIVE, DOWN, INIT, ARMED; empty where it cannot be read."""
     downed: int | None
     """How often its link went down since the counters were reset; None where the adapter does not tell."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.adapter} port {self.number}"
 
 
 def ports(root: Path) -> list[Port]:
     """Every port whose link is InfiniBand; adapters with Ethernet are in the same folder."""
     found = []
     for folder in sorted((root / "sys/class/infiniband").glob("*/ports/*")):
-        if _read(folder / "link_layer") not in ("InfiniBand", ""):
+        adapter = folder.parents[1]
+        # A virtual function has no cable of its own, and is down until a machine uses it.
+        if (adapter / "device/physfn").exists() or _read(folder / "link_layer") not in ("InfiniBand", ""):
             continue
         downed = _read(folder / "counters/link_downed")
         found.append(
             Port(
-                f"{folder.parts[-3]} port {folder.name}",
+                adapter.name,
+                folder.name,
                 _read(folder / "state").partition(": ")[2],
                 int(downed) if downed.isdigit() else None,
             )
@@ -63,7 +70,12 @@ def infiniband_findings(options: HealthOptions, root: Path) -> tuple[str, list[F
         others = [f"{port.name} {port.state or 'unreadable'}" for port in there if port.state != ACTIVE]
         findings.append(Finding("infiniband_ports", ", ".join([str(active), *others])))
     findings += [
-        Finding("infiniband_link_downed", f"that the link of {port.name} went down {port.downed} times")
+        Finding(
+            "infiniband_link_downed",
+            f"that the link of {port.name} went down {port.downed} times",
+            next_step="look at the port's cable and transceiver, and reset its counters with "
+            f"'perfquery -R -C {port.adapter} -P {port.number}'",
+        )
         for port in there
         if most is not None and port.downed is not None and port.downed > most
     ]

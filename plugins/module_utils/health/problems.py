@@ -117,7 +117,6 @@ _STEPS = {
     "pcie_width": "reseat the GPU; if the slot is wired so, set severities or pcie_width_min",
     "pcie_generation": "reseat the GPU and check the slot's setting in the firmware",
     "infiniband_ports": "look at the cables and the subnet manager with 'ibstat', or correct infiniband_ports",
-    "infiniband_link_downed": "look at the port's cable and transceiver, and reset its counters with 'perfquery -R'",
     "process_without_owner": "end what still holds /dev/nvidia* ('fuser -v /dev/nvidia*'), or reset the GPU",
 }  # fmt: skip
 

@@ -534,10 +534,23 @@ def test_ports_of_infiniband_that_should_be_active(tmp_path: Path) -> None:
     port(tmp_path, "mlx5_2/1", layer="Ethernet", downed="99")
     assert asked(infiniband_ports=1) == ("1 of 3 ports active", [])
     assert asked(infiniband_ports=2)[1] == ["infiniband_ports: 1, mlx5_0 port 2 DOWN, mlx5_1 port 1 INIT"]
+    # A virtual function that no machine uses is down, and has no cable.
+    port(tmp_path, "mlx5_3/1", "1: DOWN", downed="99")
+    (tmp_path / "sys/devices/pci0000:00/mlx5_3/device").mkdir()
+    (tmp_path / "sys/devices/pci0000:00/mlx5_3/device/physfn").symlink_to("..")
+    assert asked(infiniband_ports=1) == ("1 of 3 ports active", [])
     assert asked(infiniband_link_downed_max=7)[1] == []
     assert asked(infiniband_link_downed_max=3)[1] == [
         "infiniband_link_downed: that the link of mlx5_0 port 2 went down 7 times"
     ]
+
+
+def test_a_link_that_goes_down_has_a_step_for_its_own_port(tmp_path: Path) -> None:
+    port(tmp_path, "mlx5_0/2", downed="7")
+    options = HealthOptions(infiniband_link_downed_max=3)
+    _told, findings = infiniband.infiniband_findings(options, tmp_path)
+    (problem,) = judge(facts_of(), [], [], options, host="gpu01", others=findings)["problems"]
+    assert "reset its counters with 'perfquery -R -C mlx5_0 -P 2'." in problem["message"]
 
 
 def test_a_missing_port_is_a_problem_of_the_node(tmp_path: Path) -> None:
