@@ -287,6 +287,26 @@ def test_promtool_takes_the_queries_of_the_dashboard(tmp_path: Path) -> None:
 
 
 @promtool
+def test_the_dashboard_counts_gates_that_fail_and_gates_that_are_silent(tmp_path: Path) -> None:
+    (expression,) = [text for where, text in expressions().items() if "Gates that fail or are silent" in where]
+    now, old, wrong = "0+60x60", "0x60", "0x60"
+    nodes = {"fails": (wrong, now), "silent": ("1x60", old), "both": (wrong, old), "well": ("1x60", now)}
+    samples = [
+        {"series": f'{name}{{instance="{node}"}}', "values": values}
+        for node, both in nodes.items()
+        for name, values in zip(("gpufarm_gate_success", "gpufarm_gate_run_timestamp_seconds"), both)
+    ]
+    asked = {
+        "expr": expression.replace("$instance", ".*"), "eval_time": "50m", "exp_samples": [{"labels": "{}", "value": 3}],
+    }  # fmt: skip
+    path = tmp_path / "dashboard.test.yml"
+    test = {"interval": "1m", "input_series": samples, "promql_expr_test": [asked]}
+    path.write_text(yaml.safe_dump({"rule_files": [], "tests": [test]}))
+    done = subprocess.run(["promtool", "test", "rules", path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@promtool
 @pytest.mark.parametrize("command", [["check", "rules", RULES.name], ["test", "rules", "gpufarm.rules.test.yml"]])
 def test_promtool_takes_the_alerts(command: list[str]) -> None:
     done = subprocess.run(["promtool", *command], cwd=RULES.parent, capture_output=True, text=True, check=False)
