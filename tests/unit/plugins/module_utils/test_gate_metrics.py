@@ -294,11 +294,10 @@ def test_the_dashboard_counts_gates_that_fail_and_gates_that_are_silent(tmp_path
     samples = [
         {"series": f'{name}{{instance="{node}"}}', "values": values}
         for node, both in nodes.items()
-        for name, values in zip(("gpufarm_gate_success", "gpufarm_gate_run_timestamp_seconds"), both)
+        for name, values in zip(("gpufarm_gate_success", "gpufarm_gate_run_timestamp_seconds"), both, strict=True)
     ]
-    asked = {
-        "expr": expression.replace("$instance", ".*"), "eval_time": "50m", "exp_samples": [{"labels": "{}", "value": 3}],
-    }  # fmt: skip
+    told = [{"labels": "{}", "value": 3}]
+    asked = {"expr": expression.replace("$instance", ".*"), "eval_time": "50m", "exp_samples": told}
     path = tmp_path / "dashboard.test.yml"
     test = {"interval": "1m", "input_series": samples, "promql_expr_test": [asked]}
     path.write_text(yaml.safe_dump({"rule_files": [], "tests": [test]}))
