@@ -15,7 +15,8 @@ of Ansible is needed. C(main) writes a status file at the end of each run, whate
     asked), gpus (index, uuid, name, pci_bus_id, verdict, ecc_corrected and ecc_uncorrected of each; a verdict of
     missing where nvidia-smi lists it no more, null where nobody knows; null for all before the first probe),
     gpus_expected (null where nobody said), gpus_found (that answer; null where nvidia-smi cannot tell), xids (code,
-    uuid, pci_bus_id, count), probed_at and checked_at (times in UTC)
+    uuid, pci_bus_id, count), kernel_log (where they were read, with partial and why where it has lost its beginning),
+    probed_at and checked_at (times in UTC)
 
 With a folder of node_exporter's textfile collector in its configuration it writes the same there as metrics.
 """

@@ -31,7 +31,7 @@ def status_of(**known: Any) -> dict[str, Any]:
     unknown: dict[str, Any] = {
         "verdict": None, "healthy": None, "reason": None, "action": FAILED, "state": None, "problems": [],
         "nomad_problems": None, "gpus": None, "gpus_expected": None, "gpus_found": None, "xids": None,
-        "probed_at": None,
+        "kernel_log": None, "probed_at": None,
     }  # fmt: skip
     return {**unknown, **known, "checked_at": utc()}
 
@@ -57,6 +57,7 @@ def of_probe(
             for gpu, known in zip(found["gpus"], facts["gpus"])
         ],
         "xids": [{key: event[key] for key in ("code", "uuid", "pci_bus_id", "count")} for event in found["xids"]],
+        "kernel_log": found["checks"]["kernel_log"],
         "probed_at": utc(),
         "gpus_found": sum(gpu["status"] == "ok" for gpu in facts["gpus"]) if counted else None,
     }

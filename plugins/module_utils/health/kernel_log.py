@@ -138,7 +138,9 @@ def _partial(first: float | None, booted: float) -> str:
 
 
 def kernel_events(since: float, timeout: float, root: Path, search: str | None) -> tuple[str, list[Event]]:
-    """What the kernel log of this boot says of GPUs, and where it was read; the first source that has one counts."""
+    """What the kernel log of this boot says of GPUs, and where it was read: the first source that has all of it,
+    else the one that begins first.
+    """
     booted = boot_time(root)
     deadline = time.monotonic() + timeout
 
@@ -167,15 +169,25 @@ def kernel_events(since: float, timeout: float, root: Path, search: str | None) 
         "dmesg": dmesg,
         "kmsg": kmsg,
     }
-    failures = []
+    failures, partial = [], []
     for name, read in sources.items():
+        if name == "kmsg" and partial and program_path("dmesg", search):
+            # The same buffer, of which dmesg has told what there is.
+            break
         seen = _Seen()
         try:
             events = xid.read_events(read(seen), since)
+            lost = _partial(seen.first, booted)
+            if lost:
+                partial.append((seen.first or booted, name + lost, events))
+                continue
             if seen.records:
-                return name + _partial(seen.first, booted), events
+                return name, events
             failures.append(f"{name} has no message of the kernel" + (f" ({seen.said[:120]})" if seen.said else ""))
         except (SourceError, OSError) as error:
             why = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
             failures.append(why + (f" ({seen.said[:120]})" if seen.said else ""))
+    if partial:
+        _first, name, events = min(partial, key=lambda each: each[0])
+        return name, events
     return f"unreadable: {'; '.join(failures)}", []

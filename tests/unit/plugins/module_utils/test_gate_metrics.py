@@ -44,7 +44,7 @@ def facts(*numbers: int) -> dict[str, Any]:
 def status(known: dict[str, Any], *, xids: Any = (), checks: Any = None, **more: Any) -> dict[str, Any]:
     """Return what the gate writes of such a node after it could ask Nomad."""
     judged = health.judge(known, xids, [], health.HealthOptions())  # type: ignore[arg-type]
-    told = gate_status.of_probe({**judged, "nvidia_smi": known}, checks)
+    told = gate_status.of_probe({**judged, "nvidia_smi": known, "checks": {"kernel_log": "journal"}}, checks)
     rest: dict[str, Any] = {"healthy": True, "action": "none", "state": gate.OPEN, "nomad_problems": [], **more}
     return gate_status.status_of(**{**told, **rest})
 

@@ -82,7 +82,7 @@ def probe(verdict: str = "ok", reason: str | None = None, available: bool = True
         assert problem
         judged.update(verdict=verdict, reason=reason, problems=[problem])
         judged["gpus"][0].update(verdict=verdict, problems=[problem])
-    result = {**judged, "checks": {}, "nvidia_smi": facts}
+    result = {**judged, "checks": {"kernel_log": "journal"}, "nvidia_smi": facts}
     return lambda _options: copy.deepcopy(result)
 
 
@@ -613,7 +613,7 @@ def test_command_writes_the_status_for_everybody_and_tells_by_its_exit_code(
     assert program.status_file.read_text().endswith("}\n")
     assert set(program.status) == {
         "verdict", "healthy", "reason", "action", "message", "state", "problems", "nomad_problems", "gpus",
-        "gpus_expected", "gpus_found", "xids", "probed_at", "checked_at",
+        "gpus_expected", "gpus_found", "xids", "kernel_log", "probed_at", "checked_at",
     }  # fmt: skip
     assert sorted(path.name for path in program.status_file.parent.iterdir()) == ["health.json", "health.json.lock"]
     # Who may read a file can lock it.

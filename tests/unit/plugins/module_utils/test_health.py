@@ -788,6 +788,33 @@ def test_a_log_that_has_lost_its_beginning_is_partial(programs: Path, source: st
     assert (told == source) is not partial
 
 
+@pytest.mark.parametrize(
+    ("journal", "dmesg", "source"),
+    [
+        (5000, 0, "dmesg"),
+        (5000, 4000, "dmesg, partial"),
+        (4000, 5000, "journal, partial"),
+        (5000, None, "journal, partial"),
+        (0, 0, "journal"),
+    ],
+)
+def test_of_partial_logs_the_one_that_begins_earlier_counts(
+    programs: Path, journal: int, dmesg: int | None, source: str
+) -> None:
+    booted = time.time() - 100_000
+    (programs.parent / "proc").mkdir(exist_ok=True)
+    (programs.parent / "proc/uptime").write_text("100000.00 5.00\n")
+    program(programs, "journalctl", printing(entry("booted", booted + journal)))
+    program(programs, "dmesg", "exit 1")
+    if dmesg is not None:
+        program(programs, "dmesg", printing(f"<6>[{dmesg:12.6f}] booted\n<3>[90000.000000] {XID_79}"))
+    (programs.parent / "dev").mkdir()
+    (programs.parent / "dev/kmsg").write_text(f"6,1,0,-;booted\n3,2,90000000000,-;{XID_79}\n")
+    told, events = read(programs)
+    assert told.partition(": ")[0].removesuffix(" its first message is of") == source
+    assert [each.code for each in events] == (["xid_79"] if source.startswith("dmesg") else [])
+
+
 def test_the_journal_is_asked_first(programs: Path) -> None:
     program(
         programs, "journalctl", f'echo "$LC_ALL|$*" >"$0.call"\n{printing(entry("booted") + chr(10) + entry(XID_79))}'
