@@ -6,10 +6,14 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark.measuring import Worker, attend
 from ansible_collections.gpufarm.core.plugins.module_utils.text import clean
 
 
@@ -25,20 +29,49 @@ class Program:
     """NVIDIA_VISIBLE_DEVICES, in which Nomad's device plugin names what the task has; None where there is none."""
 
 
+READ_S = 5.0
+STUCK_MAX = 3
+"""So many that cannot be read are told; the rest is not looked at then."""
+UNKNOWN = "unknown"
+
+
 def nomad_programs(proc: Path = Path("/proc")) -> Iterator[Program]:
-    """Every process with NOMAD_ALLOC_ID in its environment."""
-    for folder in proc.iterdir():
-        if not folder.name.isdigit():
-            continue
+    """Every process with NOMAD_ALLOC_ID in its environment.
+
+    A process that hangs in the driver can hold up who reads its environment, so another process does that. One that
+    cannot be read is told too, of an allocation C(unknown) and with all GPUs.
+    """
+    pids = [folder.name for folder in proc.iterdir() if folder.name.isdigit()]
+    for _stuck in range(STUCK_MAX):
+        reader = Worker("programs", functools.partial(_read, proc, pids), None, READ_S)
+        attend([reader])
+        for line in reader.lines:
+            if line["denied"]:
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), line["denied"])
+            yield Program(line["allocation"], clean(f"{line['name']} (process {line['pid']})"), line["devices"])
+        failure = reader.failure()
+        if not failure:
+            return
+        if failure["code"] != "timeout" or reader.step not in pids:
+            raise OSError(f"{proc} cannot be read: {failure['message']}")
+        name = _name(proc / reader.step)
+        yield Program(UNKNOWN, clean(f"{name} (process {reader.step}), whose environment cannot be read,"), "all")
+        pids = pids[pids.index(reader.step) + 1 :]
+
+
+def _read(proc: Path, pids: Sequence[str], tell: Callable[[Mapping[str, Any]], None]) -> None:
+    for pid in pids:
+        tell({"step": pid})
+        folder = proc / pid
         try:
             environment = (folder / "environ").read_bytes().split(b"\0")
-            name = (folder / "comm").read_text(encoding="utf-8", errors="replace").strip()
         except (FileNotFoundError, ProcessLookupError):
             # It has ended meanwhile.
             continue
         except PermissionError:
             if os.geteuid() != 0:
-                raise
+                tell({"denied": str(folder / "environ")})
+                return
             # What the kernel keeps from root is none of Nomad's.
             continue
         known = {
@@ -46,5 +79,13 @@ def nomad_programs(proc: Path = Path("/proc")) -> Iterator[Program]:
         }
         allocation = known.get(b"NOMAD_ALLOC_ID")
         if allocation is not None:
-            told = clean(f"{name} (process {folder.name})")
-            yield Program(clean(allocation), told, known.get(b"NVIDIA_VISIBLE_DEVICES"))
+            devices = known.get(b"NVIDIA_VISIBLE_DEVICES")
+            told = {"allocation": clean(allocation), "name": _name(folder), "pid": pid, "devices": devices}
+            tell({**told, "denied": None})
+
+
+def _name(folder: Path) -> str:
+    try:
+        return (folder / "comm").read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return "a process"

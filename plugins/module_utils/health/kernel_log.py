@@ -169,7 +169,8 @@ def kernel_events(since: float, timeout: float, root: Path, search: str | None) 
         "dmesg": dmesg,
         "kmsg": kmsg,
     }
-    failures, partial = [], []
+    failures: list[str] = []
+    partial: list[tuple[float, str, list[Event]]] = []
     for name, read in sources.items():
         if name == "kmsg" and partial and program_path("dmesg", search):
             # The same buffer, of which dmesg has told what there is.

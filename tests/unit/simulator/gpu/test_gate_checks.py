@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.gpufarm.core.plugins.module_utils import gate_checks, gate_service, gpu_benchmark, health
+from ansible_collections.gpufarm.core.plugins.module_utils import nomad_programs as nomad_programs_file
 from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark import measuring
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad_programs import Program, nomad_programs
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.gate_helper import Farm
@@ -479,3 +480,31 @@ def test_programs_are_told_by_their_environment(tmp_path: Path) -> None:
         (tmp_path / pid / "environ").write_bytes(environment)
         (tmp_path / pid / "comm").write_text("python\n")
     assert list(nomad_programs(tmp_path)) == [Program("abc", "python (process 2)", "GPU-1,GPU-2")]
+
+
+def test_a_program_that_cannot_be_looked_at_is_not_waited_for(
+    gate: Gate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that hangs in the driver can hold up who reads its environment, as a pipe without a writer does here."""
+    for pid in ("2", "3", "4"):
+        (tmp_path / pid).mkdir()
+        (tmp_path / pid / "comm").write_text("python\n")
+        (tmp_path / pid / "environ").write_bytes(b"NOMAD_ALLOC_ID=abc\0NVIDIA_VISIBLE_DEVICES=GPU-1")
+    (tmp_path / "3/environ").unlink()
+    os.mkfifo(tmp_path / "3/environ")
+    monkeypatch.setattr(nomad_programs_file, "READ_S", 1)
+    found = list(nomad_programs(tmp_path))
+    (stuck,) = [each for each in found if each.allocation == "unknown"]
+    assert stuck == Program("unknown", "python (process 3), whose environment cannot be read,", "all")
+    assert sorted(each.name for each in found if each != stuck) == ["python (process 2)", "python (process 4)"]
+    gate.programs = [stuck]
+    told = [gpu["check_left_out"] for gpu in gate.run(**START)["gpus"]]
+    assert told == [f"busy: {stuck.name} of allocation unknown"] * 2
+
+
+def test_looking_at_programs_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for pid in range(9):
+        (tmp_path / str(pid)).mkdir()
+        os.mkfifo(tmp_path / str(pid) / "environ")
+    monkeypatch.setattr(nomad_programs_file, "READ_S", 0.5)
+    assert len(list(nomad_programs(tmp_path))) == nomad_programs_file.STUCK_MAX
