@@ -249,7 +249,7 @@ def _slow(
          "fewer lanes, set host_min_percent"),
     )  # fmt: skip
     for code, what, value, unit, limit, scale, least, step in asked:
-        if not least or value is None or limit is None:
+        if not least or value is None or not limit:
             continue
         reached = 100.0 * value / (limit * scale)
         if reached < least:

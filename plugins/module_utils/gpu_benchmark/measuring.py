@@ -861,7 +861,9 @@ def describe(cuda: Cuda, device: int) -> dict[str, Any]:
     return {
         "name": cuda.name(device),
         "pci_bus_id": address,
-        "compute_capability": f"{known['capability_major']}.{known['capability_minor']}",
+        "compute_capability": None
+        if None in (known["capability_major"], known["capability_minor"])
+        else f"{known['capability_major']}.{known['capability_minor']}",
         "sm_count": known["sm_count"],
         "sm_clock_max_mhz": mhz("sm_clock_max_khz"),
         "memory_clock_max_mhz": mhz("memory_clock_max_khz"),

@@ -502,11 +502,15 @@ def test_what_shares_a_gpu_instance_is_measured_in_turn(monkeypatch: pytest.Monk
     assert log.read_text() == "in out " * 3
 
 
-def test_nobody_is_to_blame_for_the_end_of_it_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_is_to_blame_for_the_end_of_it_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Only who came to the limit of its own step hangs: not who waits for it, nor who began shortly before the end."""
+    first = tmp_path / "first"
 
     def measure_device(_options: Any, tell: measuring.Teller) -> None:
+        while os.environ["CUDA_VISIBLE_DEVICES"] != "GPU-0" and not first.exists():
+            time.sleep(0.01)
         with tell.turn():
+            first.touch()
             tell({"step": "host_copies"})
             time.sleep(90 if os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-0" else 0)
         tell({"step": "memory"})
@@ -518,7 +522,8 @@ def test_nobody_is_to_blame_for_the_end_of_it_all(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(measuring, "measure_device", measure_device)
     assert codes(timeout=60, limit_s=1) == ["over", "over", "over"]
-    assert codes(timeout=4, limit_s=7.5) == ["timeout", None, "over"]
+    first.unlink(missing_ok=True)
+    assert codes(timeout=8, limit_s=15) == ["timeout", None, "over"]
 
 
 def test_nothing_begins_that_may_not_come_to_its_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -564,3 +569,26 @@ def test_the_program_says_what_is_wrong() -> None:
 def test_percent() -> None:
     assert judging.percent(None, 3.0) is None and judging.percent(1.0, None) is None
     assert judging.percent(1.0, 3.0) == 33.3
+
+
+@pytest.mark.parametrize(
+    "change", [{"compute_capability": None}, {"memory_clock_max_mhz": 1, "memory_bus_width_bits": 1}]
+)
+def test_a_card_that_does_not_tell_what_it_can_do_is_not_judged_by_it(change: dict[str, Any]) -> None:
+    """Not even where that is rounded to nothing."""
+    assert codes(device(**change), level="quick") == []
+
+
+class Untold(measuring.Cuda):
+    def __init__(self) -> None:
+        """Loads no library."""
+
+    def attribute(self, _name: str, _device: Any) -> int | None:
+        return None
+
+    def name(self, _device: Any) -> str | None:
+        return None
+
+
+def test_a_capability_that_cuda_does_not_tell_is_null() -> None:
+    assert measuring.describe(Untold(), 0)["compute_capability"] is None
