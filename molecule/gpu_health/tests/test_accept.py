@@ -123,7 +123,8 @@ def test_a_node_with_work_is_refused_by_name(host: Host, accept: Acceptance) -> 
 def test_a_node_that_is_well_is_opened_and_has_its_record(host: Host, accept: Acceptance) -> None:
     run = accept()
     assert run.code == 0, run.output
-    assert f"{NODE}: accepted, 4 GPU(s) at level quick; open again, after acceptance" in words(run.output)
+    told = "4 GPU(s) at level quick, 0 compared with no sibling and 4 with no past; open again, after acceptance"
+    assert f"{NODE}: accepted, {told}" in words(run.output)
     assert node(host)["SchedulingEligibility"] == "eligible" and CLOSED not in meta(host)
     (record,) = accept.records()
     assert (record["node"], record["verdict"], record["problems"]) == (NODE, "accepted", [])
