@@ -16,7 +16,7 @@ from __future__ import annotations
 import calendar
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ansible_collections.gpufarm.core.plugins.module_utils import gate, gpu_benchmark, nomad
 from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark.devices import Device, devices_of, parts_of
@@ -45,7 +45,8 @@ NEXT_STEPS = {
 AGAIN_S = 3600
 """A GPU that failed is checked again after so long at the latest."""
 
-Records = dict[str, Any]
+if TYPE_CHECKING:
+    Records = dict[str, Any]
 
 
 def kept(last: Mapping[str, Records | None], every: Mapping[str, int]) -> dict[str, Records]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ansible_collections.gpufarm.core.plugins.module_utils import gate
 from ansible_collections.gpufarm.core.plugins.module_utils.gate_checks import epoch
@@ -49,7 +49,8 @@ METRICS: dict[str, tuple[str, str]] = {
 }
 """Type and meaning of every metric, in their order."""
 
-Sample = tuple[str, Mapping[str, Any], int]
+if TYPE_CHECKING:
+    Sample = tuple[str, Mapping[str, Any], int]
 
 
 def text_of(status: Mapping[str, Any]) -> str:

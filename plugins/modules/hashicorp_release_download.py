@@ -169,7 +169,7 @@ def has_key(path: Path, pinned: list[str]) -> bool:
         return False
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1024)
 def sum_of(archive: Path, _inode: int, _size: int, _changed: int) -> str:
     """The SHA-256 of a file, which is read again only where it has become another."""
     with archive.open("rb") as file:

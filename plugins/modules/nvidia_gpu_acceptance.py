@@ -248,7 +248,7 @@ import platform
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
@@ -262,7 +262,8 @@ from ansible_collections.gpufarm.core.plugins.module_utils.health import HealthO
 from ansible_collections.gpufarm.core.plugins.module_utils.problem import Finding, FoundError, problem_of
 from ansible_collections.gpufarm.core.plugins.module_utils.text import utc
 
-Entry = dict[str, Any]
+if TYPE_CHECKING:
+    Entry = dict[str, Any]
 
 OF_PROBLEM = ("uuid", "code", "found", "expected", "message")
 

@@ -11,11 +11,12 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ansible_collections.gpufarm.core.plugins.module_utils.problem import FoundError
 
-Record = Mapping[str, Any]
+if TYPE_CHECKING:
+    Record = Mapping[str, Any]
 
 COLLECTION_VERSION = "1.0.0"
 """That of galaxy.yml, which a module cannot read."""
