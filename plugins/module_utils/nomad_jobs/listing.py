@@ -150,10 +150,13 @@ def judge_work(
         findings = gpu_benchmark.judge_device(device, card, gpu_benchmark.Thresholds(), settings.level)
         if listing.computed != 0 and (listing.computed != 1 or not findings):
             raise ValueError("after an answer without an error it ends with 0, after others with 1")
-    # A card that tells of next to no clock can do nothing, of which no share can be said.
+        limits = gpu_benchmark.limits_of(device, card)
+        # Of which no share can be said, so that nothing would be judged.
+        if 0 in limits.values():
+            raise ValueError("it tells of a card that could do next to nothing")
+    # Numbers of any size may be in it.
     except (ValueError, ArithmeticError) as error:
         return _no_answer(listing, settings, stderr, str(error)), None
-    limits = gpu_benchmark.limits_of(device, card)
     figures = {key: value for key, value in device.items() if key not in ("uuid", "error", "soak")}
     benchmark = {**figures, "limits": limits, "percent": percents(device["figures"], limits)}
     if not findings:

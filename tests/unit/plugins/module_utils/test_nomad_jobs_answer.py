@@ -95,6 +95,7 @@ def test_an_error_needs_no_figures() -> None:
         (one(compute_capability="None.None"), "compute_capability"),
         (one(sm_count="132"), "sm_count"),
         (one(sm_count=-132), "sm_count"),
+        (one(sm_count=1, sm_clock_max_mhz=1), "a card that could do next to nothing"),
         (one(soak={"errors": 0}), "soak"),
         (one(more=1), "more"),
         (one(error={**CUDA_ERROR, "code": "new"}), "error"),
