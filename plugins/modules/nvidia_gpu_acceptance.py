@@ -287,6 +287,11 @@ def _silent(code: str, answer: Mapping[str, Any], expected: str) -> Finding:
     )
 
 
+def facts_of(node: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the probe knows of the node's driver and GPUs; empty without a probe."""
+    return (node.get("probe") or {}).get("nvidia_smi") or {}
+
+
 def ignored_of(node: Mapping[str, Any]) -> set[str]:
     return {uuid.lower() for uuid in node.get("ignored") or ()}
 
@@ -312,7 +317,7 @@ def missing_from(node: Mapping[str, Any], past: Sequence[records.Record]) -> Ite
 
     A MIG device tells of its GPU by the serial number, and of nothing without.
     """
-    now = ((node.get("probe") or {}).get("nvidia_smi") or {}).get("gpus") or ()
+    now = facts_of(node).get("gpus") or ()
     last = next(
         (each for each in reversed(past) if each["verdict"] == "accepted" and each["node"] == node["node"]), None
     )
@@ -350,9 +355,9 @@ def told(node: Mapping[str, Any], finding: Finding, uuid: str | None = None) -> 
 
 def gpus_of(node: Mapping[str, Any]) -> list[Entry]:
     """What is kept of each GPU, before it is judged by others."""
-    facts = (node.get("probe") or {}).get("nvidia_smi") or {}
-    whole = {gpu["uuid"]: gpu for gpu in facts.get("gpus") or ()}
-    for gpu in facts.get("gpus") or ():
+    there = facts_of(node).get("gpus") or ()
+    whole = {gpu["uuid"]: gpu for gpu in there}
+    for gpu in there:
         whole.update({part["uuid"]: gpu for part in gpu["mig_devices"] or ()})
     return [
         {
@@ -394,7 +399,6 @@ def judge(
                 if finding:
                     problems.append(told(node, finding, gpu["uuid"]))
                     gpu["verdict"] = "failed"
-        facts = (node.get("probe") or {}).get("nvidia_smi") or {}
         made.append(
             {
                 "date": now,
@@ -402,7 +406,7 @@ def judge(
                 "host": node["host"],
                 "verdict": "failed" if problems else "accepted",
                 "level": level,
-                "driver_version": facts.get("driver_version"),
+                "driver_version": facts_of(node).get("driver_version"),
                 "collection_version": records.COLLECTION_VERSION,
                 "gpus": gpus[node["host"]],
                 "problems": problems,

@@ -109,9 +109,13 @@ def limits_of(device: Mapping[str, Any], card: Card) -> dict[str, float | None]:
     }
 
 
+def _major(capability: str | None) -> int | None:
+    return None if capability is None else int(capability.partition(".")[0])
+
+
 def memory_min_percent(device: Mapping[str, Any]) -> float:
     """What share of its bandwidth a card like this reaches when it is well."""
-    major = int((device["compute_capability"] or "0").partition(".")[0])
+    major = _major(device["compute_capability"]) or 0
     gddr = (device["memory_bus_width_bits"] or HBM_BITS) < HBM_BITS
     return MEMORY_MIN_PERCENT_LESS if major < 8 or (gddr and device["ecc_enabled"]) else MEMORY_MIN_PERCENT
 
@@ -186,7 +190,8 @@ def _error(error: Mapping[str, Any], capability: str | None = None) -> Finding:
     found = f"at step {error['step']}: {error['message']}"
     expected = "a GPU that CUDA can use"
     if error["code"] == "cuda":
-        too_old = capability is not None and int(capability.partition(".")[0]) < CAPABILITY_MIN
+        major = _major(capability)
+        too_old = major is not None and major < CAPABILITY_MIN
         if error["step"] == "compile" and (too_old or error["cuda_error"] in NOT_COMPILED):
             step = CUDA_STEPS.get(error["cuda_error"], _TOO_OLD)
             return Finding("no_cuda", found, "a driver that compiles for the card", step)
