@@ -15,7 +15,7 @@ new_enough "$python" || {
 }
 if ! "$python" -m venv --help >/dev/null 2>&1 || ! "$python" -c 'import ensurepip' 2>/dev/null; then
     echo "setup: installing python3-venv" >&2
-    apt-get update -q >/dev/null && DEBIAN_FRONTEND=noninteractive apt-get install -qy python3-venv >/dev/null
+    apt-get update -q >/dev/null && DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=600 install -qy python3-venv >/dev/null
 fi
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
 groups=""

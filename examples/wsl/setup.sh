@@ -74,7 +74,7 @@ have_ansible() {
     python3 -c 'import ensurepip, venv' 2>/dev/null || {
         echo "setup.sh: installing python3-venv"
         as_root apt-get update -q || die "apt-get update has failed" "the distribution's packages" "$way"
-        as_root env DEBIAN_FRONTEND=noninteractive apt-get install -qy python3-venv ||
+        as_root env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=600 install -qy python3-venv ||
             die "apt-get has failed" "the package python3-venv" "$way"
     }
     python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||

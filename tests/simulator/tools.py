@@ -70,7 +70,9 @@ def _install(missing: list[str]) -> None:
             f"Next step: install {', '.join(packages)} (the names of Debian's and Ubuntu's packages)."
         )
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    for command in (["apt-get", "update", "-q"], ["apt-get", "install", "-qy", "--no-install-recommends", *packages]):
+    # A machine that has just started is often busy with its own upgrades, which hold apt's lock.
+    apt = ["apt-get", "-o", "DPkg::Lock::Timeout=600"]
+    for command in ([*apt, "update", "-q"], [*apt, "install", "-qy", "--no-install-recommends", *packages]):
         result = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
         if result.returncode:
             raise BuildError(f"`{' '.join(command)}` failed: {(result.stderr or result.stdout).strip()[-800:]}")
