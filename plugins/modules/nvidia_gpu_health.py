@@ -86,6 +86,16 @@ options:
       - Oldest generation of PCI Express that the link may run at. Of an idle GPU, whose link rests, the highest
         possible generation is judged. Without it any is fine.
     type: int
+  nvlink_recoveries_max:
+    description:
+      - How often an NVLink may have been brought up again since the driver was loaded.
+    type: int
+    default: 0
+  nvlink_errors_max:
+    description:
+      - How often an NVLink may have sent something again or received something damaged since the driver was loaded.
+        Without it any number is fine, because links repair such errors by themselves.
+    type: int
   infiniband_ports:
     description:
       - How many ports of InfiniBand the node should have that are active. Those of Ethernet do not count. Without it
@@ -163,7 +173,8 @@ notes:
     own limits, and critical where it turns itself off; C(sensors_failed), a sensor answers with an error;
     C(inforom_corrupted), the card cannot keep its history; C(pcie_width), lanes are
     missing; C(pcie_generation), the link is slower than O(pcie_generation_min); C(nvlink_down), fewer links are up than
-    on a neighbour of the same model; C(infiniband_link_downed), the link of a port went down more often than
+    on a neighbour of the same model; C(nvlink_errors), a link has more errors than O(nvlink_recoveries_max) or
+    O(nvlink_errors_max) allows; C(infiniband_link_downed), the link of a port went down more often than
     O(infiniband_link_downed_max); C(persistence_off), with O(persistence_required); C(process_without_owner), a
     process that ended still holds memory; C(check_failed), the kernel log or DCGM could not be asked; and of that role
     C(benchmark_crashed), C(benchmark_no_cuda), C(benchmark_peers_failed), C(benchmark_slow_memory),
@@ -397,6 +408,8 @@ TYPES: dict[str, dict[str, Any]] = {
     "throttle_reasons": {"type": "list", "elements": "str"},
     "pcie_width_min": {"type": "int"},
     "pcie_generation_min": {"type": "int"},
+    "nvlink_recoveries_max": {"type": "int"},
+    "nvlink_errors_max": {"type": "int"},
     "infiniband_ports": {"type": "int"},
     "infiniband_link_downed_max": {"type": "int"},
     "persistence_required": {"type": "bool"},

@@ -286,6 +286,20 @@ ansible_facts:
                   description: Speed in GB/s. V(null) for a link that is down.
                   type: float
                   sample: 26.562
+                replay_errors:
+                  description:
+                    - How often the link has sent something again since the driver was loaded. V(null) where the driver
+                      does not tell it, as for the two following ones.
+                  type: int
+                  sample: 0
+                recovery_errors:
+                  description: How often the link has been brought up again since the driver was loaded.
+                  type: int
+                  sample: 0
+                crc_errors:
+                  description: How often what came over the link was damaged, since the driver was loaded.
+                  type: int
+                  sample: 0
             brand:
               description: Product line. From subset V(board), as the following ones.
               type: str

@@ -37,6 +37,8 @@ class HealthOptions:
     throttle_reasons: tuple[str, ...] = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
     pcie_width_min: int | None = None
     pcie_generation_min: int | None = None
+    nvlink_recoveries_max: int = 0
+    nvlink_errors_max: int | None = None
     infiniband_ports: int | None = None
     infiniband_link_downed_max: int | None = None
     persistence_required: bool = True
@@ -113,7 +115,7 @@ def _check(options: HealthOptions) -> None:
             raise refuse(f"{name} is {getattr(options, name):g}", "more than 0 seconds, and an end")
     for name in (
         "gpus", "xid_repeats_max", "ecc_uncorrected_max", "ecc_corrected_max", "pcie_width_min", "pcie_generation_min",
-        "infiniband_ports", "infiniband_link_downed_max",
+        "nvlink_recoveries_max", "nvlink_errors_max", "infiniband_ports", "infiniband_link_downed_max",
     ):  # fmt: skip
         value = getattr(options, name)
         if value is not None and value < 0:

@@ -72,6 +72,7 @@ PROBLEMS: dict[str, Kind] = {
     "pcie_width": Kind(WARNING, "check_hardware", "all lanes"),
     "pcie_generation": Kind(WARNING, "check_hardware", "generation {pcie_generation_min} or newer"),
     "nvlink_down": Kind(WARNING, "check_nvlink", "as many active links as its neighbours of the same model"),
+    "nvlink_errors": Kind(WARNING, "check_nvlink", "links without errors"),
     "fabric_not_ready": Kind(CRITICAL, "check_nvlink", "state Completed with status Success"),
     "fabric_unhealthy": Kind(CRITICAL, "check_nvlink", "a healthy fabric with its full bandwidth"),
     "fabric_manager": Kind(

@@ -120,6 +120,23 @@ def _gpu_speed(gpu: Gpu, options: HealthOptions) -> Iterator[Finding]:
         yield Finding("pcie_generation", f"PCI Express generation {fastest}")
 
 
+def _gpu_links(gpu: Gpu, options: HealthOptions) -> Iterator[Finding]:
+    for what, limit, counters in (
+        ("brought up again", options.nvlink_recoveries_max, ("recovery_errors",)),
+        ("with damaged or repeated data", options.nvlink_errors_max, ("replay_errors", "crc_errors")),
+    ):
+        counted = {
+            link["link"]: max((link[name] or 0) for name in counters)  # type: ignore[literal-required]
+            for link in gpu["nvlinks"] or []
+        }
+        bad = {number: count for number, count in counted.items() if _more(count, limit)}
+        if bad:
+            links = ", ".join(f"{number} ({count} times)" for number, count in bad.items())
+            yield Finding(
+                "nvlink_errors", f"NVLinks {what} since the driver was loaded: {links}", f"at most {limit} times a link"
+            )
+
+
 # What each part of the fabric's health says when nothing is wrong; "" where the driver does not tell it.
 _FABRIC_GOOD = frozenset(("", "healthy", "full", "false", "no", "none", "not active"))
 
@@ -150,7 +167,7 @@ def _gpu_settings(gpu: Gpu, options: HealthOptions) -> Iterator[Finding]:
 
 
 def findings_of_gpu(gpu: Gpu, options: HealthOptions, on_wsl: bool) -> Iterator[Finding]:
-    for rule in (_gpu_status, _gpu_memory, _gpu_speed, _gpu_settings):
+    for rule in (_gpu_status, _gpu_memory, _gpu_speed, _gpu_links, _gpu_settings):
         yield from rule(gpu, dataclasses.replace(options, persistence_required=False) if on_wsl else options)
 
 

@@ -138,6 +138,9 @@ class NvLink(TypedDict):
     link: int
     active: bool
     speed_gb_per_s: float | None
+    replay_errors: int | None
+    recovery_errors: int | None
+    crc_errors: int | None
 
 
 class Process(TypedDict):

@@ -93,7 +93,7 @@ class _Gathering:
         if "mig" in self.subsets and kernel_has_mig(self.root):
             beside.append(["-L"])
         if "nvlink" in self.subsets:
-            beside.append(["nvlink", "-s"])
+            beside.append(list(_LINKS_AND_ERRORS))
         main, *others = self.call(self.question(), *beside)
         while main.returncode == 2 and not self.with_xml:
             refused = UNKNOWN_FIELD.search(main.words)
@@ -262,7 +262,7 @@ def _complete(gathering: _Gathering, gpus: list[Gpu], aside: dict[str, Command])
         listing = aside.get("-L") or gathering.call(["-L"])[0]
         with contextlib.suppress(NvidiaSmiError):
             gpus = merge_list(gpus, parse_list(listing.stdout))
-    links = _nvlinks(aside["nvlink -s"]) if "nvlink" in subsets else None
+    links = _nvlinks(gathering, aside[" ".join(_LINKS_AND_ERRORS)]) if "nvlink" in subsets else None
     completed = []
     for gpu in gpus:
         information = gathering.kernel.get(normal_bus_id(gpu["pci_bus_id"]) or "", {})
@@ -275,8 +275,14 @@ def _complete(gathering: _Gathering, gpus: list[Gpu], aside: dict[str, Command])
     return completed
 
 
-def _nvlinks(command: Command) -> dict[str, list[NvLink] | None] | None:
+_LINKS_AND_ERRORS = ("nvlink", "-s", "-e")
+
+
+def _nvlinks(gathering: _Gathering, command: Command) -> dict[str, list[NvLink] | None] | None:
     """The links by UUID; None when the call failed, for then nothing is known of them."""
+    if command.returncode != 0 and not command.timed_out:
+        # A driver that counts no errors there, or does not tell both at once.
+        command = gathering.call(_LINKS_AND_ERRORS[:2])[0]
     if command.returncode != 0:
         return None
     try:

@@ -1,7 +1,7 @@
 # Copyright (c) gpufarm contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The other calls: C(-L), C(nvlink -s), C(--version), and what the kernel module writes."""
+"""The other calls: C(-L), C(nvlink -s -e), C(--version), and what the kernel module writes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ from typing import TypedDict, cast
 
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.facts import Gpu, MigDevice, NvLink
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.failures import damaged
-from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.values import first_of, identifier_of, version_of
+from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.values import (
+    first_of,
+    identifier_of,
+    int_of,
+    version_of,
+)
 
 _LIST_GPU = re.compile(r"^GPU ([0-9]{1,4}): .+ \(UUID: ([^()\s]+)\)$")
 
@@ -89,29 +94,48 @@ _NVLINK_GPU = re.compile(r"^GPU [0-9]{1,4}: .+ \(UUID: ([^()\s]+)\)$")
 _NVLINK_LINE = re.compile(r"^Link ([0-9]{1,3}): (?:([0-9]{1,6}(?:\.[0-9]{1,9})?) GB/s|<inactive>)$")
 
 
+_NVLINK_ERRORS = re.compile(r"^Link ([0-9]{1,3}): (Replay|Recovery|CRC) Errors: (.*)$")
+
+
 def parse_nvlink_status(text: str) -> dict[str, list[NvLink] | None]:
-    """C(nvidia-smi nvlink -s): the links of each GPU by its UUID, None for one in MIG mode, which is not told."""
+    """C(nvidia-smi nvlink -s -e): the links of each GPU by its UUID, None for one in MIG mode, which is not told.
+
+    Without C(-e) the counters of errors are None.
+    """
     links: dict[str, list[NvLink] | None] = {}
     uuid = None
     for raw in text.splitlines():
         line = raw.strip()
-        gpu, link = _NVLINK_GPU.match(line), _NVLINK_LINE.match(line)
+        gpu, link, errors = _NVLINK_GPU.match(line), _NVLINK_LINE.match(line), _NVLINK_ERRORS.match(line)
         if gpu:
             uuid = gpu.group(1)
             links[uuid] = []
         elif uuid is None:
             continue
         elif link:
-            speed = link.group(2)
-            state: NvLink = {"link": int(link.group(1)), "active": speed is not None, "speed_gb_per_s": None}
-            if speed is not None:
-                state["speed_gb_per_s"] = float(speed)
-            links[uuid] = [*(links[uuid] or []), state]
+            links[uuid] = [*(links[uuid] or []), _nvlink(int(link.group(1)), link.group(2))]
+        elif errors:
+            counted = {f"{errors.group(2).lower()}_errors": int_of(errors.group(3))}
+            of = int(errors.group(1))
+            links[uuid] = [
+                cast(NvLink, {**state, **counted}) if state["link"] == of else state for state in links[uuid] or []
+            ]
         elif "not supported" in line.lower():
             links[uuid] = None
         elif line.startswith("Link"):
-            raise damaged(f"nvidia-smi nvlink -s printed a line that is no link's state: {line[:200]!r}.")
+            raise damaged(f"nvidia-smi nvlink -s -e printed a line that is no link's state: {line[:200]!r}.")
     return links
+
+
+def _nvlink(number: int, speed: str | None) -> NvLink:
+    return {
+        "link": number,
+        "active": speed is not None,
+        "speed_gb_per_s": None if speed is None else float(speed),
+        "replay_errors": None,
+        "recovery_errors": None,
+        "crc_errors": None,
+    }
 
 
 def parse_version(text: str) -> dict[str, str | None]:

@@ -1625,11 +1625,19 @@ API nvmlReturn_t nvmlDeviceGetNvLinkRemoteDeviceType(nvmlDevice_t device, unsign
 API nvmlReturn_t nvmlDeviceGetNvLinkErrorCounter(nvmlDevice_t device, unsigned int link, unsigned int counter,
                                                  unsigned long long *value)
 {
+    static const char *const counted[] = {"replay", "recovery", "crc"}; /* the flits' CRC; the data's and ECC's count 0 */
     nvmlReturn_t result = value && counter < 5 ? link_check(device, link) : NVML_ERROR_INVALID_ARGUMENT;
+    unsigned int errors = 0;
+    char key[64];
 
-    if (!result)
-        *value = 0;
-    return result;
+    if (result)
+        return result;
+    if (counter < sizeof(counted) / sizeof(*counted)) {
+        snprintf(key, sizeof(key), "nvlink.%s_errors.%u", counted[counter], link);
+        get_uint(device, key, &errors);
+    }
+    *value = errors;
+    return NVML_SUCCESS;
 }
 
 /* The registration of the GPU with the NVSwitch fabric, as the fabric manager left it. */

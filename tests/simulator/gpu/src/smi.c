@@ -1007,7 +1007,21 @@ static int show_topology(void)
     return 0;
 }
 
-static int show_nvlinks(void)
+/* What each link has counted since the driver was loaded, as the profile says. */
+static void show_link_errors(unsigned int gpu, unsigned long link)
+{
+    static const char *const counters[][2] = {{"Replay", "replay"}, {"Recovery", "recovery"}, {"CRC", "crc"}};
+    char value[VALUE];
+
+    for (size_t i = 0; i < sizeof(counters) / sizeof(*counters); i++) {
+        const char *counted = ask(gpus[gpu].device, value, "nvlink.%s_errors.%lu", counters[i][1], link);
+
+        printf("\t Link %lu: %s Errors: %s\n", link, counters[i][0], known(counted) ? counted : "0");
+    }
+    printf("\n");
+}
+
+static int show_nvlinks(bool status, bool errors)
 {
     char name[VALUE], uuid[VALUE], value[VALUE], speed[VALUE];
     int code = open_gpus();
@@ -1019,11 +1033,13 @@ static int show_nvlinks(void)
             continue;
         printf("GPU %u: %s (UUID: %s)\n", gpus[i].index, ask(gpus[i].device, name, "product_name"),
                ask(gpus[i].device, uuid, "uuid"));
-        for (unsigned long link = 0; link < links; link++)
+        for (unsigned long link = 0; status && link < links; link++)
             printf("\t Link %lu: %s\n", link,
                    known(ask(gpus[i].device, value, "nvlink.inactive.%lu", link))
                        ? "<inactive>"
                        : ask(gpus[i].device, speed, "nvlink.speed"));
+        for (unsigned long link = 0; errors && link < links; link++)
+            show_link_errors(i, link);
     }
     return code;
 }
@@ -1034,7 +1050,7 @@ int not_simulated(const char *what)
     return EXIT_NOT_SIMULATED;
 }
 
-/* topo and nvlink with the one thing that each can show here. */
+/* topo and nvlink with what each can show here. */
 static int show_subcommand(int argc, char **argv)
 {
     static const struct {
@@ -1043,37 +1059,38 @@ static int show_subcommand(int argc, char **argv)
     } known_options[] = {
         {"topo", "-m", "--matrix", false},
         {"nvlink", "-s", "--status", true},
+        {"nvlink", "-e", "--errorcounters", true},
     };
-    const char *ids = NULL, *wanted = NULL;
+    const char *ids = NULL;
+    bool wanted[sizeof(known_options) / sizeof(*known_options)] = {false};
     char call[VALUE];
     int code;
 
     snprintf(call, sizeof(call), "\"%s\" without an option", argv[1]);
     for (int i = 2; i < argc; i++) {
-        const char *found = NULL;
+        bool *found = NULL;
         bool takes_ids = false;
 
         for (size_t j = 0; j < sizeof(known_options) / sizeof(*known_options); j++)
             if (!strcmp(known_options[j].word, argv[1])) {
                 takes_ids |= known_options[j].ids;
-                if (!strcmp(known_options[j].option, argv[i]) ||
-                    (known_options[j].long_option && !strcmp(known_options[j].long_option, argv[i])))
-                    found = known_options[j].option;
+                if (!strcmp(known_options[j].option, argv[i]) || !strcmp(known_options[j].long_option, argv[i]))
+                    found = &wanted[j];
             }
         snprintf(call, sizeof(call), "\"%s ... %s\"", argv[1], argv[i]);
-        if (found && !wanted)
-            wanted = found;
+        if (found && !*found)
+            *found = true;
         else if (!found && !ids && takes_ids && i + 1 < argc && (!strcmp(argv[i], "-i") || !strcmp(argv[i], "--id")))
             ids = argv[++i];
         else
             return not_simulated(call);
     }
-    if (!wanted)
-        return not_simulated(call);
-    if (!strcmp(wanted, "-m"))
+    if (wanted[0])
         return show_topology();
+    if (!wanted[1] && !wanted[2])
+        return not_simulated(call);
     code = choose(ids);
-    return code ? code : show_nvlinks();
+    return code ? code : show_nvlinks(wanted[1], wanted[2]);
 }
 
 /* -- changes ------------------------------------------------------------------------------------------------------ */
@@ -1169,7 +1186,7 @@ static int show_help(void)
 {
     fprintf(stderr, "nvidia-smi (simulated): the help of nvidia-smi is not simulated. This double answers:\n"
                     "  no arguments, -L, -q, -q -x, -q -d, --query-gpu, --query-compute-apps, --format, -i, -f, -l, -lms, -pm,\n"
-                    "  -mig, -r, topo -m, nvlink -s, mig, --version, --help-query-gpu, --help-query-compute-apps\n"
+                    "  -mig, -r, topo -m, nvlink -s -e, mig, --version, --help-query-gpu, --help-query-compute-apps\n"
                     "What else nvidia-smi knows is refused with exit code 3.\n");
     return EXIT_NOT_SIMULATED;
 }

@@ -72,8 +72,9 @@ def event(number: int, bus: str | None = "0000:3c:00.0", **more: Any) -> Event:
     return Event(**{**values, "number": number, "pci_bus_id": bus, **more})
 
 
-def links(up: int, down: int) -> list[dict[str, Any]]:
-    return [{"link": number, "active": number < up, "speed_gb_per_s": None} for number in range(up + down)]
+def links(up: int, down: int, **errors: int) -> list[dict[str, Any]]:
+    counted = {name: errors.get(name) for name in ("replay_errors", "recovery_errors", "crc_errors")}
+    return [{"link": number, "active": number < up, "speed_gb_per_s": None, **counted} for number in range(up + down)]
 
 
 # Judgement of the facts
@@ -370,6 +371,28 @@ def test_a_gpu_without_any_link_where_neighbours_have_some() -> None:
     assert codes(verdict_of(facts)) == [("nvlink_down", "warning")]
     facts["gpus"][0]["nvlinks"] = None  # in MIG mode nobody knows them
     assert codes(verdict_of(facts)) == []
+
+
+def test_links_that_had_to_be_brought_up_again() -> None:
+    facts = facts_of(1, nvlinks=links(2, 0, recovery_errors=0, replay_errors=900, crc_errors=7))
+    assert codes(verdict_of(facts)) == []
+    facts["gpus"][0]["nvlinks"][1]["recovery_errors"] = 3
+    result = verdict_of(facts)
+    assert codes(result) == [("nvlink_errors", "warning")]
+    (problem,) = result["problems"]
+    assert (problem["uuid"], problem["action"]) == (UUIDS[0], "check_nvlink")
+    assert problem["found"] == "NVLinks brought up again since the driver was loaded: 1 (3 times)"
+    assert problem["expected"] == "at most 0 times a link"
+    assert codes(verdict_of(facts, nvlink_recoveries_max=3)) == []
+
+
+@pytest.mark.parametrize("counter", ["replay_errors", "crc_errors"])
+def test_links_with_more_errors_than_allowed(counter: str) -> None:
+    facts = facts_of(1, nvlinks=links(1, 0, **{counter: 8}))
+    (problem,) = verdict_of(facts, nvlink_errors_max=7)["problems"]
+    assert problem["code"] == "nvlink_errors"
+    assert problem["found"] == "NVLinks with damaged or repeated data since the driver was loaded: 0 (8 times)"
+    assert codes(verdict_of(facts, nvlink_errors_max=8)) == codes(verdict_of(facts)) == []
 
 
 def test_links_are_compared_with_neighbours_of_the_same_model() -> None:

@@ -871,12 +871,32 @@ def test_mig_devices_of_the_listing_call_come_from_the_list_alone() -> None:
     assert other["mig_devices"] is None
 
 
+NVLINK_ERRORS = ("replay_errors", "recovery_errors", "crc_errors")
+
+
 def test_nvlinks_are_read() -> None:
     links = nvidia_smi.parse_nvlink_status((CORPUS / "590.48.01-h200.nvlink.txt").read_text(encoding="utf-8"))
     (found,) = links.values()
     assert found is not None
     assert len(found) == 18
-    assert found[17] == {"link": 17, "active": True, "speed_gb_per_s": 26.562}
+    assert found[17] == {"link": 17, "active": True, "speed_gb_per_s": 26.562} | dict.fromkeys(NVLINK_ERRORS)
+
+
+def test_errors_of_nvlinks_are_read() -> None:
+    text = (CORPUS / "580.159.04-2x-h100.nvlink.txt").read_text(encoding="utf-8")
+    first, second = nvidia_smi.parse_nvlink_status(text).values()
+    assert first == second
+    assert first is not None
+    assert len(first) == 18
+    assert first[17] == {"link": 17, "active": True, "speed_gb_per_s": 26.562} | dict.fromkeys(NVLINK_ERRORS, 0)
+    text = text.replace("Link 3: Recovery Errors: 0", "Link 3: Recovery Errors: 18446744073709551615", 1)
+    text = text.replace("Link 4: CRC Errors: 0", "Link 4: CRC Errors: N/A", 1)
+    changed = nvidia_smi.parse_nvlink_status(text)
+    first, second = changed.values()
+    assert first is not None
+    assert (first[3]["recovery_errors"], first[3]["replay_errors"]) == (18446744073709551615, 0)
+    assert (first[4]["crc_errors"], first[4]["recovery_errors"]) == (None, 0)
+    assert second == first[:3] + second[3:5] + first[5:]  # type: ignore[index]
 
 
 @pytest.mark.parametrize(("recording", "links"), [("595.80-l40s", []), ("590.48.01-h200-mig", None)])
@@ -888,13 +908,13 @@ def test_no_nvlinks_and_unknown_nvlinks_differ(recording: str, links: list[objec
 def test_inactive_nvlink() -> None:
     text = "GPU 0: X (UUID: GPU-1)\n\t Link 0: <inactive>\n"
     assert nvidia_smi.parse_nvlink_status(text) == {
-        "GPU-1": [{"link": 0, "active": False, "speed_gb_per_s": None}],
+        "GPU-1": [{"link": 0, "active": False, "speed_gb_per_s": None} | dict.fromkeys(NVLINK_ERRORS)],
     }
 
 
 def test_damaged_nvlink_is_refused() -> None:
     assert refused(nvidia_smi.parse_nvlink_status, "GPU 0: X (UUID: GPU-1)\n\t Link 0: 26.5") == (
-        "nvidia-smi nvlink -s printed a line that is no link's state: 'Link 0: 26.5'."
+        "nvidia-smi nvlink -s -e printed a line that is no link's state: 'Link 0: 26.5'."
     )
 
 

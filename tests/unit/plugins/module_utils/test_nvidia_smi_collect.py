@@ -35,7 +35,7 @@ QUERY = (
 FULL = ("-q", "-x")
 VERSION = ("--version",)
 LIST = ("-L",)
-NVLINK = ("nvlink", "-s")
+NVLINK = ("nvlink", "-s", "-e")
 DEFAULT = resolve_subsets(nvidia_smi.DEFAULT_SUBSETS)
 ALL = resolve_subsets(["all"])
 LOST = "Unable to determine the device handle for GPU 0000:0B:00.0: GPU is lost.  Reboot the system to recover this GPU"
@@ -146,6 +146,13 @@ def test_nvlink_alone_needs_no_full_query(tmp_path: Path) -> None:
     facts = collect(resolve_subsets(["nvlink"]), run=run, root=str(tmp_path))
     assert run.calls == [[QUERY, VERSION, NVLINK]]
     assert len(facts["gpus"][0]["nvlinks"]) == 18
+
+
+def test_links_of_a_driver_that_refuses_to_tell_errors(tmp_path: Path) -> None:
+    links = f"GPU 0: X (UUID: {H100_UUID})\n Link 0: 26.562 GB/s\n"
+    run = Recorder({FULL: (0, H100), NVLINK: (2, "Option -e is not recognized."), NVLINK[:2]: (0, links)})
+    (gpu,) = collect(ALL, run=run, root=str(tmp_path))["gpus"]
+    assert [(link["active"], link["recovery_errors"]) for link in gpu["nvlinks"]] == [(True, None)]
 
 
 @pytest.mark.parametrize("answer", [(255, "ERROR"), (0, f"GPU 0: X (UUID: {H100_UUID})\n Link 0: dam"), (None, "")])

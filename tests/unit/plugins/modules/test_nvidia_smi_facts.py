@@ -67,7 +67,7 @@ def fake(tmp_path: Path) -> Fake:
     fake.answer("full", (CORPUS / "580.159.04-h100-queried.xml").read_text(encoding="utf-8"))
     fake.answer("query", (CORPUS / "580.159.04-h100-queried.csv").read_text(encoding="utf-8").strip() + ", P0\n")
     fake.answer("version", (CORPUS / "580.159.04-h100-queried.version.txt").read_text(encoding="utf-8"))
-    fake.answer("nvlinks", "")
+    fake.answer("nvlinkse", "")
     return fake
 
 
@@ -93,7 +93,7 @@ def test_default_run(fake: Fake) -> None:
 
 def test_full_run(fake: Fake) -> None:
     facts = facts_of(run_module(fake.folder, gather_subset=["all"]))
-    assert fake.calls == ["C|-q -x", "C|nvlink -s"]
+    assert fake.calls == ["C|-q -x", "C|nvlink -s -e"]
     gpu = facts["gpus"][0]
     assert (gpu["power_draw_w"], gpu["ecc"]["mode"], gpu["nvlinks"]) == (70.53, "Enabled", [])
 

@@ -9,9 +9,13 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.simulator.cache import ROOT
 from tests.simulator.gpu import faults
 
 from .conftest import FIXTURES, PROFILES, Node
+
+# What real ones have answered, which parsers are held to as well.
+RECORDED = ROOT / "tests/unit/plugins/module_utils/nvidia_smi_corpus"
 
 MakeNode = Callable[[str], Node]
 
@@ -283,6 +287,20 @@ def test_topology(node: MakeNode) -> None:
 def test_topology_without_nvlink(node: MakeNode) -> None:
     lines = node("t4-x4").output("topo", "-m").splitlines()
     assert lines[2].split("\t")[:5] == ["GPU1", "PHB", " X ", "PHB", "PHB"]
+
+
+def test_errors_of_nvlinks(node: MakeNode) -> None:
+    """The recording has two GPUs, of another machine."""
+    machine = node("h100-x8")
+    recorded = (RECORDED / "580.159.04-2x-h100.nvlink.txt").read_text()
+    uuids = iter(re.findall(r"UUID: (\S+)\)", machine.output("-L")))
+    wanted = re.sub(r"UUID: \S+\)", lambda _: f"UUID: {next(uuids)})", recorded)
+    assert machine.output("nvlink", "-s", "-e", "-i", "0,1") == wanted
+    assert machine.output("nvlink", "-e", "-i", "0,1") == re.sub(r"\t Link \d+: 26.562 GB/s\n", "", wanted)
+    machine.change(lambda profile: faults.set_value(profile, 1, "nvlink.recovery_errors.7", "3"))
+    changed = machine.output("nvlink", "-s", "-e", "-i", "0,1")
+    assert changed.count("Link 7: Recovery Errors: 3\n") == 1
+    assert changed.replace("Recovery Errors: 3\n", "Recovery Errors: 0\n") == wanted
 
 
 def test_mig_listings(node: MakeNode) -> None:
