@@ -364,8 +364,17 @@ API int cuCtxPopCurrent_v2(struct context **out)
 static size_t room(const struct context *context)
 {
     double used = number(context->device, "fb_memory_usage.used", 0.0) * context->device->share;
-    double all = (context->device->memory_mib - used) * MIB;
+    double all, held = 0.0;
 
+    /* What other processes hold; a MIG device has only its own. */
+    for (unsigned int i = 0; held >= 0.0 && context->device->share == 1.0; i++) {
+        char key[64];
+
+        snprintf(key, sizeof(key), "processes.%u.used_memory", i);
+        held = number(context->device, key, -1.0);
+        used += held > 0.0 ? held : 0.0;
+    }
+    all = (context->device->memory_mib - used) * MIB;
     for (int i = 0; i < MAX_CONTEXTS; i++)
         if (contexts[i] && contexts[i]->device == context->device)
             all -= (double)contexts[i]->used;
