@@ -284,20 +284,21 @@ def test_wrong_options(machine: Callable[[str], Machine], wrong: dict[str, Any])
 
 
 def test_as_the_payload_of_a_job(node: MakeNode) -> None:
-    """The file alone, in a container that was given one GPU."""
+    """The file alone, in a container that was given one GPU, whose memory is nearly full."""
     made = node("h200-x2")
+    made.change(lambda it: faults.add_process(it, 0, 4242, "train", 142000))
     uuid = faults.value(made.profile, 0, "uuid")
     assert uuid is not None
     script = Path(measuring.__file__)
     done = made.run(
-        sys.executable, "-I", str(script), "--level", "quick", "--memory-share", str(SMALL), "--format", "json",
+        sys.executable, "-I", str(script), "--level", "quick", "--format", "json",
         extra={"NVIDIA_VISIBLE_DEVICES": uuid},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert [device["uuid"] for device in answer["devices"]] == [uuid] and answer["devices"][0]["error"] is None
     made.change(lambda it: faults.compute_wrongly(it, 0))
-    done = made.run(sys.executable, str(script), "--memory-share", str(SMALL), "--devices", uuid)
+    done = made.run(sys.executable, str(script), "--devices", uuid)
     assert done.returncode == 1 and "fp32: " in done.stdout
 
 
