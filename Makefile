@@ -26,7 +26,7 @@ help:
 setup: $(ENVIRONMENT) $(COLLECTION)
 
 $(ENVIRONMENT): pyproject.toml tests/setup.sh
-	@PYTHON="$(PYTHON)" sh tests/setup.sh $(VENV) test lint
+	@PYTHON="$(PYTHON)" sh tests/setup.sh $(VENV) test lint windows
 	@touch $@ $(ANSIBLE)
 
 $(ANSIBLE): pyproject.toml tests/setup.sh

@@ -11,7 +11,7 @@ if [ -z "$other" ]; then
 fi
 venv=.venv-$("$other" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 if [ ! -e "$venv/.installed" ] || [ pyproject.toml -nt "$venv/.installed" ]; then
-    PYTHON="$other" sh tests/setup.sh "$venv" unit
+    PYTHON="$other" sh tests/setup.sh "$venv" unit windows
     touch "$venv/.installed"
 fi
 echo "test: unit tests with $("$venv/bin/python" --version) and $("$venv/bin/ansible" --version | sed -n 1p)"

@@ -19,12 +19,16 @@ if ! "$python" -m venv --help >/dev/null 2>&1 || ! "$python" -c 'import ensurepi
 fi
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
 groups=""
-for group; do groups="$groups --group $group"; done
+windows=""
+for group; do
+    if [ "$group" = windows ]; then windows=$venv/windows; else groups="$groups --group $group"; fi
+done
 echo "setup: $("$venv/bin/python" --version), installing$groups into $venv"
 "$venv/bin/python" -m pip install --quiet --upgrade "pip>=25.1"
 # Of Ansible's collections few are used; Python compiles what is.
 # shellcheck disable=SC2086 # a list of options
 "$venv/bin/python" -m pip install --quiet --no-compile $groups
+[ -z "$windows" ] || "$venv/bin/python" -m pip install --quiet --upgrade --target "$windows" --group windows
 
 # Molecule looks for Ansible's commands on PATH; here it finds them although nobody has activated this environment.
 if [ -e "$venv/bin/molecule" ]; then

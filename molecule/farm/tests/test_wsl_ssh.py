@@ -21,6 +21,7 @@ from tests.simulator import community_general, farm
 from tests.simulator.cache import ROOT
 from tests.simulator.docker import docker
 from tests.simulator.farm import jobs
+from tests.simulator.windows import PACKAGES
 from tests.simulator.windows.sshd import Sshd
 from tests.testinfra import playbooks
 from tests.testinfra.helpers import boot_id, wait_for
@@ -53,7 +54,7 @@ def inventory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def play(inventory: Path, playbook: str, *options: str, collections: Path | None = None) -> playbooks.Run:
-    environment = playbooks.environment(FARM)
+    environment = playbooks.environment(FARM) | {"PYTHONPATH": str(PACKAGES)}
     if collections:
         environment["ANSIBLE_COLLECTIONS_PATH"] += f":{collections}"
     result = subprocess.run(

@@ -4,11 +4,13 @@
 """Has one of a thousand runs of Ansible do once what each would do again; it changes when work is done, not which.
 
 A module that one run has packed is there for the next, as it is for the next task of the same run. Plugins of
-templates, which each process of a task would load for itself, are loaded by its parent.
+templates, which each process of a task would load for itself, are loaded by its parent. Nobody looks for garbage in
+a run that ends soon.
 """
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import importlib
 import shutil
@@ -56,6 +58,8 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        gc.disable()
+        gc.freeze()
         # One of a collection has all of it read.
         for name in ("ansible.builtin.default", "gpufarm.core.has_path", "community.crypto.x509_certificate_info"):
             with suppress(KeyError):

@@ -21,7 +21,7 @@ from ansible_collections.gpufarm.core.plugins.plugin_utils import wsl as asking
 
 from tests.simulator import community_general
 from tests.simulator.tools import BuildError
-from tests.simulator.windows import powershell
+from tests.simulator.windows import PACKAGES, powershell
 from tests.simulator.windows.host import PROGRAM_FILES, SYSTEM32, Distribution, Machine, Windows
 from tests.simulator.windows.sshd import PATIENCE, Sshd, can_have_users
 
@@ -633,7 +633,10 @@ def test_tasks_run_in_the_distributions_of_machines_of_either_shell_and_any_lang
         [Path(sys.executable).with_name("ansible"), "-i", LAB, "gaming-pc-Ubuntu-24.04:workstation-Debian",
          "-m", "ansible.builtin.command", "-a", json.dumps({"argv": ["echo", said]})],
         cwd=ROOT, capture_output=True, text=True, check=False,
-        env={**os.environ, "ANSIBLE_COLLECTIONS_PATH": f"{ROOT / '.collections'}:{community_general.newer()}"},
+        env={
+            **os.environ, "ANSIBLE_COLLECTIONS_PATH": f"{ROOT / '.collections'}:{community_general.newer()}",
+            "PYTHONPATH": str(PACKAGES),
+        },
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     for name in ("Ubuntu-24.04", "Debian"):

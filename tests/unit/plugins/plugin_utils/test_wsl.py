@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import importlib
 import json
 import os
 import re
@@ -20,7 +21,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils import wsl as module_
 from ansible_collections.gpufarm.core.plugins.plugin_utils import wsl
 
 from tests.simulator.tools import BuildError
-from tests.simulator.windows import openssh, powershell
+from tests.simulator.windows import PACKAGES, openssh, powershell
 from tests.simulator.windows import wsl as simulated
 from tests.simulator.windows.host import HANGS, PROGRAM_FILES, SYSTEM32, Distribution, Machine, Windows
 from tests.simulator.windows.sshd import PATIENCE, Sshd, can_have_users
@@ -781,7 +782,8 @@ def test_pypsrp_is_needed_for_its_hosts_only(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_pypsrps_own_client_takes_what_it_is_given(windows: Windows, monkeypatch: pytest.MonkeyPatch) -> None:
-    client = pytest.importorskip("pypsrp.client", reason="pypsrp is not installed")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(PACKAGES)])
+    client = importlib.import_module("pypsrp.client")
     scripts: list[str] = []
 
     def execute_ps(_client: object, script: str) -> tuple[str, Any, bool]:
