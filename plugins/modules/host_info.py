@@ -161,7 +161,8 @@ files:
       type: str
       sample: da39a3ee5e6b4b0d3255bfef95601890afd80709
 certificates:
-  description: By path, the first certificate in each of O(certificates) that has one, in PEM; of a key nothing is told.
+  description: >-
+    By path, the first certificate in each of O(certificates), in PEM, null where there is none; of a key nothing is told.
   type: dict
   returned: success
   sample: {/etc/nomad.d/tls/agent.pem: "-----BEGIN CERTIFICATE-----\nMIIB...\n-----END CERTIFICATE-----"}
@@ -302,13 +303,9 @@ def look_at_files(patterns: list[str]) -> list[dict[str, Any]]:
     return found
 
 
-def certificates(paths: list[str]) -> dict[str, str]:
-    found = {}
-    for path in paths:
-        match = CERTIFICATE.search(content_of(path) or b"")
-        if match:
-            found[path] = match[0].decode("ascii")
-    return found
+def certificate_of(path: str) -> str | None:
+    match = CERTIFICATE.search(content_of(path) or b"")
+    return match[0].decode("ascii") if match else None
 
 
 def errors_of(paths: list[str], read: Callable[[str], Any]) -> dict[str, str]:
@@ -399,7 +396,7 @@ def main() -> None:
         clock={"asked_at": params["asked_at"], "host": now},
         user_id=os.getuid(),
         files=look_at_files(params["files"]),
-        certificates=certificates(params["certificates"]),
+        certificates={path: certificate_of(path) for path in params["certificates"]},
         json_errors=errors_of(params["json_files"], json.loads),
         toml_errors=errors_of(params["toml_files"], tomllib.loads) if tomllib else {},
         keyrings={path: keys_of(path) for path in params["keyrings"]},

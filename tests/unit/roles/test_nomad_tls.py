@@ -45,7 +45,7 @@ def node(secrets: Path, there: str = "", ca: str = "CA", key_mode: str = "0600",
     found = role_helper.host(f"{TLS}/ca.pem", f"{TLS}/agent-key.pem", certificates={})
     found["files"][0]["checksum"] = hashlib.sha1(ca.encode()).hexdigest()  # noqa: S324 # as find tells it
     found["files"][1]["mode"] = key_mode
-    found["certificates"] = {f"{TLS}/agent.pem": there} if there else {}
+    found["certificates"] = {f"{TLS}/agent.pem": there or None}
     return {
         "nomad_tls": "generate", "nomad_secrets_dir": str(secrets), "inventory_hostname": "t4",
         "ansible_host": "t4.example", "groups": {}, "hostvars": {}, "_common_host": found, **given,
@@ -265,6 +265,8 @@ def test_gossip_of_a_new_farm_is_encrypted_and_that_of_others_stays_as_it_is(sec
 def test_an_agent_is_asked_without_tls_only_where_it_is_known_to_have_no_certificate(secrets: Path) -> None:
     unseen = node(secrets)
     del unseen["_common_host"]
+    seen = node(secrets)
+    seen["_common_host"]["certificates"] = {}
     cases = [
         (node(secrets), "http"),
         (node(secrets, __nomad_started_anew=True), "https"),
@@ -273,6 +275,8 @@ def test_an_agent_is_asked_without_tls_only_where_it_is_known_to_have_no_certifi
         (node(secrets, certificate(NAMES)), "https"),
         # health.yml and upgrade.yml ask before anyone has looked.
         (unseen, "https"),
+        # node_tuning and nvidia_mig have looked, and for no certificate.
+        (seen, "https"),
         ({**unseen, "ansible_check_mode": True}, "https"),
         ({**unseen, "nomad_tls": "off"}, "http"),
     ]
