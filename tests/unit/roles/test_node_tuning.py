@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -333,66 +330,6 @@ def test_no_boot_for_entries_that_lack_the_argument() -> None:
     assert value("__node_tuning_unready", SAID.replace("sda1 ro quiet", "sda1 ro iommu=pt"), **given) == ""
     assert value("__node_tuning_unready", SAID.replace("vmlinuz ro", "vmlinuz iommu=pt ro"), **given) == ""
     assert value("__node_tuning_unready") == ""
-
-
-@pytest.mark.parametrize(
-    ("servers", "playing", "turns"),
-    [
-        (["s1", "s2", "s3"], ["s3", "s2", "s1", "gpu1"], ["s1", "s3"]),
-        # One that has failed, or that --limit leaves out, is not waited for.
-        (["s1", "s2", "s3"], ["s3", "s2", "gpu1"], ["s3"]),
-        # Nobody is left to wait for.
-        (["s1"], ["s1", "gpu1"], []),
-        (["other1", "other2"], ["s1", "gpu1"], []),
-    ],
-)
-def test_servers_restart_one_after_the_other(servers: list[str], playing: list[str], turns: list[str]) -> None:
-    due = {"__node_tuning_due": True}
-    hosts = {"s1": due, "s2": {"__node_tuning_due": False}, "s3": due, "gpu1": due, "other1": {}, "other2": {}}
-    known: dict[str, Any] = {"groups": {"nomad_servers": servers}, "ansible_play_hosts": playing, "hostvars": hosts}
-    assert value("__node_tuning_turns", **known) == turns
-    assert value("__node_tuning_turns", **{**known, "groups": {"m": servers}}, nomad_servers_group="m") == turns
-    assert value("__node_tuning_turns", **{**known, "groups": {}}) == []
-
-
-def test_a_server_restarts_in_its_turn_alone(tmp_path: Path) -> None:
-    """Hosts of which two are servers, none with an agent yet; what restarts them is replaced by a note.
-
-    One host's boot entries lack the argument, and it does not restart.
-    """
-    roles = tmp_path / "roles"
-    shutil.copytree(ROLE, roles / "tuning")
-    command = f"for at in from to; do echo $at {{{{ inventory_hostname }}}} >>{tmp_path}/order; sleep 0.5; done"
-    note = {"ansible.builtin.shell": command}
-    (roles / "tuning/tasks/reboot.yml").write_text(json.dumps([note]), encoding="ascii")
-    main = yaml.safe_load((ROLE / "tasks/main.yml").read_text(encoding="ascii"))
-    boots = [task for task in main if task["name"].startswith(("Boot ", "Require boot entries"))]
-    known = yaml.safe_load((ROLE / "vars/main.yml").read_text(encoding="ascii"))
-    known["__node_tuning_unready"] = "{{ lacking | default('') }}"
-    (roles / "tuning/vars/main.yml").write_text(json.dumps(known), encoding="ascii")
-    (roles / "tuning/tasks/main.yml").write_text(json.dumps(boots), encoding="ascii")
-    given = {
-        "__node_tuning_due": True, "ansible_connection": "local", "ansible_python_interpreter": sys.executable,
-        "__node_tuning_host": {"units": {"nomad.service": {"enabled": "", "active": ""}}},
-    }  # fmt: skip
-    hosts = {
-        "all": {
-            "vars": given,
-            "hosts": {"gpu1": {}, "gpu2": {"lacking": "entries lack it"}},
-            "children": {"nomad_servers": {"hosts": {"s2": {}, "s1": {}}}},
-        }
-    }
-    (tmp_path / "hosts.yml").write_text(json.dumps(hosts), encoding="ascii")
-    play = [{"hosts": "all", "gather_facts": False, "roles": [{"role": "tuning"}]}]
-    (tmp_path / "play.yml").write_text(json.dumps(play), encoding="ascii")
-    ran = subprocess.run(
-        [str(Path(sys.executable).with_name("ansible-playbook")), "-i", "hosts.yml", "play.yml"],
-        cwd=tmp_path, env={**os.environ, "ANSIBLE_CONFIG": str(ROLES.parent / "ansible.cfg")},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert ran.returncode == 2 and "msg: 'gpu2: entries lack it'" in ran.stdout, ran.stdout + ran.stderr
-    order = (tmp_path / "order").read_text(encoding="ascii").splitlines()
-    assert order == [f"{at} {name}" for name in ("gpu1", "s2", "s1") for at in ("from", "to")]
 
 
 def test_a_limit_in_kib_is_one_in_bytes_of_the_kernel() -> None:

@@ -97,7 +97,6 @@ def test_systemd_is_reloaded_for_a_changed_unit_alone() -> None:
     }
     assert reloads == {
         "Restart Nomad": "{{ __nomad_unit_unread }}",
-        "Restart this server": "{{ __nomad_unit_unread }}",
         # That was one already.
         "Have Nomad enabled and running": "{{ __nomad_unit_unread and not __nomad_restarted_now }}",
         # By the shell, where the unit has gone with its node.
