@@ -25,6 +25,8 @@ UNITS = {"docker.service": {"enabled": "disabled", "active": "inactive"}}
         ("container_toolkit", "engines", {
             "__container_toolkit_engine_packages": [NOBODYS], "__container_toolkit_stopped": [],
         }),
+        ("nomad_client", "bridge", {"__nomad_client_cni_wanted": [NOBODYS], "__nomad_client_cni_paths": ["/nowhere"]}),
+        ("_common", "packages", {"common_packages": [NOBODYS], "common_packages_for": "setpci"}),
     ],
 )  # fmt: skip
 def test_packages_that_are_missing_would_come(tmp_path: Path, role: str, entry: str, given: dict[str, object]) -> None:
@@ -38,6 +40,7 @@ def test_packages_that_are_missing_would_come(tmp_path: Path, role: str, entry: 
                 "name": f"gpufarm.core.{role}", "tasks_from": f"{entry}.yml", "rolespec_validate": False,
             }},
         ],
+        "handlers": [{"name": "Restart Nomad", "ansible.builtin.debug": {"msg": "notified"}}],
     }  # fmt: skip
     (tmp_path / "play.yml").write_text(json.dumps([play]), encoding="utf-8")
     variables = {
@@ -54,3 +57,4 @@ def test_packages_that_are_missing_would_come(tmp_path: Path, role: str, entry: 
     )  # fmt: skip
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert re.search(r"^localhost +: .* changed=1 ", ran.stdout, re.MULTILINE), ran.stdout
+    assert ("notified" in ran.stdout) is (role == "nomad_client")
