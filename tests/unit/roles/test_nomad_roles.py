@@ -426,12 +426,55 @@ def test_clients_are_introduced_from_nomad_1_11_on(tmp_path: Path) -> None:
 
 
 def test_versions_that_never_report_devices_are_refused(tmp_path: Path) -> None:
-    cases = [
-        region_server("e1", tmp_path, nomad_tls="off", nomad_version=version) for version in ("1.4.3", "1.7.7", "1.8.0")
-    ]
-    *old, first = role_helper.values("__nomad_refusal", ["nomad", "_common"], cases)
-    assert [told.split(" Expected: ")[0] for told in old] == ["nomad_version is 1.4.3.", "nomad_version is 1.7.7."]
-    assert "Next step: set a newer nomad_version." in old[0] and not first
+    versions = ("1.4.3", "1.6.10", "1.7.0", "1.7.7", "1.8.0")
+    cases = [region_server("e1", tmp_path, nomad_tls="off", nomad_version=version) for version in versions]
+    *old, first, second, third = role_helper.values("__nomad_refusal", ["nomad", "_common"], cases)
+    assert [told.split(" Expected: ")[0] for told in old] == ["nomad_version is 1.4.3.", "nomad_version is 1.6.10."]
+    assert "Next step: set a newer nomad_version." in old[0] and [first, second, third] == ["", "", ""]
+
+
+@pytest.mark.parametrize(
+    ("version", "kind"),
+    [("1.7.0", "exec"), ("1.7.7", "exec"), ("1.8.0", "notify"), ("1.9.7", "notify"), ("1.11.3", "notify")],
+)
+def test_systemd_waits_for_an_agent_that_says_when_it_is_ready(version: str, kind: str) -> None:
+    assert [line for line in unit(nomad_version=version) if line.startswith("Type=")] == [f"Type={kind}"]
+
+
+# All that the roles write by themselves and Nomad 1.7 knows, by its CHANGELOG.
+SINCE_1_7 = {
+    "name", "region", "datacenter", "data_dir", "plugin_dir", "bind_addr", "log_level", "disable_update_check",
+    "leave_on_interrupt", "leave_on_terminate", "advertise", "tls", "acl", "telemetry",
+}  # fmt: skip
+CLIENT_SINCE_1_7 = {
+    "enabled", "servers", "node_class", "node_pool", "reserved", "drain_on_shutdown", "meta", "cni_path", "host_volume",
+}  # fmt: skip
+SERVER_SINCE_1_7 = {"enabled", "authoritative_region", "bootstrap_expect", "server_join"}
+
+
+@pytest.mark.parametrize("version", ["1.7.0", "1.9.7", "1.10.5", "1.11.3"])
+def test_an_agent_is_told_nothing_that_its_version_does_not_know(version: str, tmp_path: Path) -> None:
+    case = region_server("e1", tmp_path, nomad_tls="off", nomad_version=version)
+    roles = ["_common", "nomad", "nomad_server", "nomad_client"]
+
+    def written(name: str, part: str | None = None) -> set[str]:
+        (found,) = role_helper.values(name, roles, [case])
+        return {key for key, value in (found[part] if part else found).items() if value is not None}
+
+    assert written("__nomad_config") <= SINCE_1_7
+    assert written("__nomad_client_config", "client") <= CLIENT_SINCE_1_7
+    assert written("__nomad_server_config", "server") <= SERVER_SINCE_1_7
+
+
+def test_nomad_1_9_7_with_the_plugins_release_1_1_0(tmp_path: Path) -> None:
+    """What a blog of Nomad on WSL installs."""
+    given = {
+        "nomad_version": "1.9.7", "nomad_device_nvidia_version": "1.1.0", "ansible_check_mode": False,
+        "ansible_facts": {"architecture": "x86_64", "nvidia_smi": {"available": True}},
+    }  # fmt: skip
+    cases = [region_server("e1", tmp_path, nomad_tls="off", **given)]
+    for name in ("__nomad_refusal", "__nomad_device_nvidia_refusal"):
+        assert role_helper.values(name, ["_common", "nomad", "nomad_device_nvidia"], cases) == [""], name
 
 
 def test_a_package_that_restarts_the_agent_is_refused(tmp_path: Path) -> None:
