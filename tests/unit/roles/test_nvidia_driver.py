@@ -15,7 +15,10 @@ LOCKS = """\
 nvidia-open-3:580.95.05-1.el10.*
 kmod-nvidia-open-dkms-3:580.95.05-1.el10.*
 nvidia-driver-3:570.195.03-1.el10.*
-bash-0:5.2.26-4.el10.*"""
+bash-0:5.2.26-4.el10.*
+nvidia-container-toolkit-0:1.18.2-1.*
+libnvidia-container1-0:1.18.2-1.*
+cuda-drivers-0:570.195.03-1.el10.*"""
 
 
 def value(name: str, **given: Any) -> Any:
@@ -130,7 +133,10 @@ def test_locks_that_rhel_10_has() -> None:
         "__nvidia_driver_locks": {"stdout_lines": LOCKS.splitlines()},
         "platform": "RedHat: RedHat 10.0",
     }
-    assert value("__nvidia_driver_locks_of_others", **given) == ["nvidia-driver-3:570.195.03-1.el10.*"]
+    assert sorted(value("__nvidia_driver_locks_of_others", **given)) == [
+        "cuda-drivers-0:570.195.03-1.el10.*",
+        "nvidia-driver-3:570.195.03-1.el10.*",
+    ]
     assert value("__nvidia_driver_branch_is_new", **given) is False
     assert value("__nvidia_driver_branch_is_new", nvidia_driver_branch="590", **given) is True
     assert value("__nvidia_driver_branch_is_other", **given) is True

@@ -65,7 +65,8 @@ def test_every_combination_is_decided(platform: str, architecture: str) -> None:
         ("RedHat: RedHat 9", "570", "open", "`nvidia-open`", "`dnf --assumeyes module enable nvidia-driver:570-open`"),
         ("RedHat: Rocky 9", "580", "proprietary", "`cuda-drivers`",
          "`dnf --assumeyes module enable nvidia-driver:580-dkms`"),
-        ("RedHat: AlmaLinux 10", "580", "open", "`nvidia-open`", "`dnf --assumeyes versionlock add *nvidia*580*`"),
+        ("RedHat: AlmaLinux 10", "580", "open", "`nvidia-open`",
+         "`dnf --assumeyes versionlock add *nvidia*580* cuda-drivers*580*`"),
     ],
 )  # fmt: skip
 def test_the_driver_of_a_branch_and_what_keeps_it(
