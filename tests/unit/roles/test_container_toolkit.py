@@ -372,3 +372,22 @@ def test_a_podman_that_is_there_is_refused_before_anything_changes(package: str,
     found = value("__container_toolkit_refusal", **given)
     assert found.startswith(told) and bool(found) is bool(told), found
     assert value("__container_toolkit_refusal", **{**given, "container_toolkit_engines": ["docker"]}) == ""
+
+
+@pytest.mark.parametrize(
+    ("platform", "there", "told"),
+    [
+        ("Ubuntu 22.04", "", "Podman is 3.4.4. Expected: 4.1 or newer"),
+        ("Ubuntu 24.04", "", ""),
+        ("Debian 12", "", ""),
+        # Not that of the distribution: it is asked for its version when it runs.
+        ("Ubuntu 22.04", "/usr/local/bin/podman", ""),
+    ],
+)
+def test_a_podman_that_is_only_to_come_is_refused_before_anything_changes(platform: str, there: str, told: str) -> None:
+    given = {
+        "ansible_facts": role_helper.facts(f"Debian: {platform}"), "container_toolkit_engines": ["podman"],
+        "_common_host": role_helper.host(programs={"podman": there}),
+    }  # fmt: skip
+    found = value("__container_toolkit_refusal", **given)
+    assert found.startswith(told) and bool(found) is bool(told), found
