@@ -54,6 +54,12 @@ def test_groups_can_have_a_network_of_their_own(host: Host) -> None:
     }
 
 
+def test_the_agent_knows_who_makes_volumes_of_a_size(host: Host) -> None:
+    found = next(item for item in nomad_api(host, "/v1/nodes") if item["Name"] == "client-node")
+    attributes = nomad_api(host, f"/v1/node/{found['ID']}")["Attributes"]
+    assert {"plugins.host_volume.ext4-image.version", "plugins.host_volume.mkdir.version"} <= set(attributes)
+
+
 @pytest.mark.parametrize(
     ("path", "owner", "mode"),
     [

@@ -466,6 +466,16 @@ def test_an_agent_is_told_nothing_that_its_version_does_not_know(version: str, t
     assert written("__nomad_server_config", "server") <= SERVER_SINCE_1_7
 
 
+def test_volumes_that_users_create_need_nomad_1_10(tmp_path: Path) -> None:
+    cases = [
+        region_server("e1", tmp_path, nomad_tls="off", nomad_version=version, nomad_client_sized_volumes=asked)
+        for version, asked in (("1.9.7", False), ("1.10.0", True), ("1.9.7", True))
+    ]
+    *rest, told = role_helper.values("__nomad_client_refusal", ["_common", "nomad", "nomad_client"], cases)
+    assert rest == ["", ""]
+    assert told.startswith("nomad_client_sized_volumes is true, and nomad_version is 1.9.7. Expected: 1.10.0 or newer")
+
+
 def test_nomad_1_9_7_with_the_plugins_release_1_1_0(tmp_path: Path) -> None:
     """What a blog of Nomad on WSL installs."""
     given = {
