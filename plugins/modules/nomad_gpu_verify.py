@@ -225,83 +225,17 @@ waited_s:
   sample: 3.2
 """
 
-import dataclasses
 import platform
 import time
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufarm.core.plugins.module_utils import nomad, nomad_options
-from ansible_collections.gpufarm.core.plugins.module_utils.problem import Problem
-
-# The whole truth is in the returned values; a message that scrolls away helps nobody.
-MESSAGE_NODES = 30
-MESSAGE_PROBLEMS = 20
+from ansible_collections.gpufarm.core.plugins.module_utils import gpu_verdicts, nomad, nomad_options
+from ansible_collections.gpufarm.core.plugins.module_utils.gpu_verdicts import Expected, Look
+from ansible_collections.gpufarm.core.plugins.module_utils.problem import FoundError
 
 
-def read_counts(option: str, node: str, value: dict[str, Any]) -> dict[str, int]:
-    try:
-        return {str(name): int(number) for name, number in value.items()}
-    except (TypeError, ValueError):
-        raise nomad.NomadError(
-            found=f"'{option}' of node {node} is {value}",
-            expected="a dictionary of names with whole numbers",
-            next_step=f"correct 'expected[].{option}'",
-        ) from None
-
-
-def read_expected(items: list[dict[str, Any]]) -> list[nomad.Expected]:
-    """The option C(expected), checked."""
-    if not items:
-        raise nomad.NomadError(
-            found="the option 'expected' is empty, so nothing would be compared",
-            expected="at least one node",
-            next_step="name the nodes that must be there, or look why no node told its GPUs",
-        )
-    wanted = []
-    names: set[str] = set()
-    for item in items:
-        name = item["node"]
-        if name in names:
-            raise nomad.NomadError(
-                found=f"node {name} is twice in the option 'expected'",
-                expected="one entry a node",
-                next_step="merge the two entries, or check the inventory for hosts with the same name in Nomad",
-            )
-        names.add(name)
-        models = item["models"]
-        if not (models is None or isinstance(models, (dict, list))):
-            models = [str(models)]
-        profiles = item["mig_profiles"]
-        wanted.append(
-            nomad.Expected(
-                node=name,
-                count=item["count"],
-                uuids=None if item["uuids"] is None else tuple(item["uuids"]),
-                models=tuple(str(model) for model in models) if isinstance(models, list) else None,
-                model_counts=read_counts("models", name, models) if isinstance(models, dict) else None,
-                memory_mib_min=item["memory_mib_min"],
-                driver_version=item["driver_version"],
-                mig=item["mig"],
-                mig_profiles=None if profiles is None else read_counts("mig_profiles", name, profiles),
-            )
-        )
-    return wanted
-
-
-@dataclasses.dataclass(frozen=True)
-class Look:
-    """One comparison of the farm with what is expected."""
-
-    verdicts: list[nomad.NodeVerdict]
-    extra_nodes: list[str]
-
-    @property
-    def problems(self) -> list[Problem]:
-        return [problem for verdict in self.verdicts for problem in verdict.problems]
-
-
-def look_again(module: AnsibleModule, client: nomad.Client, wanted: list[nomad.Expected]) -> Look:
+def look_again(module: AnsibleModule, client: nomad.Client, wanted: list[Expected]) -> Look:
     """Look until everything is right or the time is over."""
     params = module.params
 
@@ -318,59 +252,10 @@ def look_again(module: AnsibleModule, client: nomad.Client, wanted: list[nomad.E
     return look
 
 
-def message(look: Look, waited: float) -> str:
-    """The table and the sentences, as long as somebody still reads them."""
-    failed = sum(1 for verdict in look.verdicts if verdict.problems)
-    problems = look.problems
-    lines = [f"{failed} of {len(look.verdicts)} nodes failed after {waited:.0f} s:", ""]
-    lines += [nomad.table(look.verdicts, MESSAGE_NODES), ""]
-    lines += [problem.message for problem in problems[:MESSAGE_PROBLEMS]]
-    if len(problems) > MESSAGE_PROBLEMS:
-        lines.append(f"... and {len(problems) - MESSAGE_PROBLEMS} more problems, see 'problems' in the result.")
-    return "\n".join(lines)
-
-
-def result_of(look: Look, waited: float) -> dict[str, Any]:
-    nodes = [
-        {
-            "name": verdict.name,
-            "id": verdict.id,
-            "status": verdict.status,
-            "verdict": verdict.verdict,
-            "gpus_expected": verdict.gpus_expected,
-            "gpus_found": verdict.gpus_found,
-            "problems": [dataclasses.asdict(problem) for problem in verdict.problems],
-        }
-        for verdict in look.verdicts
-    ]
-    return {
-        "changed": False,
-        "nodes": nodes,
-        "problems": [dataclasses.asdict(problem) for problem in look.problems],
-        "extra_nodes": look.extra_nodes,
-        "table": nomad.table(look.verdicts),
-        "waited_s": round(waited, 1),
-    }
-
-
 def argument_spec() -> dict[str, Any]:
     return {
         **nomad_options.argument_spec(),
-        "expected": {
-            "type": "list",
-            "elements": "dict",
-            "required": True,
-            "options": {
-                "node": {"type": "str", "required": True},
-                "count": {"type": "int"},
-                "uuids": {"type": "list", "elements": "str"},
-                "models": {"type": "raw"},
-                "memory_mib_min": {"type": "int"},
-                "driver_version": {"type": "str"},
-                "mig": {"type": "bool"},
-                "mig_profiles": {"type": "dict"},
-            },
-        },
+        "expected": gpu_verdicts.EXPECTED,
         "timeout": {"type": "int", "default": 120},
         "allow_extra_nodes": {"type": "bool", "default": True},
         "require_eligible": {"type": "bool", "default": False},
@@ -385,14 +270,14 @@ def main() -> None:
     )
     started = time.monotonic()
     try:
-        wanted = read_expected(module.params["expected"])
+        wanted = gpu_verdicts.read_expected(module.params["expected"])
         look = look_again(module, nomad.Client(nomad_options.connection_of(module.params)), wanted)
-    except nomad.NomadError as error:
+    except FoundError as error:
         module.fail_json(msg=f"{platform.node()}: {error}")
     waited = time.monotonic() - started
-    result = result_of(look, waited)
+    result = gpu_verdicts.result_of(look, waited)
     if result["problems"]:
-        module.fail_json(msg=f"{platform.node()}: {message(look, waited)}", **result)
+        module.fail_json(msg=f"{platform.node()}: {gpu_verdicts.message(look, waited)}", **result)
     module.exit_json(**result)
 
 

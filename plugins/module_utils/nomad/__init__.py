@@ -10,6 +10,7 @@ Ansible is needed, so that the health gate on the nodes uses it too.
 
 from __future__ import annotations
 
+from ansible_collections.gpufarm.core.plugins.module_utils.gpu_verdicts import Expected, NodeVerdict, table
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad.client import (
     DEFAULT_ADDRESS,
     Client,
@@ -20,12 +21,9 @@ from ansible_collections.gpufarm.core.plugins.module_utils.nomad.client import (
     skips_verification,
 )
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad.comparison import (
-    Expected,
-    NodeVerdict,
     compare,
     expected_of_facts,
     extra_gpu_nodes,
-    table,
 )
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad.nodes import (
     ALLOCATIONS_QUERY,

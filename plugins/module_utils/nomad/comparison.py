@@ -5,38 +5,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from ansible_collections.gpufarm.core.plugins.module_utils.gpu_verdicts import (
+    Expected,
+    NodeVerdict,
+    counted,
+    gpus_in_words,
+)
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad.nodes import Gpu, Node, rank
 from ansible_collections.gpufarm.core.plugins.module_utils.problem import Problem, problem_of
-from ansible_collections.gpufarm.core.plugins.module_utils.text import columns, numbered
-
-
-@dataclasses.dataclass(frozen=True)
-class Expected:
-    """What one node should have; None asks nothing."""
-
-    node: str
-    count: int | None = None
-    uuids: tuple[str, ...] | None = None
-    models: tuple[str, ...] | None = None
-    model_counts: Mapping[str, int] | None = None
-    memory_mib_min: int | None = None
-    driver_version: str | None = None
-    mig: bool | None = None
-    mig_profiles: Mapping[str, int] | None = None
-
-    @property
-    def number(self) -> int | None:
-        """How many GPUs that makes."""
-        if self.count is not None:
-            return self.count
-        if self.uuids is not None:
-            return len(self.uuids)
-        return None if self.model_counts is None else sum(self.model_counts.values())
 
 
 def expected_of_facts(facts: Mapping[str, Any], node: str, ignored: Iterable[str] = ()) -> dict[str, Any]:
@@ -66,22 +46,6 @@ def expected_of_facts(facts: Mapping[str, Any], node: str, ignored: Iterable[str
     if not divided and all(gpu["name"] for gpu in devices):
         expected["models"] = sorted({gpu["name"] for gpu in devices})
     return expected
-
-
-@dataclasses.dataclass
-class NodeVerdict:
-    """The judgement on one node."""
-
-    name: str
-    id: str | None
-    status: str | None
-    gpus_expected: int | None
-    gpus_found: int
-    problems: list[Problem]
-
-    @property
-    def verdict(self) -> str:
-        return "failed" if self.problems else "ok"
 
 
 def compare(
@@ -221,10 +185,6 @@ def _judge_gpus(wanted: Expected, node: Node) -> list[Problem]:
     return problems
 
 
-def gpus_in_words(number: int) -> str:
-    return f"{number} GPU" if number == 1 else f"{number} GPUs"
-
-
 def _judge_uuids(wanted: Expected, node: Node) -> list[Problem]:
     there = {gpu["uuid"].lower(): gpu["uuid"] for gpu in node["gpus"]}
     listed = {uuid.lower(): uuid for uuid in wanted.uuids or ()}
@@ -255,22 +215,18 @@ def _judge_uuids(wanted: Expected, node: Node) -> list[Problem]:
     return problems
 
 
-def _counted(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{number} x {model}" for model, number in sorted(counts.items()) if number) or "none"
-
-
 def _judge_models(wanted: Expected, node: Node) -> list[Problem]:
     found = Counter(gpu["model"] for gpu in node["gpus"])
     if wanted.model_counts is not None and dict(found) != {
         model: number for model, number in wanted.model_counts.items() if number
     }:
-        wish = _counted(wanted.model_counts)
+        wish = counted(wanted.model_counts)
     elif wanted.models is not None and set(found) != set(wanted.models):
         wish = f"the models {', '.join(sorted(set(wanted.models))) or 'none'}"
     else:
         return []
     next_step = "correct the expected models, or look for a GPU that was exchanged or is missing"
-    return [problem_of(wanted.node, "model_mismatch", _counted(found), wish, next_step)]
+    return [problem_of(wanted.node, "model_mismatch", counted(found), wish, next_step)]
 
 
 def _judge_mig(wanted: Expected, node: Node) -> list[Problem]:
@@ -284,7 +240,7 @@ def _judge_mig(wanted: Expected, node: Node) -> list[Problem]:
         found = Counter(gpu["mig_profile"] or "without a profile" for gpu in node["gpus"] if gpu["mig"])
         layout = {profile: number for profile, number in wanted.mig_profiles.items() if number}
         if dict(found) != layout:
-            return [problem_of(wanted.node, "mig_mismatch", _counted(found), _counted(layout), next_step)]
+            return [problem_of(wanted.node, "mig_mismatch", counted(found), counted(layout), next_step)]
     return []
 
 
@@ -366,20 +322,3 @@ def _duplicates(nodes: Iterable[Node]) -> Iterator[tuple[Node, Problem]]:
                     uuid=uuid,
                 ),
             )
-
-
-def table(verdicts: Iterable[NodeVerdict], limit: int | None = None) -> str:
-    """The verdicts as text in columns, failed nodes first; C(limit) counts lines of nodes."""
-    ordered = sorted(verdicts, key=lambda verdict: (not verdict.problems, verdict.name))
-    rows = [
-        (
-            verdict.name,
-            verdict.status or "-",
-            "-" if verdict.gpus_expected is None else str(verdict.gpus_expected),
-            str(verdict.gpus_found),
-            verdict.verdict,
-            numbered(Counter(problem.code for problem in verdict.problems)),
-        )
-        for verdict in ordered
-    ]
-    return columns(("NODE", "STATUS", "EXPECTED", "FOUND", "VERDICT", "PROBLEMS"), rows, limit)
