@@ -1,0 +1,276 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Kubernetes' API, asked by kubectl, which knows every way to log in: certificates, tokens, OIDC and programs.
+
+C(kubectl get --raw) hands on the apiserver's own JSON, whatever version kubectl has, so nothing depends on how it
+prints things.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import tempfile
+import time
+import urllib.parse
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ansible_collections.gpufarm.core.plugins.module_utils.commands import MAX_OUTPUT_BYTES, Command, run_commands
+from ansible_collections.gpufarm.core.plugins.module_utils.problem import FoundError
+from ansible_collections.gpufarm.core.plugins.module_utils.text import clean
+
+if TYPE_CHECKING:
+    from ansible_collections.gpufarm.core.plugins.module_utils.commands import Runner
+
+# A node with its list of images is 10 to 50 KB of JSON, so this is some MB.
+PAGE = 250
+# A list that grows too old between two pages is read anew.
+LISTS = 3
+# What kubectl itself may need on top of the request: a program that logs in, a slow disk.
+GRACE_S = 15.0
+TOLD_CHARS = 600
+
+
+@dataclasses.dataclass(frozen=True)
+class Connection:
+    """How to reach the cluster; what is None is kubectl's own default."""
+
+    kubeconfig: str | None = None
+    context: str | None = None
+    kubectl: str = "kubectl"
+    request_timeout: int = 30
+
+
+class KubernetesError(FoundError):
+    """Kubernetes could not be asked; the text says what was found, what was expected and what to do."""
+
+    def __init__(
+        self, found: str, expected: str, next_step: str, transient: bool = False, reason: str | None = None
+    ) -> None:
+        super().__init__(clean(found), expected, next_step)
+        self.transient = transient
+        self.reason = reason
+        """The apiserver's own word for it, such as C(Forbidden), where that was the answer."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Kind:
+    """How one kind of refusal is told."""
+
+    pattern: str
+    expected: str
+    next_step: str
+    transient: bool = False
+
+
+# In this order; what kubectl 1.32 says was read off it.
+_KINDS = (
+    _Kind(
+        r"^error: (context .* does not exist|stat |error loading config|no configuration has been provided)|"
+        r"current-context|invalid configuration",
+        "a kubeconfig with this context",
+        "correct kubeconfig and context, and try 'kubectl config get-contexts' with them",
+    ),
+    _Kind(
+        r"Unauthorized|must be logged in|provide credentials|getting credentials|Forbidden.*system:anonymous",
+        "credentials that the cluster takes",
+        "log in again, or correct the user in the kubeconfig",
+    ),
+    _Kind(
+        r"x509|tls: |certificate",
+        "a server certificate that the kubeconfig's CA has signed, for this address",
+        "correct certificate-authority and server in the kubeconfig",
+    ),
+    _Kind(
+        r"was refused|Unable to connect|i/o timeout|deadline exceeded|EOF$|connection reset|no route to host",
+        "an apiserver that answers at the address in the kubeconfig",
+        "check that the control plane runs, and the address in the kubeconfig",
+        transient=True,
+    ),
+)
+
+
+_REASON = re.compile(r"^Error from server \((\w+)\): (.*)", re.DOTALL | re.MULTILINE)
+
+
+_TRANSIENT = frozenset(
+    ("TooManyRequests", "InternalError", "ServiceUnavailable", "ServerTimeout", "Timeout", "Expired", "Gone")
+)
+
+
+def read_failure(command: Command) -> KubernetesError:
+    """What a call of kubectl that failed says."""
+    name = command.argv[0] if command.argv else "kubectl"
+    if command.error is not None:
+        return KubernetesError(
+            f"{name} cannot be run ({command.error})",
+            "kubectl on the machine that runs this module",
+            "install kubectl there, or set 'kubectl' to where it is",
+        )
+    if command.timed_out:
+        return KubernetesError(
+            f"no answer of {name} within {command.limit:.0f} s",
+            "an answer of the apiserver",
+            "check the control plane, or raise request_timeout",
+            transient=True,
+        )
+    said = (command.stderr.strip() or command.stdout.strip())[-TOLD_CHARS:]
+    match = _REASON.search(said)
+    if match:
+        return _refusal(match[1], " ".join(match[2].split()).rstrip("."))
+    said = " ".join(said.split()).rstrip(".") or f"exit code {command.returncode} without a word"
+    for kind in _KINDS:
+        if re.search(kind.pattern, said):
+            return KubernetesError(f"kubectl says: {said}", kind.expected, kind.next_step, kind.transient)
+    return KubernetesError(f"kubectl says: {said}", "an answer of the apiserver", "try the same call by hand")
+
+
+def _refusal(reason: str, message: str) -> KubernetesError:
+    found = f"Kubernetes answered {reason}: {message}"
+    if reason == "Forbidden":
+        expected, step = "a user that may do this", "give the user of the kubeconfig the right that is named"
+    elif reason in _TRANSIENT:
+        expected, step = "an apiserver that answers", "look at the control plane, and try again"
+    else:
+        expected, step = "an answer with what was asked for", "look whether somebody changed it meanwhile"
+    return KubernetesError(found, expected, step, reason in _TRANSIENT, reason)
+
+
+def path_of(*parts: str, **query: str | int | None) -> str:
+    """A path of the API with its query, each part escaped."""
+    path = "/" + "/".join(urllib.parse.quote(part, safe="") for part in parts)
+    given = {key: str(value) for key, value in query.items() if value is not None}
+    return f"{path}?{urllib.parse.urlencode(given)}" if given else path
+
+
+class Client:
+    """Asks the apiserver; every failure is a KubernetesError."""
+
+    def __init__(self, connection: Connection, run: Runner = run_commands) -> None:
+        self.connection = connection
+        self._run = run
+
+    def _argv(self, words: Sequence[str]) -> list[str]:
+        given = [
+            *([f"--kubeconfig={self.connection.kubeconfig}"] if self.connection.kubeconfig else ()),
+            *([f"--context={self.connection.context}"] if self.connection.context else ()),
+            f"--request-timeout={self.connection.request_timeout}s",
+        ]
+        return [self.connection.kubectl, *given, *words]
+
+    def calls(self, calls: Sequence[Sequence[str]]) -> list[str | KubernetesError]:
+        """What calls of kubectl print, run side by side; a refusal stands in its place."""
+        done = self._run([self._argv(words) for words in calls], self.connection.request_timeout + GRACE_S)
+        return [command.stdout if command.returncode == 0 else read_failure(command) for command in done]
+
+    def call(self, *words: str) -> str:
+        (answer,) = self.calls([words])
+        if isinstance(answer, KubernetesError):
+            raise answer
+        return answer
+
+    def get(self, path: str) -> dict[str, Any]:
+        """One object."""
+        return read_object(self.call("get", "--raw", path))
+
+    def items(self, *parts: str, **query: str | int | None) -> Iterator[dict[str, Any]]:
+        """What a list has, one page after the other; those of a list that grew too old come a second time.
+
+        So who reads them keeps the last of each name.
+        """
+        for attempt in range(1, LISTS + 1):
+            try:
+                yield from self._pages(parts, query)
+            except KubernetesError as error:
+                # The list was changed so often meanwhile that its end can no longer be told.
+                if error.reason not in ("Expired", "Gone") or attempt == LISTS:
+                    raise
+            else:
+                return
+
+    def _pages(self, parts: Sequence[str], query: Mapping[str, str | int | None]) -> Iterator[dict[str, Any]]:
+        token, seen = "", set[str]()
+        while True:
+            page = self.get(path_of(*parts, **{**query, "limit": PAGE, "continue": token or None}))
+            yield from items_of(page)
+            token = str(mapping(page.get("metadata")).get("continue") or "")
+            if not token:
+                return
+            if token in seen:
+                raise _garbage("the same page again")
+            seen.add(token)
+
+    def create(self, bodies: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str | KubernetesError]:
+        """Create objects, each at a path, side by side; the answers in the same order."""
+        with tempfile.TemporaryDirectory(prefix="gpufarm-") as folder:
+            calls = []
+            for number, (path, body) in enumerate(bodies):
+                file = os.path.join(folder, f"{number}.json")  # noqa: PTH118
+                with open(file, "w", encoding="utf-8") as stream:  # noqa: PTH123
+                    json.dump(body, stream)
+                calls.append(["create", "--raw", path, "-f", file])
+            return self.calls(calls)
+
+    def delete(self, path: str) -> None:
+        self.call("delete", "--raw", path)
+
+    def patch_node(self, name: str, patch: Mapping[str, Any]) -> dict[str, Any]:
+        """Merge this into a node, all at once; the node as it is then."""
+        text = json.dumps(patch, separators=(",", ":"))
+        return read_object(self.call("patch", "node", name, "--type=merge", f"--patch={text}", "--output=json"))
+
+
+def read_object(text: str) -> dict[str, Any]:
+    """One JSON object, and a KubernetesError for anything else."""
+    try:
+        answer = json.loads(text)
+    except RecursionError:
+        raise _garbage("JSON nested too deeply") from None
+    except ValueError:
+        start = " ".join(clean(text[:80]).split())
+        size = "cut off at" if len(text) >= MAX_OUTPUT_BYTES else "of"
+        raise _garbage(f"no JSON, {size} {len(text)} characters that begin with '{start}'") from None
+    if not isinstance(answer, dict):
+        raise _garbage(f"JSON that is no object, a {type(answer).__name__}")
+    return answer
+
+
+def items_of(page: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    items = page.get("items")
+    if items is None and str(page.get("kind") or "").endswith("List"):
+        # Go writes an empty list so.
+        return
+    if not isinstance(items, list):
+        raise _garbage(f"a {page.get('kind') or 'text without kind'} instead of a list")
+    yield from (item for item in items if isinstance(item, dict))
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    """The value where it is one, and nothing where an answer has something else in its place."""
+    return value if isinstance(value, dict) else {}
+
+
+def listing(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list) else ()
+
+
+def text_of(value: Any) -> str:
+    """A text from outside, fit to be shown; empty where there is none."""
+    return clean(value) if isinstance(value, str) else ""
+
+
+def _garbage(found: str) -> KubernetesError:
+    return KubernetesError(
+        f"the answer of the apiserver is {found}",
+        "what Kubernetes' API has at this path",
+        "check the server's address in the kubeconfig, and what 'kubectl get --raw /version' says",
+    )
+
+
+def wait_for(seconds: float, deadline: float) -> None:
+    """Pause so long, and no longer than until the deadline."""
+    time.sleep(max(0.0, min(seconds, deadline - time.monotonic())))

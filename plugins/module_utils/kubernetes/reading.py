@@ -1,0 +1,57 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Nodes and pods, read page by page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes.client import Client, KubernetesError, path_of
+from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes.nodes import Node, describe_node
+from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes.plugin import Plugin, plugin_of
+from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes.pods import NOT_ENDED, PodUse, pod_uses
+
+# So many nodes are asked for their pods one by one; of more, the pods of all nodes are read.
+SINGLE_NODES = 8
+# As many as somebody still reads.
+PLUGIN_NODES = 20
+
+
+def read_nodes(client: Client, selector: str | None = None) -> list[Node]:
+    """All nodes, or those with these labels, sorted by name."""
+    nodes = map(describe_node, client.items("api", "v1", "nodes", labelSelector=selector or None))
+    by_name = {node["name"]: node for node in nodes if node["name"]}
+    return [by_name[name] for name in sorted(by_name)]
+
+
+def read_node(client: Client, name: str) -> Node | None:
+    """One node as it is now; None where there is none of this name."""
+    try:
+        return describe_node(client.get(path_of("api", "v1", "nodes", name)))
+    except KubernetesError as error:
+        if error.reason != "NotFound":
+            raise
+        return None
+
+
+def read_uses(client: Client, names: Iterable[str]) -> dict[str, list[PodUse]]:
+    """Nodes to the pods on them that hold GPUs."""
+    wanted = set(names)
+    selectors = [f"spec.nodeName={name}," for name in sorted(wanted)] if len(wanted) <= SINGLE_NODES else [""]
+    uses: dict[str, list[PodUse]] = {}
+    for selector in selectors:
+        uses.update(pod_uses(client.items("api", "v1", "pods", fieldSelector=f"{selector}{NOT_ENDED}")))
+    return {name: uses.get(name, []) for name in wanted}
+
+
+def read_plugins(client: Client, names: Iterable[str]) -> dict[str, Plugin]:
+    """The device plugin's pod on each of these nodes, as far as the user may see it."""
+    found: dict[str, Plugin] = {}
+    for name in sorted(set(names))[:PLUGIN_NODES]:
+        try:
+            found[name] = plugin_of(client.items("api", "v1", "pods", fieldSelector=f"spec.nodeName={name}"))
+        except KubernetesError:
+            # It only helps to name the cause.
+            return found
+    return found
