@@ -59,6 +59,7 @@ options:
       uuids:
         description:
           - UUIDs of the GPUs that must be there. Kubernetes knows none, so only their number is compared.
+            M(gpufarm.core.kubernetes_gpu_job_verify) compares them.
         type: list
         elements: str
       models:
@@ -112,6 +113,7 @@ notes:
     plugin's pod is named where a node's GPUs are missing or unhealthy.
 seealso:
   - module: gpufarm.core.kubernetes_gpu_info
+  - module: gpufarm.core.kubernetes_gpu_job_verify
   - module: gpufarm.core.nomad_gpu_verify
 """
 

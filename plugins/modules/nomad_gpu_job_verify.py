@@ -420,12 +420,8 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufarm.core.plugins.module_utils import nomad, nomad_jobs, nomad_options
+from ansible_collections.gpufarm.core.plugins.module_utils import gpu_verdicts, nomad, nomad_jobs, nomad_options
 from ansible_collections.gpufarm.core.plugins.module_utils.problem import Finding, Problem
-
-# The whole truth is in the returned values; a message that scrolls away helps nobody.
-MESSAGE_NODES = 30
-MESSAGE_PROBLEMS = 20
 
 DEFAULTS = nomad_jobs.Settings()
 
@@ -559,27 +555,10 @@ def _refused(error: nomad.NomadError, left: list[Problem], namespace: str | None
     raise nomad.NomadError(
         found=f"{error.found}, and {len(left)} job{' is' if len(left) == 1 else 's are'} left",
         expected="a proof that purges its jobs",
-        next_step=" ".join([str(error), *(problem.message for problem in left[:MESSAGE_PROBLEMS])]).rstrip("."),
+        next_step=" ".join(
+            [str(error), *(problem.message for problem in left[: gpu_verdicts.MESSAGE_PROBLEMS])]
+        ).rstrip("."),
     ) from error
-
-
-def message(proof: Proof, waited: float) -> str:
-    """The table and the sentences, as long as somebody still reads them."""
-    numbers = nomad_jobs.counts(proof.results)
-    told = ", ".join(f"{number} {verdict}" for verdict, number in numbers.items())
-    found = f"{len(proof.problems)} problem{'' if len(proof.problems) == 1 else 's'} after {waited:.0f} s"
-    lines = [f"{found}; of {len(proof.results)} GPUs {told}:", ""]
-    lines += [nomad_jobs.table(proof.results, proof.problems, MESSAGE_NODES), ""]
-    # One cause, such as an image that nobody can pull, is on every GPU of the farm.
-    alike: dict[tuple[str, str], list[Problem]] = {}
-    for problem in proof.problems:
-        alike.setdefault((problem.code, problem.found), []).append(problem)
-    for group in list(alike.values())[:MESSAGE_PROBLEMS]:
-        more = f" The same on {len(group) - 1} more." if len(group) > 1 else ""
-        lines.append(group[0].message + more)
-    if len(alike) > MESSAGE_PROBLEMS:
-        lines.append(f"... and {len(alike) - MESSAGE_PROBLEMS} more kinds of problems, see 'problems' in the result.")
-    return "\n".join(lines)
 
 
 def told(result: nomad_jobs.Result) -> dict[str, Any]:
@@ -625,7 +604,9 @@ def main() -> None:
         module.warn(f"{platform.node()}: {warning}")
     result = result_of(proof, waited)
     if proof.problems:
-        module.fail_json(msg=f"{platform.node()}: {message(proof, waited)}", **result)
+        module.fail_json(
+            msg=f"{platform.node()}: {nomad_jobs.message(proof.results, proof.problems, waited)}", **result
+        )
     module.exit_json(**result)
 
 

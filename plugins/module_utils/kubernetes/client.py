@@ -150,9 +150,9 @@ def path_of(*parts: str, **query: str | int | None) -> str:
 class Client:
     """Asks the apiserver; every failure is a KubernetesError."""
 
-    def __init__(self, connection: Connection, run: Runner = run_commands) -> None:
+    def __init__(self, connection: Connection, run: Runner | None = None) -> None:
         self.connection = connection
-        self._run = run
+        self._run = run or run_commands
 
     def _argv(self, words: Sequence[str]) -> list[str]:
         given = [

@@ -27,6 +27,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs.records im
     Result,
     Settings,
     counts,
+    message,
     problems_of,
     result_of,
     table,

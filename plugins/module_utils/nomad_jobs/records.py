@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from ansible_collections.gpufarm.core.plugins.module_utils.gpu_verdicts import MESSAGE_NODES, MESSAGE_PROBLEMS
 from ansible_collections.gpufarm.core.plugins.module_utils.problem import Finding, Problem, problem_of
 from ansible_collections.gpufarm.core.plugins.module_utils.text import columns, numbered
 
@@ -143,6 +144,23 @@ def table(results: Iterable[Result], problems: Iterable[Problem], limit: int | N
         rows.append((node, str(len(by_node[node])), *figures, *lowest, numbered(codes.get(node, {}))))
     names = (*(verdict.upper() for verdict in VERDICTS), *shares.values())
     return columns(("NODE", "GPUS", *names, "REASONS"), rows, limit)
+
+
+def message(results: Sequence[Result], problems: Sequence[Problem], waited: float) -> str:
+    """The table and the sentences, as long as somebody still reads them."""
+    told = ", ".join(f"{number} {verdict}" for verdict, number in counts(results).items())
+    found = f"{len(problems)} problem{'' if len(problems) == 1 else 's'} after {waited:.0f} s"
+    lines = [f"{found}; of {len(results)} GPUs {told}:", "", table(results, problems, MESSAGE_NODES), ""]
+    # One cause, such as an image that nobody can pull, is on every GPU of the farm.
+    alike: dict[tuple[str, str], list[Problem]] = {}
+    for problem in problems:
+        alike.setdefault((problem.code, problem.found), []).append(problem)
+    for group in list(alike.values())[:MESSAGE_PROBLEMS]:
+        more = f" The same on {len(group) - 1} more." if len(group) > 1 else ""
+        lines.append(group[0].message + more)
+    if len(alike) > MESSAGE_PROBLEMS:
+        lines.append(f"... and {len(alike) - MESSAGE_PROBLEMS} more kinds of problems, see 'problems' in the result.")
+    return "\n".join(lines)
 
 
 def _lowest(results: Iterable[Result], share: str) -> str:

@@ -10,14 +10,18 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import http.server
 import json
 import os
+import runpy
 import threading
 import urllib.parse
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from ansible_collections.gpufarm.core.plugins.module_utils.commands import Command, run_commands
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "kubernetes"
 DRIVER = "580.159.04"
@@ -97,12 +101,37 @@ def plugin_pod(node: str, **more: Any) -> dict[str, Any]:
     return make_pod(f"{PLUGIN}-{node}", node, 0, namespace=PLUGIN, container="nvidia-device-plugin-ctr", **more)
 
 
+def kubectl_inside() -> Callable[[Any, float], list[Command]]:
+    """The stand-in without a process of its own, for tests that call it often; a real one stays one."""
+    if os.environ.get("GPUFARM_KUBECTL"):
+        return run_commands
+    program = runpy.run_path(KUBECTL)
+
+    def run(argvs: Any, _timeout: float) -> list[Command]:
+        done = []
+        for argv in argvs:
+            try:
+                done.append(Command(tuple(argv), 0, program["answer"](argv[1:]).decode("utf-8", "replace")))
+            except program["Failure"] as failure:
+                done.append(Command(tuple(argv), 1, stderr=f"{failure}\n"))
+        return done
+
+    return run
+
+
 class Cluster:
     """An apiserver with nodes and pods, whose answers a test can change."""
 
     def __init__(self, folder: Path) -> None:
         self.nodes: list[dict[str, Any]] = []
         self.pods: list[dict[str, Any]] = []
+        self.events: list[dict[str, Any]] = []
+        self.created: list[str] = []
+        self.removed: list[str] = []
+        self.undying = False
+        """Whether pods stay whatever is asked."""
+        self.fate_of: Callable[[dict[str, Any], str, str], Fate] = lambda _pod, _node, _resource: Fate()
+        """By the pod, its node and the resource that it asks for."""
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         self.bodies: list[Any] = []
         self.answer: Callable[[Any], bool] = lambda _request: False
@@ -124,7 +153,7 @@ class Cluster:
                     return
                 with cluster.lock:
                     cluster.requests.append((self.command, url.path, query))
-                    cluster.bodies.append(self.body)
+                    cluster.bodies.append(copy.deepcopy(self.body))
                     if not cluster.answer(self):
                         cluster.serve(self, urllib.parse.unquote(url.path), query)
 
@@ -203,7 +232,7 @@ class Cluster:
         elif request.command == "GET" and parts == ["pods"]:
             self.page(request, "PodList", [pod for pod in self.pods if selected(pod, query)], query)
         else:
-            request.refuse(404, "NotFound", "the server could not find the requested resource")
+            self.serve_pods(request, parts, query)
 
     def page(self, request: Any, kind: str, items: list[dict[str, Any]], query: dict[str, str]) -> None:
         begin, limit = int(query.get("continue") or 0), int(query.get("limit") or 0)
@@ -233,6 +262,128 @@ class Cluster:
         merge(node, patch)
         node["metadata"]["resourceVersion"] = str(int(node["metadata"]["resourceVersion"]) + 1)
         request.reply(200, node)
+
+    # --- pods, with a scheduler, a kubelet and a device plugin that are done at once ---
+
+    def serve_pods(self, request: Any, parts: list[str], query: dict[str, str]) -> None:
+        namespace, kind, *rest = parts[1:]
+        if kind == "events":
+            self.page(request, "EventList", self.events, {})
+            return
+        here = [pod for pod in self.pods if pod["metadata"]["namespace"] == namespace and selected(pod, query)]
+        named = [pod for pod in here if rest and pod["metadata"]["name"] == rest[0]]
+        if request.command == "POST":
+            self.create(request, namespace)
+        elif rest and not named:
+            request.refuse(404, "NotFound", f'pods "{rest[0]}" not found')
+        elif rest[1:] == ["log"]:
+            self.log(request, named[0])
+        elif request.command == "DELETE":
+            doomed = [pod["metadata"]["name"] for pod in (named if rest else here) if not self.undying]
+            self.removed += doomed
+            self.pods = [pod for pod in self.pods if pod["metadata"]["name"] not in doomed]
+            request.reply(200, {"kind": "Status", "status": "Success"})
+        else:
+            for pod in here:
+                self.run(pod)
+            self.page(request, "PodList", here, query)
+
+    def create(self, request: Any, namespace: str) -> None:
+        pod, name = request.body, request.body["metadata"]["name"]
+        if any(each["metadata"]["name"] == name for each in self.pods):
+            request.refuse(409, "AlreadyExists", f'pods "{name}" already exists')
+            return
+        assert pod["metadata"]["namespace"] == namespace
+        pod["status"] = {"phase": "Pending"}
+        self.pods.append(pod)
+        self.created.append(name)
+        request.reply(201, pod)
+
+    def run(self, pod: dict[str, Any]) -> None:
+        """What becomes of a pod of a proof by its fate; others stay as they are."""
+        if "gpufarm.core/verify" not in pod["metadata"].get("labels", {}) or pod["status"] != {"phase": "Pending"}:
+            return
+        required = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        (name,) = required["nodeSelectorTerms"][0]["matchFields"][0]["values"]
+        limits = pod["spec"]["containers"][0]["resources"]["limits"]
+        (resource,) = [key for key in limits if key.startswith("nvidia.com/")]
+        fate = self.fate_of(pod, name, resource)
+        if fate.log is not None:
+            pod["log"] = fate.log
+        if fate.status is not None:
+            pod["status"] = copy.deepcopy(fate.status)
+            return
+        taken = {each["gpu"] for each in self.pods if each.get("node") == name and each.get("resource") == resource}
+        free = [gpu for gpu in self.devices_of(name, resource) if gpu not in taken]
+        if not free:
+            pod["status"] = unplaced(
+                f"0/3 nodes are available: 1 Insufficient {resource}, 2 node(s) didn't match Pod's"
+            )
+            return
+        pod.update(node=name, resource=resource, gpu=free[0])
+        pod["spec"]["nodeName"] = name
+        pod.setdefault("log", listing_of(free[:1] if fate.sees is None else fate.sees, fate.exit_code, fate.wsl))
+        pod["status"] = {"phase": "Running", "containerStatuses": [{"name": "see", "ready": True, "state": RUNNING}]}
+
+    def devices_of(self, node: str, resource: str) -> list[str]:
+        number = int(node.removeprefix("node"))
+        (found,) = [each for each in self.nodes if each["metadata"]["name"] == node]
+        count = int(found["status"]["allocatable"].get(resource, 0))
+        if resource == "nvidia.com/gpu":
+            return [uuid_of(number, gpu) for gpu in range(count)]
+        return [f"MIG-{resource[15:]}-{number}-{gpu}" for gpu in range(count)]
+
+    def log(self, request: Any, pod: dict[str, Any]) -> None:
+        if "log" in pod:
+            request.reply(200, pod["log"].encode(), "text/plain")
+        else:
+            name = pod["metadata"]["name"]
+            words = f'container "see" in pod "{name}" is waiting to start: ContainerCreating'
+            request.refuse(400, "BadRequest", words)
+
+
+RUNNING = {"running": {"startedAt": "2026-11-25T18:00:00Z"}}
+
+
+@dataclasses.dataclass(frozen=True)
+class Fate:
+    """What becomes of a pod: the status it gets, what it sees and how nvidia-smi ends, or what else it prints."""
+
+    status: dict[str, Any] | None = None
+    sees: list[str] | None = None
+    exit_code: int = 0
+    wsl: bool = False
+    log: str | None = None
+
+
+def unplaced(message: str) -> dict[str, Any]:
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    return {"phase": "Pending", "conditions": [condition]}
+
+
+def waiting(reason: str, message: str = "") -> dict[str, Any]:
+    state = {"waiting": {"reason": reason, **({"message": message} if message else {})}}
+    return {"phase": "Pending", "containerStatuses": [{"name": "see", "ready": False, "state": state}]}
+
+
+def ended(reason: str, exit_code: int, message: str = "", started: bool = True) -> dict[str, Any]:
+    began = {"startedAt": "2026-11-25T18:00:00Z"} if started else {"startedAt": None}
+    state = {"terminated": {"exitCode": exit_code, "reason": reason, "message": message, **began}}
+    return {"phase": "Failed", "containerStatuses": [{"name": "see", "ready": False, "state": state}]}
+
+
+def listing_of(devices: list[str], exit_code: int = 0, wsl: bool = False) -> str:
+    """What the script of a pod prints."""
+    lines = ["gpufarm-verify: visible void", *(["gpufarm-verify: wsl"] if wsl else [])]
+    for number, uuid in enumerate(devices):
+        if uuid.startswith("MIG-"):
+            lines.append(f"GPU 0: {MODEL} (UUID: {uuid_of(99, 0)})")
+            lines.append(f"  MIG 1g.10gb     Device  {number}: (UUID: {uuid})")
+        else:
+            lines.append(f"GPU {number}: {MODEL} (UUID: {uuid})")
+    if not devices:
+        lines.append("No devices found.")
+    return "\n".join([*lines, f"gpufarm-verify: end {exit_code}", ""])
 
 
 def merge(target: dict[str, Any], patch: dict[str, Any]) -> None:

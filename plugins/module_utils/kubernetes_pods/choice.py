@@ -1,0 +1,107 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which GPUs are to be proven."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes import READY, Node, PodUse, Resource
+from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes_pods.records import (
+    PodResult,
+    Settings,
+    Slot,
+    result_of,
+)
+from ansible_collections.gpufarm.core.plugins.module_utils.problem import Finding, Problem, problem_of
+
+TOLD_PODS = 5
+
+
+def select_nodes(nodes: Iterable[Node], wanted: Sequence[str] | None) -> tuple[list[Node], list[Problem]]:
+    """The nodes to prove, and what is wrong with those that were named; without names all ready nodes with GPUs."""
+    by_name = {node["name"]: node for node in nodes}
+    if wanted is None:
+        return [node for node in by_name.values() if node["gpus_allocatable"] and node["status"] == READY], []
+    selected, problems = [], []
+    for name in dict.fromkeys(wanted):
+        node = by_name.get(name)
+        problem = _why_not(name, node)
+        if problem:
+            problems.append(problem)
+        elif node:
+            selected.append(node)
+    return selected, problems
+
+
+def _why_not(name: str, node: Node | None) -> Problem | None:
+    if node is None:
+        step = "check that the kubelet runs there and has this name ('kubectl get nodes')"
+        return problem_of(name, "node_missing", "no such node in Kubernetes", "a node of this name", step)
+    if node["status"] != READY:
+        step = f"look at the kubelet on the node ('journalctl -u kubelet') and at 'kubectl describe node {name}'"
+        return problem_of(name, "node_down", f"status {node['status']}", f"status {READY}", step)
+    if not node["gpus_allocatable"]:
+        found = "no GPU at all"
+        if node["gpus_capacity"]:
+            found = f"none of its {node['gpus_capacity']} GPUs allocatable"
+        step = "run kubernetes_gpu_verify for this node, which tells the cause"
+        return problem_of(name, "no_devices", found, "at least one GPU to run a pod on", step)
+    return None
+
+
+def plan(
+    node: Node, uses: Sequence[PodUse], settings: Settings, *, named: bool, check_mode: bool
+) -> list[tuple[Slot, PodResult | None]]:
+    """Every GPU of a node, and what is known of it without a pod; None where one has to run."""
+    planned: list[tuple[Slot, PodResult | None]] = []
+    left = settings.sample
+    for resource in node["resources"]:
+        holders = [use for use in uses if resource["name"] in use["gpus"]]
+        used = min(sum(use["gpus"][resource["name"]] for use in holders), resource["allocatable"])
+        free = resource["allocatable"] - used
+        chosen = resource["allocatable"] if left is None else min(left, resource["allocatable"])
+        left = None if left is None else left - chosen
+        for slot in _slots(node, resource):
+            # Free ones first.
+            known: PodResult | None = None
+            if slot.number >= chosen:
+                known = _skipped(slot, "not_sampled", "that it is not part of the sample", "run without 'sample'")
+            elif not node["schedulable"]:
+                known = _closed(slot, named)
+            elif slot.number >= free:
+                known = busy(slot, settings, _held(holders))
+            elif check_mode:
+                known = _skipped(slot, "check_mode", "check mode, so no pod ran", "run without check mode")
+            planned.append((slot, known))
+    return planned
+
+
+def _slots(node: Node, resource: Resource) -> list[Slot]:
+    model, shared = node["product"] or "", resource["shared"]
+    return [Slot(node["name"], resource["name"], number, model, shared) for number in range(resource["allocatable"])]
+
+
+def _held(holders: Sequence[PodUse]) -> str:
+    names = [f"{use['namespace']}/{use['name']}" for use in holders]
+    more = f" and {len(names) - TOLD_PODS} more" if len(names) > TOLD_PODS else ""
+    return f"held by {'one of the pods ' if len(names) > 1 else 'pod '}{', '.join(names[:TOLD_PODS])}{more}"
+
+
+def busy(
+    slot: Slot, settings: Settings, found: str, code: str = "gpu_busy", more: Mapping[str, str] | None = None
+) -> PodResult:
+    finding = Finding(code, found, "a free GPU", "run the proof again when other work has ended")
+    return result_of(slot, finding, "busy" if settings.skip_busy else "failed", **(more or {}))
+
+
+def _closed(slot: Slot, named: bool) -> PodResult:
+    if not named:
+        return _skipped(slot, "node_closed", "that the node is cordoned", "name the node in 'nodes' to insist")
+    step = f"find out why it was taken out, then run 'kubectl uncordon {slot.node}'"
+    return result_of(slot, Finding("not_placed", "that the node is cordoned", "a node that takes work", step))
+
+
+def _skipped(slot: Slot, code: str, found: str, next_step: str) -> PodResult:
+    return result_of(slot, Finding(code, found, "a proof of every GPU", next_step), "skipped")

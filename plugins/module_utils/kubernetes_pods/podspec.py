@@ -1,0 +1,90 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The pod, and its marks by which one that was left behind is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes import mapping, text_of
+from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes_pods.records import Settings, Slot
+from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs.jobspec import script
+
+PREFIX = "gpufarm-verify-"
+LABEL = "gpufarm.core/verify"
+"""With the name of the run."""
+GIVES_UP_AT = "gpufarm.core/gives-up-at"
+CONTAINER = "see"
+# What ends a proof that was killed: its pods end by themselves, and a later one removes them.
+GRACE_S = 60
+# Of nobody; nvidia-smi needs no rights.
+USER = 65534
+
+
+def pod_name(run: str, number: int) -> str:
+    return f"{PREFIX}{run}-{number}"
+
+
+def pod_of(name: str, run: str, slot: Slot, settings: Settings, *, seconds: int, gives_up_at: int) -> dict[str, Any]:
+    """What C(POST /api/v1/namespaces/NAMESPACE/pods) takes. It fits the strictest of Kubernetes' pod standards."""
+    here = {"key": "metadata.name", "operator": "In", "values": [slot.node]}
+    required = {"nodeSelectorTerms": [{"matchFields": [here]}]}
+    spec: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "activeDeadlineSeconds": seconds,
+        "terminationGracePeriodSeconds": 1,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        # Not nodeName: that would go past the scheduler.
+        "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}},
+        "tolerations": [dict(each) for each in settings.tolerations],
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [
+            {
+                "name": CONTAINER,
+                "image": settings.image,
+                "imagePullPolicy": "IfNotPresent",
+                # An entry point of the image could print anything, or run something else.
+                "command": ["/bin/sh", "-c", script(seconds)],
+                "resources": {
+                    "requests": {"cpu": "100m", "memory": "256Mi"},
+                    "limits": {"memory": "256Mi", slot.resource: "1"},
+                },
+                "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+            }
+        ],
+    }
+    if settings.runtime_class:
+        spec["runtimeClassName"] = settings.runtime_class
+    if settings.priority_class:
+        spec["priorityClassName"] = settings.priority_class
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "namespace": settings.namespace,
+            "labels": {LABEL: run, "app.kubernetes.io/managed-by": "gpufarm.core"},
+            "annotations": {GIVES_UP_AT: str(gives_up_at)},
+        },
+        "spec": spec,
+    }
+
+
+def leftovers(pods: Iterable[Mapping[str, Any]], now: float) -> list[str]:
+    """Names of pods that a killed run left behind; those of a running one stay."""
+    found = []
+    for pod in pods:
+        metadata = mapping(pod.get("metadata"))
+        name = text_of(metadata.get("name"))
+        gives_up_at = text_of(mapping(metadata.get("annotations")).get(GIVES_UP_AT))
+        if name.startswith(PREFIX) and gives_up_at.isdecimal() and int(gives_up_at) < now:
+            found.append(name)
+    return sorted(found)

@@ -1,0 +1,352 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The pods of a farm, at most so many nodes at once, from their creation to their removal."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes import (
+    Client,
+    KubernetesError,
+    mapping,
+    path_of,
+    text_of,
+)
+from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes_pods.judging import (
+    STUCK,
+    State,
+    failed_pod,
+    judge_log,
+    read_state,
+    refused_pod,
+    unplaced,
+)
+from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes_pods.podspec import (
+    CONTAINER,
+    GRACE_S,
+    LABEL,
+    leftovers,
+    pod_name,
+    pod_of,
+)
+from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes_pods.records import (
+    PodResult,
+    Settings,
+    Slot,
+    result_of,
+)
+from ansible_collections.gpufarm.core.plugins.module_utils.problem import Finding, Problem, problem_of
+
+# Programs side by side, each with some 30 MB.
+AT_ONCE = 16
+PAUSE_S = 1.0
+ATTEMPTS = 4
+# How long a GPU or memory may need to become free after another pod has ended.
+FREE_WAIT_S = 10.0
+# The log of a container comes to the disk of the node some time after it was written.
+LOG_WAIT_S = 10.0
+# After so long without a container the events of a pod are asked for the cause.
+EVENTS_AFTER_S = 15.0
+# How long the kubelet may take to end a container.
+REMOVE_WAIT_S = 60.0
+LOG_BYTES = 65536
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What belongs to one run."""
+
+    client: Client
+    settings: Settings
+    name: str
+    deadline: float
+    left: list[Problem] = dataclasses.field(default_factory=list)
+    """Pods that could not be removed."""
+
+    def seconds_left(self) -> float:
+        return self.deadline - time.monotonic()
+
+    @property
+    def pods(self) -> tuple[str, ...]:
+        return ("api", "v1", "namespaces", self.settings.namespace, "pods")
+
+    @property
+    def selector(self) -> str:
+        return f"{LABEL}={self.name}"
+
+
+@dataclasses.dataclass
+class _Watched:
+    """What is known of one pod while it runs."""
+
+    slot: Slot
+    name: str
+    began: float
+    since: dict[str, float] = dataclasses.field(default_factory=dict)
+    """When something was first seen."""
+    state: State | None = None
+
+    def lasts(self, what: str, seconds: float) -> bool:
+        """Whether this has been so for so long; every look has to say it."""
+        return time.monotonic() - self.since.setdefault(what, time.monotonic()) >= seconds
+
+
+def prove(run: Run, nodes: Sequence[Sequence[Slot]]) -> dict[Slot, PodResult]:
+    """Run the pods of all nodes and judge every GPU. Whatever happens, the pods are removed."""
+    results: dict[Slot, PodResult] = {}
+    number = 0
+    for begin in range(0, len(nodes), run.settings.parallel):
+        slots = [slot for node in nodes[begin : begin + run.settings.parallel] for slot in node]
+        watched = [_Watched(slot, pod_name(run.name, number + place), 0.0) for place, slot in enumerate(slots)]
+        number += len(slots)
+        if run.seconds_left() <= 0:
+            results.update(
+                (slot, _out_of_time(run, slot, "that no pod of this node had begun", None)) for slot in slots
+            )
+            continue
+        # Before the first pod, because a signal can come in between.
+        try:
+            results.update(_watch(run, _create(run, watched, results)))
+        finally:
+            run.left.extend(_remove(run, watched))
+    return results
+
+
+def _in_parts(items: Sequence[Any]) -> list[Sequence[Any]]:
+    return [items[begin : begin + AT_ONCE] for begin in range(0, len(items), AT_ONCE)]
+
+
+def _create(run: Run, watched: Sequence[_Watched], results: dict[Slot, PodResult]) -> list[_Watched]:
+    """Those pods that Kubernetes took; why it took others not is their result."""
+    path = path_of(*run.pods)
+    seconds = int(run.seconds_left()) + GRACE_S
+    gives_up_at = int(time.time()) + seconds
+    taken: list[_Watched] = []
+    waiting = list(watched)
+    for attempt in range(1, ATTEMPTS + 1):
+        again = []
+        for part in _in_parts(waiting):
+            bodies = [
+                pod_of(each.name, run.name, each.slot, run.settings, seconds=seconds, gives_up_at=gives_up_at)
+                for each in part
+            ]
+            for each, answer in zip(part, run.client.create([(path, body) for body in bodies])):
+                each.began = time.monotonic()
+                # A request that failed may have arrived all the same.
+                if not isinstance(answer, KubernetesError) or answer.reason == "AlreadyExists":
+                    taken.append(each)
+                elif answer.transient and attempt < ATTEMPTS:
+                    again.append(each)
+                elif not taken and not results:
+                    # The first refusal holds for all.
+                    raise answer
+                else:
+                    results[each.slot] = result_of(each.slot, refused_pod(answer.found))
+        waiting = again
+        if not waiting:
+            break
+        time.sleep(attempt * PAUSE_S)
+    return taken
+
+
+def _watch(run: Run, watched: Sequence[_Watched]) -> dict[Slot, PodResult]:
+    """Wait until every pod has said what it sees. None is removed before all have, so that each has another GPU."""
+    results: dict[Slot, PodResult] = {}
+    pending = list(watched)
+    while pending:
+        trouble = ""
+        try:
+            verdicts = _look(run, pending)
+        except KubernetesError as error:
+            if not error.transient:
+                raise
+            verdicts, trouble = {}, error.found
+        for each in list(pending):
+            result = verdicts.get(each.name)
+            if result is None and run.seconds_left() <= 0:
+                result = _late(run, each, trouble)
+            if result is not None:
+                took = round(time.monotonic() - each.began, 1)
+                results[each.slot] = dataclasses.replace(result, duration_s=took)
+                pending.remove(each)
+        if pending:
+            time.sleep(max(0.05, min(PAUSE_S, run.seconds_left())))
+    return results
+
+
+def _look(run: Run, pending: Sequence[_Watched]) -> dict[str, PodResult]:
+    """The verdicts that one look gives, by pod."""
+    pods = {
+        text_of(mapping(pod.get("metadata")).get("name")): pod
+        for pod in run.client.items(*run.pods, labelSelector=run.selector)
+    }
+    verdicts: dict[str, PodResult] = {}
+    to_read: list[_Watched] = []
+    for each in pending:
+        pod = pods.get(each.name)
+        each.state = read_state(pod) if pod is not None else None
+        if each.state is not None and each.state.started:
+            to_read.append(each)
+            continue
+        result = _judge_unstarted(run, each)
+        if result is not None:
+            verdicts[each.name] = result
+    for part in _in_parts(to_read):
+        logs = run.client.calls([["get", "--raw", _log_path(run, each.name)] for each in part])
+        for each, log in zip(part, logs):
+            result = _judge_started(each, log)
+            if result is not None:
+                verdicts[each.name] = result
+    return verdicts
+
+
+def _log_path(run: Run, pod: str) -> str:
+    return path_of(*run.pods, pod, "log", container=CONTAINER, limitBytes=LOG_BYTES)
+
+
+def _judge_unstarted(run: Run, each: _Watched) -> PodResult | None:
+    state, slot, pod = each.state, each.slot, each.name
+    if state is None:
+        # A list may be a little older than the answer to who created it.
+        gone = failed_pod("somebody else has removed it")
+        return result_of(slot, gone, pod=pod) if each.lasts("gone", FREE_WAIT_S) else None
+    if state.ended or state.waiting in STUCK:
+        return result_of(slot, failed_pod(state.why), pod=pod)
+    if state.unscheduled:
+        return unplaced(slot, run.settings, state.unscheduled, pod) if each.lasts("unplaced", FREE_WAIT_S) else None
+    if each.lasts("unstarted", EVENTS_AFTER_S):
+        # Where the engine cannot even begin with the pod, only its events say so.
+        each.since["unstarted"] = time.monotonic()
+        why = _warning(run, pod, "FailedCreatePodSandBox")
+        if why:
+            return result_of(slot, failed_pod(why), pod=pod)
+    return None
+
+
+def _warning(run: Run, pod: str, reason: str | None = None) -> str:
+    """The last warning among the events of a pod, as far as the user may see them."""
+    parts = ("api", "v1", "namespaces", run.settings.namespace, "events")
+    found = ""
+    try:
+        for event in run.client.items(*parts, fieldSelector=f"involvedObject.name={pod},type=Warning"):
+            if reason is None or event.get("reason") == reason:
+                found = f"{text_of(event.get('reason'))}: {text_of(event.get('message'))}"
+    except KubernetesError:
+        return ""
+    return " ".join(found.split())[-400:].rstrip(".")
+
+
+def _judge_started(each: _Watched, log: str | KubernetesError) -> PodResult | None:
+    state = each.state
+    if state is None:
+        return None
+    if not isinstance(log, KubernetesError):
+        result = judge_log(each.slot, log, state, each.name)
+        if result is not None:
+            return result
+    if not state.ended or not each.lasts("ended", LOG_WAIT_S):
+        return None
+    if state.why or not isinstance(log, KubernetesError):
+        why = state.why or "its log ends before nvidia-smi has"
+        return result_of(each.slot, failed_pod(why), pod=each.name)
+    return result_of(each.slot, _unreadable(log), pod=each.name)
+
+
+def _unreadable(error: KubernetesError) -> Finding:
+    step = "check that the apiserver reaches the kubelet of the node (port 10250)"
+    if error.reason == "Forbidden":
+        step = "give the user of the kubeconfig the right to get pods/log in the namespace"
+    return Finding("log_unreadable", error.found, "the log of the pod, as 'kubectl logs' shows it", step)
+
+
+def _late(run: Run, each: _Watched, trouble: str) -> PodResult:
+    state = each.state
+    if trouble:
+        found = f"no usable answer ({trouble})"
+    elif state is None:
+        found = "that the pod was not there"
+    elif state.unscheduled:
+        found = f"that Kubernetes had not placed the pod ({state.unscheduled})"
+    else:
+        why = state.why or _warning(run, each.name)
+        found = f"that the pod was still {state.phase or 'in no phase'}" + (f" ({why})" if why else "")
+    return _out_of_time(run, each.slot, found, each.name)
+
+
+def _out_of_time(run: Run, slot: Slot, found: str, pod: str | None) -> PodResult:
+    seconds = f"{run.settings.timeout:g} s"
+    step = f"look at 'kubectl describe node {slot.node}', and raise 'timeout' where images are large or nodes are many"
+    finding = Finding("timeout", f"{found} when the {seconds} were over", f"a verdict within {seconds}", step)
+    return result_of(slot, finding, pod=pod)
+
+
+# --- removal ---------------------------------------------------------------------------------
+
+
+def _remove(run: Run, watched: Sequence[_Watched]) -> list[Problem]:
+    """Remove the pods of this run and see them gone; those that stay are problems."""
+    deadline = time.monotonic() + REMOVE_WAIT_S
+    left: dict[str, str] = {each.name: each.slot.node for each in watched}
+    error = ""
+    while True:
+        try:
+            _delete(run, list(left))
+            there = run.client.items(*run.pods, labelSelector=run.selector)
+            names = {text_of(mapping(pod.get("metadata")).get("name")) for pod in there}
+            left, error = {name: node for name, node in left.items() if name in names}, ""
+        except KubernetesError as failure:
+            error = failure.found
+            if not failure.transient:
+                break
+        if not left or time.monotonic() >= deadline:
+            break
+        time.sleep(PAUSE_S)
+    return [
+        problem_of(
+            node,
+            "job_left",
+            f"that pod {run.settings.namespace}/{name} could not be removed" + (f" ({error})" if error else ""),
+            "no pod of this proof to be left",
+            f"run 'kubectl -n {run.settings.namespace} delete pod {name}'; a later proof does it too, and it ends by "
+            "itself",
+        )
+        for name, node in left.items()
+    ]
+
+
+def _delete(run: Run, names: Sequence[str]) -> None:
+    try:
+        run.client.delete(path_of(*run.pods, labelSelector=run.selector))
+    except KubernetesError as error:
+        if error.reason != "Forbidden":
+            raise
+        # Who may delete pods may not always delete all of a list.
+        delete_pods(run.client, run.settings.namespace, names)
+
+
+def delete_pods(client: Client, namespace: str, names: Sequence[str]) -> dict[str, KubernetesError]:
+    """Delete pods by name; those that could not be."""
+    failed: dict[str, KubernetesError] = {}
+    for part in _in_parts(names):
+        paths = [path_of("api", "v1", "namespaces", namespace, "pods", name) for name in part]
+        for name, answer in zip(part, client.calls([["delete", "--raw", path] for path in paths])):
+            if isinstance(answer, KubernetesError) and answer.reason != "NotFound":
+                failed[name] = answer
+    return failed
+
+
+def remove_leftovers(
+    client: Client, settings: Settings, now: float, check_mode: bool
+) -> tuple[list[str], Mapping[str, KubernetesError]]:
+    """Pods of killed runs: those that are (or would be) removed, and why others could not be."""
+    listed = client.items("api", "v1", "namespaces", settings.namespace, "pods", labelSelector=LABEL)
+    names = leftovers(listed, now)
+    if check_mode:
+        return names, {}
+    failed = delete_pods(client, settings.namespace, names)
+    return [name for name in names if name not in failed], failed

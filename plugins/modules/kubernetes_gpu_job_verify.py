@@ -1,0 +1,502 @@
+#!/usr/bin/python
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: kubernetes_gpu_job_verify
+short_description: Prove by a pod that Kubernetes hands out every GPU
+version_added: 1.0.0
+author:
+  - gpufarm contributors (@gpufarm)
+description:
+  - Runs a pod on every free GPU of every node, or on a sample, and looks at what each sees. So the whole way is proven
+    that a user's pod takes, from the scheduler through the device plugin, the kubelet and the container engine with its
+    toolkit to the driver.
+  - A pod cannot ask Kubernetes for a certain GPU. So a node gets as many pods at once as it has free GPUs of each kind,
+    each with one, and none ends before all have spoken. Each must see one GPU, no two the same, and together they have
+    seen all. With O(expected) the UUIDs are compared with those that nvidia-smi lists on the node.
+  - The pods run C(nvidia-smi -L) as a user without rights, so they fit the strictest of Kubernetes' pod security
+    standards, and tolerate the taint C(nvidia.com/gpu).
+  - MIG devices are proven as the resources that they are in Kubernetes.
+  - Its pods are always removed, also after an error and when the time is over.
+extends_documentation_fragment:
+  - gpufarm.core.kubernetes
+  - gpufarm.core.kubernetes.actiongroup_kubernetes
+attributes:
+  check_mode:
+    support: full
+    description: Creates and removes nothing. Every GPU on which a pod would run is returned as V(skipped).
+  diff_mode:
+    support: none
+    description: The cluster is as it was before.
+  idempotent:
+    support: full
+    description: >-
+      Leaves the cluster as it was, apart from events that Kubernetes keeps for a while, and is therefore not a change.
+      Removing what a killed run left behind is one.
+  platform:
+    platforms: posix
+    support: full
+    description: Runs wherever the apiserver can be reached, usually on localhost.
+options:
+  nodes:
+    description:
+      - Names of the nodes to prove. A node of the list that is not there, not ready, without GPUs that pods can get,
+        or cordoned is a problem. An empty list is an error, because a proof of nothing proves nothing.
+      - If not set, these are all ready nodes with GPUs, of which there must be one; cordoned ones are skipped.
+    type: list
+    elements: str
+  expected:
+    description:
+      - What nvidia-smi lists on the nodes, as P(gpufarm.core.kubernetes_expected#filter) makes it of facts and as
+        M(gpufarm.core.kubernetes_gpu_verify) takes it. Only C(uuids) are compared here.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      node:
+        description:
+          - Name of the node in Kubernetes.
+        type: str
+        required: true
+      uuids:
+        description:
+          - UUIDs of its GPUs and MIG devices.
+        type: list
+        elements: str
+      count:
+        description:
+          - Not compared here.
+        type: int
+      models:
+        description:
+          - Not compared here.
+        type: raw
+      memory_mib_min:
+        description:
+          - Not compared here.
+        type: int
+      driver_version:
+        description:
+          - Not compared here.
+        type: str
+      mig:
+        description:
+          - Not compared here.
+        type: bool
+      mig_profiles:
+        description:
+          - Not compared here.
+        type: dict
+  sample:
+    description:
+      - Number of GPUs of each node on which a pod runs, free ones first. Which they are is the device plugin's choice.
+      - If not set, all of them.
+    type: int
+  namespace:
+    description:
+      - Namespace of the pods.
+    type: str
+    default: default
+  image:
+    description:
+      - Image of the pods. Any that has a C library and C(/bin/sh); the container toolkit brings C(nvidia-smi).
+      - Name a version, so that a node that has it pulls nothing.
+    type: str
+    default: docker.io/nvidia/cuda:12.8.1-base-ubuntu24.04
+  runtime_class:
+    description:
+      - RuntimeClass of the pods, mostly V(nvidia). If not set, the container engine's default runtime, which fits where
+        that is NVIDIA's or the device plugin hands out devices by CDI.
+    type: str
+  priority_class:
+    description:
+      - PriorityClass of the pods. Only free GPUs are asked for, so a proof needs to preempt nobody; one with
+        C(preemptionPolicy=Never) is certain not to.
+    type: str
+  tolerations:
+    description:
+      - Tolerations of the pods, as Kubernetes has them.
+    type: list
+    elements: dict
+    default: [{key: nvidia.com/gpu, operator: Exists}]
+  timeout:
+    description:
+      - Seconds for the whole proof. What has no verdict then has failed with the code C(timeout).
+    type: int
+    default: 600
+  parallel:
+    description:
+      - Number of nodes whose pods run at once.
+    type: int
+    default: 50
+  skip_busy:
+    description:
+      - Whether a GPU that another pod holds, or for whose pod the node has no room, is reported as V(busy). With
+        V(false) it has failed.
+      - What is not ours is never stopped, either way.
+    type: bool
+    default: true
+notes:
+  - "The codes of GPUs that failed are: C(not_placed), Kubernetes took or placed no pod, and its own reason is told;
+    C(task_failed), the pod did not start or did not end well; C(wrong_gpu), two pods saw the same GPU, or one saw a GPU
+    that the node does not have; C(gpu_not_seen), the pod saw no GPU, or no pod was given this one; C(extra_gpus_seen),
+    the pod saw more than one; C(timeout), there was no verdict in time; C(log_unreadable), the log of the pod could not
+    be read."
+  - "The codes of GPUs that are V(busy) are: C(gpu_busy), another pod holds the GPU; C(node_full), the node has no room
+    for the pod."
+  - "The codes of GPUs that are V(skipped) are: C(not_sampled), O(sample) left it out; C(node_closed), the node is
+    cordoned and was not named; C(check_mode), a pod would have run."
+  - "The codes of nodes are: C(node_missing), no node has this name; C(node_down), it is not ready; C(no_devices), pods
+    can get not one of its GPUs; C(gpu_not_seen), as above; C(job_left), a pod could not be removed."
+  - The user of the kubeconfig needs the right to C(list) nodes, and in the namespace to C(create), C(list), C(delete)
+    and C(deletecollection) pods and to C(get) C(pods/log). With that to C(list) pods in all namespaces it is known
+    beforehand which GPUs are free, and with that to C(list) events more causes can be told.
+  - The names of its pods begin with C(gpufarm-verify-). They end by themselves a minute after O(timeout), and what a
+    former run that was killed left behind is removed then.
+  - Where GPUs are shared by time slices or MPS, several pods may see the same.
+seealso:
+  - module: gpufarm.core.kubernetes_gpu_verify
+  - module: gpufarm.core.kubernetes_gpu_info
+  - module: gpufarm.core.nomad_gpu_job_verify
+"""
+
+EXAMPLES = r"""
+- name: A pod on every GPU sees one, and all are seen
+  gpufarm.core.kubernetes_gpu_job_verify:
+    kubeconfig: ~/.kube/farm.conf
+    runtime_class: nvidia
+  delegate_to: localhost
+  run_once: true
+
+- name: One GPU of each of these nodes, with an image of one's own
+  gpufarm.core.kubernetes_gpu_job_verify:
+    nodes: [gpu01, gpu02]
+    sample: 1
+    namespace: gpu-tests
+    image: images.example.com/cuda:12.8.1-base
+    timeout: 300
+  delegate_to: localhost
+  run_once: true
+
+- name: The GPUs of a node are those that nvidia-smi lists there
+  gpufarm.core.kubernetes_gpu_job_verify:
+    nodes: ["{{ inventory_hostname }}"]
+    expected:
+      - "{{ ansible_facts.nvidia_smi | gpufarm.core.kubernetes_expected(inventory_hostname) }}"
+  delegate_to: localhost
+"""
+
+RETURN = r"""
+gpus:
+  description: The verdict on every GPU of the nodes, by node and kind.
+  type: list
+  elements: dict
+  returned: always, once Kubernetes answered
+  contains:
+    node:
+      description: Name of the node.
+      type: str
+      sample: gpu01
+    resource:
+      description: Kind of GPU, as pods ask for it.
+      type: str
+      sample: nvidia.com/gpu
+    model:
+      description: Model of the node's GPUs in the form of GPU feature discovery; null where it does not run.
+      type: str
+      sample: NVIDIA-H100-80GB-HBM3
+    uuid:
+      description: UUID of the GPU or MIG device that the pod saw; null where it saw not exactly one, or where none ran.
+      type: str
+      sample: GPU-4404041a-04cf-1ccf-9e70-f139a9b1e23c
+    verdict:
+      description: V(ok), V(failed), V(busy) or V(skipped).
+      type: str
+      sample: ok
+    code:
+      description: One of the codes in the notes; null when the verdict is V(ok).
+      type: str
+      sample: null
+    seen:
+      description: UUIDs that the pod saw; null when it could not say.
+      type: list
+      elements: str
+      sample: [GPU-4404041a-04cf-1ccf-9e70-f139a9b1e23c]
+    isolated:
+      description:
+        - V(true) when the pod saw one GPU alone. V(false) when it saw others too, and always under WSL, where nothing
+          separates GPUs. Null when it saw none.
+      type: bool
+      sample: true
+    pod:
+      description: Name of the pod; null when none ran.
+      type: str
+      sample: gpufarm-verify-4be1c9a2-0
+    duration_s:
+      description: Seconds from the creation of the pod to the verdict; null when none ran.
+      type: float
+      sample: 2.9
+    message:
+      description: Node, found, expected and the next step; null when the verdict is V(ok).
+      type: str
+      sample: null
+problems:
+  description: What failed, by GPU and by node.
+  type: list
+  elements: dict
+  returned: always, once Kubernetes answered
+  contains:
+    node:
+      description: Name of the node.
+      type: str
+      sample: gpu01
+    uuid:
+      description: UUID of the GPU; null when the problem is the node's, or when it is not known.
+      type: str
+      sample: null
+    code:
+      description: One of the codes in the notes.
+      type: str
+      sample: gpu_not_seen
+    expected:
+      description: What was expected, for people.
+      type: str
+      sample: one nvidia.com/gpu
+    found:
+      description: What was found, for people.
+      type: str
+      sample: no GPU that nvidia-smi lists in the container
+    message:
+      description: Node, found, expected and the next step.
+      type: str
+      sample: >-
+        Node gpu01: found no GPU that nvidia-smi lists in the container. Expected: one nvidia.com/gpu. Next step: set
+        runtime_class if NVIDIA's runtime is not the engine's default, then check the container toolkit's mode and its
+        CDI specification on the node.
+counts:
+  description: Number of GPUs by verdict.
+  type: dict
+  returned: always, once Kubernetes answered
+  contains:
+    ok:
+      description: Number of GPUs that are proven.
+      type: int
+      sample: 7
+    failed:
+      description: Number of GPUs that failed.
+      type: int
+      sample: 1
+    busy:
+      description: Number of GPUs that were in use.
+      type: int
+      sample: 0
+    skipped:
+      description: Number of GPUs on which no pod was to run.
+      type: int
+      sample: 0
+table:
+  description: The verdicts by node as text in columns, failed nodes first.
+  type: str
+  returned: always, once Kubernetes answered
+  sample: |-
+    NODE   GPUS  OK  FAILED  BUSY  SKIPPED  REASONS
+    gpu01  8     7   1       0     0        gpu_not_seen
+    gpu02  4     4   0       0     0        -
+leftovers:
+  description: Names of pods that killed runs had left behind and that were removed, or in check mode would be.
+  type: list
+  elements: str
+  returned: always, once Kubernetes answered
+  sample: []
+waited_s:
+  description: Seconds that the proof took.
+  type: float
+  returned: always, once Kubernetes answered
+  sample: 12.4
+"""
+
+import dataclasses
+import platform
+import secrets
+import signal
+import time
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpufarm.core.plugins.module_utils import (
+    gpu_verdicts,
+    kubernetes,
+    kubernetes_options,
+    kubernetes_pods,
+    nomad_jobs,
+)
+from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes_pods.judging import judge_together
+from ansible_collections.gpufarm.core.plugins.module_utils.problem import Problem
+
+TOLD = ("node", "resource", "model", "uuid", "verdict", "code", "seen", "isolated", "pod", "duration_s", "message")
+
+DEFAULTS = kubernetes_pods.Settings()
+
+
+def argument_spec() -> dict[str, Any]:
+    expected = {key: value for key, value in gpu_verdicts.EXPECTED.items() if key != "required"}
+    return {
+        **kubernetes_options.argument_spec(),
+        "nodes": {"type": "list", "elements": "str"},
+        "expected": {**expected, "default": []},
+        "sample": {"type": "int"},
+        "namespace": {"type": "str", "default": DEFAULTS.namespace},
+        "image": {"type": "str", "default": DEFAULTS.image},
+        "runtime_class": {"type": "str"},
+        "priority_class": {"type": "str"},
+        "tolerations": {"type": "list", "elements": "dict", "default": list(DEFAULTS.tolerations)},
+        "timeout": {"type": "int", "default": DEFAULTS.timeout},
+        "parallel": {"type": "int", "default": DEFAULTS.parallel},
+        "skip_busy": {"type": "bool", "default": DEFAULTS.skip_busy},
+    }
+
+
+def read_settings(params: Mapping[str, Any]) -> kubernetes_pods.Settings:
+    """The options that say how pods run, checked."""
+    for option in ("sample", "timeout", "parallel"):
+        value = params[option]
+        if value is not None and value < 1:
+            raise kubernetes.KubernetesError(f"the option '{option}' is {value}", "at least 1", f"correct '{option}'")
+    for option in ("namespace", "image"):
+        if not params[option]:
+            raise kubernetes.KubernetesError(f"the option '{option}' is empty", "a name", f"correct '{option}'")
+    if params["nodes"] == []:
+        raise kubernetes.KubernetesError(
+            "the option 'nodes' is empty, so nothing would be proven",
+            "at least one node",
+            "name the nodes to prove, or leave 'nodes' out to prove all",
+        )
+    names = [field.name for field in dataclasses.fields(kubernetes_pods.Settings)]
+    return kubernetes_pods.Settings(**{name: params[name] for name in names})
+
+
+@dataclasses.dataclass(frozen=True)
+class Proof:
+    """What one run found out."""
+
+    results: list[kubernetes_pods.PodResult]
+    problems: list[Problem]
+    leftovers: list[str]
+    warnings: list[str]
+
+
+def uses_of(client: kubernetes.Client, nodes: list[kubernetes.Node]) -> tuple[dict[str, Any], list[str]]:
+    """What pods hold on these nodes; nothing where the user may not see it, as then the scheduler says it."""
+    try:
+        return dict(kubernetes.read_uses(client, [node["name"] for node in nodes])), []
+    except kubernetes.KubernetesError as error:
+        if error.reason != "Forbidden":
+            raise
+        return {}, [f"it is not known which GPUs are free: {error}"]
+
+
+def prove(client: kubernetes.Client, params: Mapping[str, Any], check_mode: bool) -> Proof:
+    settings = read_settings(params)
+    deadline = time.monotonic() + settings.timeout
+    run = kubernetes_pods.Run(client, settings, secrets.token_hex(4), deadline)
+    selected, problems = kubernetes_pods.select_nodes(kubernetes.read_nodes(client), params["nodes"])
+    if not selected and not problems:
+        raise kubernetes.KubernetesError(
+            "Kubernetes has no ready node with GPUs, so nothing would be proven",
+            "at least one",
+            "check 'kubectl get nodes' and the device plugin's pods",
+        )
+    leftovers, failed = kubernetes_pods.remove_leftovers(client, settings, time.time(), check_mode)
+    uses, warnings = uses_of(client, selected)
+    warnings += [f"pod {name} of a killed run could not be removed: {error.found}" for name, error in failed.items()]
+    named = params["nodes"] is not None
+    results: dict[kubernetes_pods.Slot, kubernetes_pods.PodResult | None] = {}
+    work = []
+    for node in selected:
+        planned = kubernetes_pods.plan(node, uses.get(node["name"], []), settings, named=named, check_mode=check_mode)
+        # Kept in Kubernetes' order, whatever comes of it.
+        results.update(planned)
+        to_run = [slot for slot, known in planned if known is None]
+        if to_run:
+            work.append(to_run)
+    try:
+        results.update(kubernetes_pods.prove(run, work))
+    except kubernetes.KubernetesError as error:
+        _refused(error, run.left)
+    own = {item["node"]: item["uuids"] or [] for item in params["expected"]}
+    found = {slot: result for slot, result in results.items() if result is not None}
+    judged, more = judge_together(found, own)
+    everything = list(judged.values())
+    problems += [*nomad_jobs.problems_of(everything), *more, *run.left]
+    # An empty UUID is one that nobody knows.
+    return Proof(
+        everything, [dataclasses.replace(each, uuid=each.uuid or None) for each in problems], leftovers, warnings
+    )
+
+
+def _refused(error: kubernetes.KubernetesError, left: list[Problem]) -> NoReturn:
+    """What ended the whole run, and which pods that left behind."""
+    if not left:
+        raise error
+    raise kubernetes.KubernetesError(
+        f"{error.found}, and {len(left)} pod{' is' if len(left) == 1 else 's are'} left",
+        "a proof that removes its pods",
+        " ".join([str(error), *(problem.message for problem in left[: gpu_verdicts.MESSAGE_PROBLEMS])]).rstrip("."),
+    ) from error
+
+
+def told(result: kubernetes_pods.PodResult) -> dict[str, Any]:
+    values = {name: getattr(result, name) for name in TOLD}
+    return {**values, "uuid": result.uuid or None, "model": result.model or None}
+
+
+def result_of(proof: Proof, waited: float) -> dict[str, Any]:
+    return {
+        "changed": bool(proof.leftovers),
+        "gpus": [told(result) for result in proof.results],
+        "problems": [dataclasses.asdict(problem) for problem in proof.problems],
+        "counts": nomad_jobs.counts(proof.results),
+        "table": nomad_jobs.table(proof.results, proof.problems),
+        "leftovers": proof.leftovers,
+        "waited_s": round(waited, 1),
+    }
+
+
+def _interrupted(number: int, _frame: Any) -> NoReturn:
+    # Another one must not interrupt the removal of pods.
+    for each in SIGNALS:
+        signal.signal(each, signal.SIG_IGN)
+    raise SystemExit(128 + number)
+
+
+SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+
+
+def main() -> None:
+    module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
+    # An end from outside must unwind too, so that no pod is left.
+    for number in SIGNALS:
+        signal.signal(number, _interrupted)
+    started = time.monotonic()
+    try:
+        client = kubernetes.Client(kubernetes_options.connection_of(module.params))
+        proof = prove(client, module.params, module.check_mode)
+    except kubernetes.KubernetesError as error:
+        module.fail_json(msg=f"{platform.node()}: {error}")
+    waited = time.monotonic() - started
+    for warning in proof.warnings:
+        module.warn(f"{platform.node()}: {warning}")
+    result = result_of(proof, waited)
+    if proof.problems:
+        text = nomad_jobs.message(proof.results, proof.problems, waited)
+        module.fail_json(msg=f"{platform.node()}: {text}", **result)
+    module.exit_json(**result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,504 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+import platform
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes import client as kubernetes_client
+from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes_pods import judging, podspec, running
+from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes_pods.records import Settings, Slot
+from ansible_collections.gpufarm.core.plugins.modules import kubernetes_gpu_job_verify
+from ansible_collections.gpufarm.core.tests.unit.patience import PATIENCE_S, wait_for
+from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import kubernetes_helper as farm
+from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.kubernetes_helper import Fate
+from ansible_collections.gpufarm.core.tests.unit.plugins.modules import program_helper
+from ansible_collections.gpufarm.core.tests.unit.plugins.modules import release_helper as helper
+from hypothesis import given
+from hypothesis import strategies as st
+
+SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+GPU = "nvidia.com/gpu"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[farm.Cluster]:
+    waits = {"PAUSE_S": 0.02, "FREE_WAIT_S": 0.1, "LOG_WAIT_S": 0.1, "EVENTS_AFTER_S": 0.1}
+    for name, value in waits.items():
+        monkeypatch.setattr(running, name, value)
+    monkeypatch.setattr(kubernetes_client, "run_commands", farm.kubectl_inside())
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    started = farm.Cluster(tmp_path)
+    started.nodes = [farm.make_node(0, 2), farm.make_node(1, 2)]
+    yield started
+    started.close()
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def run(
+    capsys: pytest.CaptureFixture[str], cluster: farm.Cluster, check_mode: bool = False, **arguments: Any
+) -> helper.Outcome:
+    given = {**cluster.arguments, "timeout": PATIENCE_S, **arguments}
+    return helper.run_module(kubernetes_gpu_job_verify.main, capsys, given, check_mode=check_mode)
+
+
+def verdicts(result: helper.Outcome) -> list[tuple[str, str | None]]:
+    return [(gpu["verdict"], gpu["code"]) for gpu in result["gpus"]]
+
+
+def all_end(cluster: farm.Cluster) -> None:
+    """No pod of a proof is left."""
+    assert sorted(cluster.created) == sorted(cluster.removed)
+    assert not [pod for pod in cluster.pods if pod["metadata"]["name"].startswith(podspec.PREFIX)]
+
+
+def test_a_good_farm(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    result = run(capsys, cluster, expected=farm.make_expected(2, 2))
+    assert "failed" not in result, result["msg"]
+    assert result["changed"] is False and result["problems"] == []
+    assert result["counts"] == {"ok": 4, "failed": 0, "busy": 0, "skipped": 0}
+    assert {gpu["uuid"] for gpu in result["gpus"]} == {farm.uuid_of(node, gpu) for node in (0, 1) for gpu in (0, 1)}
+    for gpu in result["gpus"]:
+        assert gpu["seen"] == [gpu["uuid"]] and gpu["isolated"] is True and gpu["message"] is None
+    all_end(cluster)
+
+
+def test_each_kind_of_gpu_is_proven(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster.nodes = [farm.make_node(0, 1, **{"nvidia.com/mig-1g.10gb": 2})]
+    result = run(capsys, cluster)
+    assert [(gpu["resource"], gpu["uuid"][:4]) for gpu in result["gpus"]] == [
+        (GPU, "GPU-"),
+        ("nvidia.com/mig-1g.10gb", "MIG-"),
+        ("nvidia.com/mig-1g.10gb", "MIG-"),
+    ]
+    assert result["counts"]["ok"] == 3
+
+
+def test_no_pod_ends_before_all_have_spoken(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    """Otherwise the last would be given the GPU of the first."""
+    started: list[str] = []
+
+    def late(pod: dict[str, Any], _node: str, _resource: str) -> Fate:
+        # The second pod of a node begins when the first has long been judged.
+        started.append(pod["metadata"]["name"])
+        if pod["metadata"]["name"].endswith("-1") and started.count(pod["metadata"]["name"]) < 5:
+            return Fate(status={"phase": "Pending"})
+        return Fate()
+
+    cluster.nodes = cluster.nodes[:1]
+    cluster.fate_of = late
+    result = run(capsys, cluster, expected=farm.make_expected(1, 2))
+    assert "failed" not in result, result["msg"]
+    assert len({gpu["uuid"] for gpu in result["gpus"]}) == 2
+
+
+def test_nodes_take_turns(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, cluster, parallel=1)["counts"]["ok"] == 4
+    methods = [method for method, path, _query in cluster.requests if method in ("POST", "DELETE")]
+    assert methods == ["POST", "POST", "DELETE", "POST", "POST", "DELETE"]
+
+
+def test_the_pod_is_as_written(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    given: dict[str, Any] = {
+        "runtime_class": "nvidia",
+        "priority_class": "low",
+        "namespace": "proofs",
+        "image": "example.com/cuda:1",
+        "tolerations": [{"operator": "Exists"}],
+    }
+    run(capsys, cluster, nodes=["node00001"], sample=1, **given)
+    (pod,) = [body for body in cluster.bodies if body and body.get("kind") == "Pod"]
+    spec = pod["spec"]
+    assert (spec["runtimeClassName"], spec["priorityClassName"], spec["tolerations"]) == (
+        "nvidia",
+        "low",
+        [{"operator": "Exists"}],
+    )
+    assert spec["containers"][0]["image"] == "example.com/cuda:1" and pod["metadata"]["namespace"] == "proofs"
+    assert spec["containers"][0]["resources"]["limits"][GPU] == "1" and "nodeName" not in spec
+    assert spec["securityContext"]["runAsNonRoot"] and spec["restartPolicy"] == "Never"
+    assert spec["activeDeadlineSeconds"] > PATIENCE_S
+    assert {path for path in cluster.paths("POST")} == {"/api/v1/namespaces/proofs/pods"}
+
+
+def test_the_default_pod_tolerates_the_taint_of_gpus() -> None:
+    pod = podspec.pod_of("a", "run", Slot("n", GPU, 0), Settings(), seconds=10, gives_up_at=20)
+    assert pod["spec"]["tolerations"] == [{"key": GPU, "operator": "Exists"}]
+    assert "runtimeClassName" not in pod["spec"] and "priorityClassName" not in pod["spec"]
+
+
+# --- what is not proven ----------------------------------------------------------------------
+
+
+def test_gpus_in_use_are_left_alone(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster.pods = [{**farm.make_pod("training", "node00000", 1, namespace="team"), "node": "node00000"}]
+    cluster.pods[0].update(resource=GPU, gpu=farm.uuid_of(0, 0))
+    result = run(capsys, cluster, expected=farm.make_expected(2, 2))
+    assert "failed" not in result, result["msg"]
+    assert verdicts(result)[:2] == [("ok", None), ("busy", "gpu_busy")]
+    assert "found held by pod team/training. Expected: a free GPU" in result["gpus"][1]["message"]
+    assert run(capsys, cluster, skip_busy=False)["problems"][0]["code"] == "gpu_busy"
+
+
+def test_whose_pods_may_not_be_seen(
+    cluster: farm.Cluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the scheduler says that a GPU is not free."""
+    warnings: list[str] = []
+    monkeypatch.setattr(kubernetes_gpu_job_verify.AnsibleModule, "warn", lambda _self, text: warnings.append(text))
+    cluster.pods = [{**farm.make_pod("training", "node00000", 1), "node": "node00000", "resource": GPU}]
+    cluster.pods[0]["gpu"] = farm.uuid_of(0, 0)
+
+    def refuse(request: Any) -> bool:
+        if not request.path.startswith("/api/v1/pods"):
+            return False
+        request.refuse(403, "Forbidden", "pods is forbidden")
+        return True
+
+    cluster.answer = refuse
+    result = run(capsys, cluster)
+    assert sorted(verdicts(result)[:2], key=str) == [("busy", "gpu_busy"), ("ok", None)]
+    assert ["it is not known which GPUs are free" in text for text in warnings] == [True]
+    all_end(cluster)
+
+
+def test_a_sample_takes_free_gpus_first(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster.pods = [{**farm.make_pod("training", "node00000", 1), "node": "node00000", "resource": GPU}]
+    cluster.pods[0]["gpu"] = farm.uuid_of(0, 1)
+    result = run(capsys, cluster, sample=1)
+    assert verdicts(result) == [("ok", None), ("skipped", "not_sampled")] * 2 and len(cluster.created) == 2
+
+
+def test_cordoned_nodes(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster.nodes[0]["spec"]["unschedulable"] = True
+    assert verdicts(run(capsys, cluster))[:2] == [("skipped", "node_closed")] * 2
+    assert verdicts(run(capsys, cluster, nodes=["node00000"])) == [("failed", "not_placed")] * 2
+
+
+def test_check_mode_asks_and_changes_nothing(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    result = run(capsys, cluster, check_mode=True)
+    assert verdicts(result) == [("skipped", "check_mode")] * 4
+    assert {method for method, _path, _query in cluster.requests} == {"GET"}
+
+
+def test_nodes_that_cannot_be_proven(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster.nodes += [farm.make_node(2, 2, 0), farm.make_node(3, 0), farm.make_node(4, 2)]
+    cluster.nodes[-1]["status"]["conditions"][-1]["status"] = "False"
+    names = [f"node{number:05d}" for number in (2, 3, 4)]
+    result = run(capsys, cluster, nodes=[*names, "lost", "node00000"])
+    assert [problem["code"] for problem in result["problems"]] == [
+        "no_devices",
+        "no_devices",
+        "node_down",
+        "node_missing",
+    ]
+    assert "none of its 2 GPUs allocatable" in result["problems"][0]["found"]
+    assert result["counts"]["ok"] == 2
+    cluster.nodes = [farm.make_node(0, 0)]
+    assert "no ready node with GPUs, so nothing would be proven" in run(capsys, cluster)["msg"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"nodes": []}, "the option 'nodes' is empty, so nothing would be proven"),
+        ({"sample": 0}, "the option 'sample' is 0"),
+        ({"timeout": 0}, "the option 'timeout' is 0"),
+        ({"parallel": 0}, "the option 'parallel' is 0"),
+        ({"image": ""}, "the option 'image' is empty"),
+        ({"namespace": ""}, "the option 'namespace' is empty"),
+    ],
+)
+def test_wrong_options(
+    cluster: farm.Cluster, capsys: pytest.CaptureFixture[str], arguments: dict[str, Any], words: str
+) -> None:
+    assert words in run(capsys, cluster, **arguments)["msg"] and cluster.requests == []
+
+
+# --- what fails ------------------------------------------------------------------------------
+
+MANY = [farm.uuid_of(0, 0), farm.uuid_of(0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("fate", "code", "words"),
+    [
+        (Fate(sees=[], exit_code=6), "gpu_not_seen", "set runtime_class"),
+        (Fate(sees=MANY), "extra_gpus_seen", f"sees {', '.join(MANY)}"),
+        (Fate(exit_code=9), "task_failed", "nvidia-smi -L ended with 9"),
+        (Fate(sees=[], exit_code=127), "task_failed", "nvidia-smi -L ended with 127"),
+        (Fate(farm.waiting("ImagePullBackOff", "Back-off pulling image")), "task_failed", "check the image's name"),
+        (Fate(farm.waiting("InvalidImageName")), "task_failed", "InvalidImageName"),
+        (Fate(farm.waiting("CreateContainerError", "CDI device injection failed")), "task_failed", "CDI specification"),
+        (Fate({"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "Allocate failed due to x"}),
+         "task_failed", "log of the device plugin's pod"),
+        (Fate(farm.ended("StartError", 128, "nvidia-container-cli: x", started=False)), "task_failed", "container-cli"),
+        (Fate(farm.ended("OOMKilled", 137), log="GPU 0"), "task_failed", "OOMKilled"),
+        (Fate(farm.ended("Error", 1), log=""), "task_failed", "its log ends before nvidia-smi has"),
+        (Fate(farm.ended("Error", 1)), "log_unreadable", "waiting to start"),
+        (Fate(farm.unplaced("0/2 nodes are available: 1 node(s) had untolerated taint {a: b}")),
+         "not_placed", "tolerations"),
+    ],
+)  # fmt: skip
+def test_pods_that_prove_nothing(
+    cluster: farm.Cluster, capsys: pytest.CaptureFixture[str], fate: Fate, code: str, words: str
+) -> None:
+    cluster.nodes = cluster.nodes[:1]
+    cluster.fate_of = lambda _pod, _node, _resource: fate
+    result = run(capsys, cluster)
+    assert verdicts(result) == [("failed", code)] * 2, result["msg"]
+    assert words in result["msg"] and result["failed"]
+    all_end(cluster)
+
+
+@pytest.mark.parametrize(
+    ("why", "code"),
+    [("1 Insufficient cpu", "node_full"), ("1 Too many pods", "node_full"), (f"1 Insufficient {GPU}", "gpu_busy")],
+)
+def test_a_full_node_is_busy(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str], why: str, code: str) -> None:
+    cluster.fate_of = lambda _pod, _node, _resource: Fate(farm.unplaced(f"0/2 nodes are available: {why}."))
+    assert verdicts(run(capsys, cluster)) == [("busy", code)] * 4
+
+
+def test_one_cause_is_told_once(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster.fate_of = lambda _pod, _node, _resource: Fate(farm.waiting("ImagePullBackOff", "no such host"))
+    result = run(capsys, cluster)
+    lines = result["msg"].splitlines()
+    assert lines[0].startswith(f"{platform.node()}: 4 problems after ")
+    assert lines[2].split() == ["NODE", "GPUS", "OK", "FAILED", "BUSY", "SKIPPED", "REASONS"]
+    told = [line for line in lines if "ImagePullBackOff: no such host" in line]
+    assert len(told) == 1 and told[0].endswith(" The same on 3 more.")
+
+
+def test_a_runtime_that_is_missing_is_told_by_events(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster.fate_of = lambda _pod, _node, _resource: Fate(farm.waiting("ContainerCreating"))
+    message = 'Failed to create pod sandbox: rpc error: no runtime for "nvidia" is configured'
+    cluster.events = [{"reason": "FailedCreatePodSandBox", "message": message}]
+    result = run(capsys, cluster)
+    assert verdicts(result) == [("failed", "task_failed")] * 4
+    assert 'no runtime for "nvidia" is configured' in result["msg"] and "nvidia-ctk runtime configure" in result["msg"]
+
+
+def test_time_that_is_over(
+    cluster: farm.Cluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.fate_of = lambda _pod, _node, _resource: Fate(farm.waiting("ContainerCreating"))
+    cluster.events = [{"reason": "FailedMount", "message": "no such volume"}]
+    # Over when the events have been asked for once.
+    monkeypatch.setattr(
+        running.Run, "seconds_left", lambda _run: 0 if any("/events" in path for path in cluster.paths()) else 9
+    )
+    result = run(capsys, cluster, parallel=1)
+    assert verdicts(result) == [("failed", "timeout")] * 4
+    assert "that the pod was still Pending (ContainerCreating)" in result["gpus"][0]["message"]
+    assert "that no pod of this node had begun" in result["gpus"][2]["message"]
+    all_end(cluster)
+
+
+def test_a_pod_that_somebody_removes(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    def remove(request: Any) -> bool:
+        if request.command == "GET" and request.path.startswith("/api/v1/namespaces/default/pods?"):
+            cluster.pods = []
+        return False
+
+    cluster.answer = remove
+    assert "somebody else has removed it" in run(capsys, cluster)["msg"]
+
+
+def test_two_pods_with_one_gpu(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster.nodes = cluster.nodes[:1]
+    cluster.fate_of = lambda _pod, _node, _resource: Fate(sees=[farm.uuid_of(0, 0)])
+    result = run(capsys, cluster)
+    assert verdicts(result) == [("failed", "wrong_gpu")] * 2 and "in 2 pods at once" in result["msg"]
+    # By time slices they may.
+    cluster.nodes = [farm.make_node(0, 2, labels={"nvidia.com/gpu.replicas": "2"})]
+    assert verdicts(run(capsys, cluster)) == [("ok", None)] * 2
+
+
+def test_a_gpu_of_another_machine(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    expected = farm.make_expected(2, 2)
+    expected[0]["uuids"] = [farm.uuid_of(7, 0), farm.uuid_of(7, 1)]
+    result = run(capsys, cluster, expected=expected)
+    assert verdicts(result) == [("failed", "wrong_gpu")] * 2 + [("ok", None)] * 2
+    assert "one of the 2 that nvidia-smi lists on the node" in result["msg"]
+
+
+def test_a_gpu_that_no_pod_is_given(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    result = run(capsys, cluster, expected=farm.make_expected(1, 3))
+    (problem,) = result["problems"]
+    assert (problem["code"], problem["uuid"]) == ("gpu_not_seen", farm.uuid_of(0, 2))
+    # With a sample it may be one of the others.
+    assert run(capsys, cluster, expected=farm.make_expected(1, 3), sample=1)["problems"] == []
+
+
+def test_nothing_separates_gpus_under_wsl(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster.fate_of = lambda _pod, _node, _resource: Fate(sees=MANY, wsl=True)
+    result = run(capsys, cluster)
+    assert verdicts(result) == [("ok", None)] * 4
+    assert result["gpus"][0]["isolated"] is False and result["gpus"][0]["uuid"] is None
+
+
+# --- creation and removal --------------------------------------------------------------------
+
+
+def test_a_refused_pod_ends_the_run(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse(request: Any) -> bool:
+        if request.command == "POST":
+            request.refuse(403, "Forbidden", 'pods "x" is forbidden: violates PodSecurity "restricted:latest"')
+        return bool(request.command == "POST")
+
+    cluster.answer = refuse
+    result = run(capsys, cluster)
+    assert 'violates PodSecurity "restricted:latest"' in result["msg"] and "gpus" not in result
+
+
+def test_a_quota_is_no_end_for_what_it_allows(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse(request: Any) -> bool:
+        if request.command == "POST" and request.body["metadata"]["name"].endswith("-3"):
+            request.refuse(403, "Forbidden", 'pods "x" is forbidden: exceeded quota: q')
+            return True
+        return False
+
+    cluster.answer = refuse
+    result = run(capsys, cluster)
+    assert verdicts(result) == [("ok", None)] * 3 + [("failed", "not_placed")]
+    assert "exceeded quota" in result["msg"]
+    all_end(cluster)
+
+
+def test_an_overloaded_apiserver_is_asked_again(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    refused: list[str] = []
+
+    def now_and_then(request: Any) -> bool:
+        name = (request.body or {}).get("metadata", {}).get("name")
+        key = f"{request.command} {request.path.partition('?')[0]} {name}"
+        early = request.command == "GET" and not refused
+        if "/namespaces/" not in request.path or "/log" in request.path or key in refused or early:
+            return False
+        refused.append(key)
+        request.refuse(429, "TooManyRequests", "too many requests, please try again later")
+        return True
+
+    cluster.answer = now_and_then
+    result = run(capsys, cluster)
+    assert verdicts(result) == [("ok", None)] * 4 and len(refused) >= 5
+    all_end(cluster)
+
+
+def test_who_may_not_delete_a_collection(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse(request: Any) -> bool:
+        if request.command == "DELETE" and "labelSelector" in request.path:
+            request.refuse(403, "Forbidden", "cannot deletecollection")
+            return True
+        return False
+
+    cluster.answer = refuse
+    assert verdicts(run(capsys, cluster)) == [("ok", None)] * 4
+    all_end(cluster)
+
+
+def test_pods_that_stay_are_told(
+    cluster: farm.Cluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "REMOVE_WAIT_S", 0.3)
+    cluster.undying = True
+    result = run(capsys, cluster, nodes=["node00000"])
+    assert [problem["code"] for problem in result["problems"]] == ["job_left", "job_left"]
+    assert "kubectl -n default delete pod gpufarm-verify-" in result["msg"]
+    assert result["counts"]["ok"] == 2
+
+
+def test_pods_of_killed_runs_are_removed(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    def left(name: str, gives_up_at: Any, prefix: str = podspec.PREFIX) -> dict[str, Any]:
+        pod = farm.make_pod(f"{prefix}{name}", "node00009", 1, phase="Failed")
+        pod["metadata"].update(labels={podspec.LABEL: name}, annotations={podspec.GIVES_UP_AT: gives_up_at})
+        return pod
+
+    now = int(time.time())
+    cluster.pods = [
+        left("old", str(now - 10)),
+        left("running", str(now + PATIENCE_S)),
+        left("odd", "x"),
+        left("b", "1", "my-"),
+    ]
+    assert run(capsys, cluster, check_mode=True)["leftovers"] == ["gpufarm-verify-old"]
+    result = run(capsys, cluster)
+    assert result["leftovers"] == ["gpufarm-verify-old"] and result["changed"] is True
+    assert [pod["metadata"]["name"] for pod in cluster.pods] == ["gpufarm-verify-running", "gpufarm-verify-odd", "my-b"]
+
+
+@pytest.mark.parametrize("moment", ["the first pod", "the first log"])
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_leaves_no_pod(cluster: farm.Cluster, number: signal.Signals, moment: str) -> None:
+    reached: list[str] = []
+
+    def notice(request: Any) -> bool:
+        if request.command == "POST" and moment == "the first pod":
+            reached.append(request.path)
+        elif "/log" in request.path:
+            reached.append(request.path)
+            request.reply(200, b"not yet", "text/plain")
+            return True
+        return False
+
+    cluster.answer = notice
+    process = program_helper.start("kubernetes_gpu_job_verify", {**cluster.arguments, "timeout": PATIENCE_S})
+    wait_for(lambda: reached)
+    process.send_signal(number)
+    # A second one comes while pods are removed.
+    process.send_signal(signal.SIGTERM)
+    process.wait(PATIENCE_S)
+    assert cluster.created and process.returncode == 128 + number
+    all_end(cluster)
+
+
+# --- pure ------------------------------------------------------------------------------------
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@given(JSON, JSON, st.text())
+def test_whatever_a_pod_tells(one: Any, two: Any, log: str) -> None:
+    for pod in (
+        {"status": one, "metadata": two},
+        {"status": {"containerStatuses": [{"state": {"terminated": one, "waiting": two}}], "conditions": [one, two]}},
+        {"metadata": {"name": one, "annotations": {podspec.GIVES_UP_AT: two}}},
+    ):
+        state = judging.read_state(pod)
+        assert isinstance(state.why, str) and isinstance(state.started, bool)
+        podspec.leftovers([pod], 0)
+        judging.judge_log(Slot("n", GPU, 0), log, state, "pod")
+    judging.failed_pod(log)
+
+
+def test_returned_keys_are_the_documented_ones(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    documented = yaml.safe_load(kubernetes_gpu_job_verify.RETURN)
+    result = run(capsys, cluster, nodes=["node00000", "lost"])
+    assert set(documented) == set(result) - {"changed", "failed", "msg", "invocation", "exception", "warnings"}
+    assert set(documented["gpus"]["contains"]) == set(result["gpus"][0])
+    assert set(documented["problems"]["contains"]) == set(result["problems"][0])
+    assert set(documented["counts"]["contains"]) == set(result["counts"])
+
+
+def test_every_code_is_documented() -> None:
+    """And no other is."""
+    folder = Path(running.__file__).parent
+    sources = "".join(path.read_text(encoding="utf-8") for path in folder.glob("*.py"))
+    used = set(re.findall(r'"(\w+_\w+|timeout)",?\s', sources)) & set(re.findall(r'"([a-z_]+)"', sources))
+    notes = " ".join(yaml.safe_load(kubernetes_gpu_job_verify.DOCUMENTATION)["notes"])
+    documented = {word for word in re.findall(r"C\(([a-z_]+)\),", notes) if "_" in word or word == "timeout"}
+    assert documented <= used, documented - used
