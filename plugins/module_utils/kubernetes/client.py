@@ -132,9 +132,11 @@ def read_failure(command: Command) -> KubernetesError:
 def _refusal(reason: str, message: str) -> KubernetesError:
     found = f"Kubernetes answered {reason}: {message}"
     if reason == "Forbidden":
-        expected, step = "a user that may do this", "give the user of the kubeconfig the right that is named"
+        expected, step = "that this is allowed", "change what is named: a right of the user, a quota or a policy"
     elif reason in _TRANSIENT:
         expected, step = "an apiserver that answers", "look at the control plane, and try again"
+    elif reason == "NotFound":
+        expected, step = "what was asked for", "check its name, and which cluster the kubeconfig means"
     else:
         expected, step = "an answer with what was asked for", "look whether somebody changed it meanwhile"
     return KubernetesError(found, expected, step, reason in _TRANSIENT, reason)

@@ -41,8 +41,10 @@ def wish(**more: Any) -> Expected:
 
 
 def test_a_recorded_node() -> None:
+    """Of a real cluster of one node whose device plugin had yet to start; the four GPUs were added by hand."""
     node = kubernetes.describe_node(helper.recorded("node-1.34.1"))
-    assert (node["status"], node["schedulable"], node["taints"]) == ("ready", True, [])
+    taint = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
+    assert (node["status"], node["schedulable"], node["taints"]) == ("ready", True, [taint])
     assert node["kubelet_version"] == "v1.34.1"
     assert node["gpus_capacity"] == node["gpus_allocatable"] == 4
     (resource,) = node["resources"]

@@ -79,7 +79,7 @@ def test_who_may_not_list_pods_is_told(cluster: farm.Cluster, capsys: pytest.Cap
     cluster.answer = refuse
     result = run(capsys, cluster)
     assert 'Forbidden: pods is forbidden: User "viewer" cannot list resource "pods"' in result["msg"]
-    assert "Next step: give the user of the kubeconfig the right that is named" in result["msg"]
+    assert "Next step: change what is named: a right of the user" in result["msg"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,90 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The gate of a node in Kubernetes: cordoned, the scheduler places nothing new there.
+
+What has to be done is decided by the same code as for Nomad. Who cordoned a node, why and since when is in its
+annotations. Kubernetes takes them whether the node is up or not, and in one change with the cordon, which it refuses
+where somebody else has changed the node meanwhile; so marks and cordon never part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ansible_collections.gpufarm.core.plugins.module_utils import gate
+from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes import (
+    READY,
+    Client,
+    KubernetesError,
+    Node,
+    read_node,
+)
+
+# So often somebody else may change the node between a look and a change. The kubelet does it now and then.
+ATTEMPTS = 5
+
+
+def annotation(key: str) -> str:
+    """C(gpufarm_gate_reason) in Nomad's meta is C(gpufarm.core/gate-reason) in Kubernetes' annotations."""
+    return f"gpufarm.core/{key.partition('_')[2].replace('_', '-')}"
+
+
+KEYS = {annotation(key): key for key in (*gate.KEYS, gate.MAINTENANCE_KEY)}
+
+
+def gate_node(node: Node, closing: bool = False) -> gate.GateNode:
+    """A node of Kubernetes as the gate has it. One that is down can be marked and cordoned like any other."""
+    version = node["resource_version"]
+    return gate.GateNode(
+        id=node["id"],
+        name=node["name"],
+        status="ready" if closing or node["status"] == READY else node["status"],
+        eligible=node["schedulable"],
+        draining=False,
+        meta={KEYS[name]: value for name, value in node["annotations"].items() if name in KEYS},
+        drain_meta={},
+        # Kubernetes raises it with each change of anything, and so of the node.
+        index=int(version) if version.isdecimal() else 0,
+    )
+
+
+def is_marked(node: Node) -> bool:
+    """Whether the gate has cordoned the node and it still is."""
+    return bool(gate_node(node).marks) and not node["schedulable"]
+
+
+def patch_of(node: Node, decision: gate.Decision) -> dict[str, Any]:
+    """The one change that a decision comes to, for the node as it was when it was decided."""
+    marks: Mapping[str, str | None] = decision.meta or {}
+    patch: dict[str, Any] = {
+        "metadata": {
+            "resourceVersion": node["resource_version"],
+            "annotations": {annotation(key): value for key, value in marks.items()},
+        }
+    }
+    if decision.eligible is not None:
+        patch["spec"] = {"unschedulable": None if decision.eligible else True}
+    return patch
+
+
+def set_node(
+    client: Client, name: str, wish: gate.Wish, now: Callable[[], str], check_mode: bool
+) -> tuple[Node | None, gate.Decision]:
+    """Do what a node's health asks for, by what the node is now. C(None) where Kubernetes knows no such node."""
+    for attempt in range(1, ATTEMPTS + 1):
+        node = read_node(client, name)
+        if node is None:
+            break
+        decision = gate.decide(gate_node(node, closing=not wish.healthy), wish, now())
+        if not decision.changes or check_mode:
+            return node, decision
+        try:
+            client.patch_node(name, patch_of(node, decision))
+        except KubernetesError as error:
+            if error.reason != "Conflict" or attempt == ATTEMPTS:
+                raise
+        else:
+            return node, decision
+    return None, gate.Decision("failed", "Kubernetes knows no such node")
