@@ -162,7 +162,8 @@ files:
       sample: da39a3ee5e6b4b0d3255bfef95601890afd80709
 certificates:
   description: >-
-    By path, the first certificate in each of O(certificates), in PEM, null where there is none; of a key nothing is told.
+    By path, the first certificate in each of O(certificates), in PEM, null where there is none; of a key nothing is
+    told.
   type: dict
   returned: success
   sample: {/etc/nomad.d/tls/agent.pem: "-----BEGIN CERTIFICATE-----\nMIIB...\n-----END CERTIFICATE-----"}
