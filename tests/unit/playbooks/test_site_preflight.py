@@ -29,6 +29,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "nvidia_driver": {"nvidia_driver_kernel_modules": "closed"},
     "nvidia_mig": {"nvidia_mig_gpus": {"index": 0}},
     "nvidia_repository": {"nvidia_repository_key_fingerprints": {"a": 1}},
+    "shared_data": {"shared_data_version": "3"},
     "wsl": {"wsl_terminate": "perhaps"},
 }
 

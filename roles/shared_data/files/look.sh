@@ -1,0 +1,42 @@
+#!/bin/sh
+# look.sh PATH: prints what is at a mount point, one thing to a line. Changes nothing, and opens nothing of what is mounted
+# there: who asks a server that is away waits.
+path=$1
+unit=$(systemd-escape --path "$path")
+echo "unit $unit"
+for file in "/etc/systemd/system/$unit.mount" "/etc/systemd/system/$unit.automount" \
+    /etc/systemd/system/gpufarm-data-cache.service; do
+    [ ! -e "$file" ] || echo "file $file $(sha1sum <"$file" | cut -d' ' -f1)"
+done
+echo "automount $(systemctl is-active "$unit.automount")"
+[ -z "$(pidof cachefilesd)" ] || echo "cache runs"
+awk -v path="$path" '$2 == path && $3 != "autofs" { print "mount", $1, $3, $4 }' /proc/self/mounts
+awk -v path="$path" '$1 !~ /^#/ && $2 == path { print "fstab", $1 }' /etc/fstab 2>/dev/null
+if ! awk -v path="$path" '$2 == path { found = 1 } END { exit !found }' /proc/self/mounts; then
+    if [ -L "$path" ] || { [ -e "$path" ] && ! [ -d "$path" ]; }; then
+        echo "nofolder"
+    elif [ -d "$path" ]; then
+        ls -A "$path" | head -n 3 | sed 's/^/beneath /'
+        echo "filesystem $(stat --file-system --format=%T "$path")"
+    fi
+fi
+
+# Whose working folder, program or open file is there, and containers that have it mounted at a place of their own.
+if grep -q " $path nfs4\? " /proc/self/mounts; then
+    device=$(awk -v path="$path" '$5 == path && / - nfs4? / { print $3 }' /proc/self/mountinfo | tail -n 1)
+    {
+        find /proc/[0-9]*/cwd /proc/[0-9]*/root /proc/[0-9]*/exe /proc/[0-9]*/fd -maxdepth 1 \
+            \( -lname "$path" -o -lname "$path/*" \) 2>/dev/null | cut -d/ -f3
+        awk -v path="$path" -v device="$device" '$3 == device && $5 != path { split(FILENAME, part, "/"); print part[3] }' \
+            /proc/[0-9]*/mountinfo 2>/dev/null
+    } | sort -un | while read -r pid; do
+        echo "user $pid $(cat "/proc/$pid/comm" 2>/dev/null)"
+    done
+fi
+
+# Of a server: what of others exports the folder, and who has something of it mounted.
+grep -lsE "^[[:space:]]*\"?$path\"?([[:space:]]|$)" /etc/exports /etc/exports.d/*.exports |
+    grep -v '/gpufarm-shared-data.exports$' | sed 's/^/exported /'
+exportfs -s 2>/dev/null | awk '{ print "export", $1, $2 }'
+cat /proc/fs/nfsd/clients/*/info 2>/dev/null | sed -n 's/^address: "\(.*\):[0-9]*"$/client \1/p' | sort -u
+exit 0
