@@ -112,6 +112,8 @@ def test_program_without_container_keeps_to_its_gpu_and_its_result_comes_home() 
 def test_every_job_of_the_examples_would_be_placed(path: Path) -> None:
     needed: dict[str, dict[str, Any]] = {
         "gpu-burn": {"gpus": 4}, "torchrun": {"memory": 2048}, "triton": {"models": "https://example.com/models.tar.gz"},
+        # Of the farm's host volumes.
+        "shared-data": {"volume": "results"},
     }  # fmt: skip
     job = path.name.removesuffix(".nomad.hcl")
     assert "All tasks successfully allocated." in jobs.plan(FARM, job, needed.get(job, {}))

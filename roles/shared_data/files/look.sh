@@ -16,8 +16,7 @@ if ! awk -v path="$path" '$2 == path { found = 1 } END { exit !found }' /proc/se
     if [ -L "$path" ] || { [ -e "$path" ] && ! [ -d "$path" ]; }; then
         echo "nofolder"
     elif [ -d "$path" ]; then
-        ls -A "$path" | head -n 3 | sed 's/^/beneath /'
-        echo "filesystem $(stat --file-system --format=%T "$path")"
+        find "$path" -mindepth 1 -maxdepth 1 -printf 'beneath %f\n' | LC_ALL=C sort | head -n 3
     fi
 fi
 

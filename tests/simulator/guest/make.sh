@@ -31,7 +31,12 @@ for unit in systemd-udev-trigger.service systemd-networkd.service systemd-networ
     getty@tty1.service getty-static.service apt-daily.timer apt-daily-upgrade.timer; do
     ln -sf /dev/null "$own/etc/systemd/system/$unit"
 done
-cp -a /usr/lib/uml/modules/. "$own/usr/lib/modules/"
+for release in /usr/lib/uml/modules/*; do
+    mkdir -p "$own/usr/lib/modules/${release##*/}/kernel"
+    cp "$release"/modules.* "$own/usr/lib/modules/${release##*/}/"
+    cp -a "$release/kernel/fs" "$release/kernel/net" "$release/kernel/lib" "$release/kernel/crypto" \
+        "$own/usr/lib/modules/${release##*/}/kernel/"
+done
 ssh-keygen -q -t ed25519 -N '' -f "$disks/key"
 mkdir -m 0700 "$own/root/.ssh"
 cp "$disks/key.pub" "$own/root/.ssh/authorized_keys"

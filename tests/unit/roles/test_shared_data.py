@@ -1,0 +1,158 @@
+"""What shared_data asks for, sees and refuses; nothing is mounted here."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.gpufarm.core.tests.unit.roles import role_helper
+from ansible_collections.gpufarm.core.tests.unit.roles.role_helper import ROLES
+
+LOOK = ROLES / "shared_data/files/look.sh"
+HOSTS = {"control": {"ansible_host": "192.0.2.10"}, "node": {}}
+SAID = "unit srv-data\nautomount inactive\n"
+
+
+def value(name: str, said: str = SAID, host: str = "node", platform: str = "Debian: Debian 13.1", **given: Any) -> Any:
+    known = {
+        **role_helper.variables("_common", "shared_data"),
+        "ansible_facts": role_helper.facts(platform),
+        "_common_host": role_helper.host(units={"nfs-server.service": {"enabled": "", "active": ""}}),
+        "__shared_data_said": {"stdout_lines": said.splitlines()},
+        "inventory_hostname": host,
+        "hostvars": HOSTS,
+        "groups": {"all": list(HOSTS)},
+        "shared_data_server": "control",
+        "shared_data_clients": ["192.0.2.0/24"],
+    }
+    return role_helper.value(f"__shared_data_{name}", {**known, **given})
+
+
+def test_a_host_of_the_inventory_serves_and_the_others_mount() -> None:
+    assert [value("serves", host=host) for host in HOSTS] == [True, False]
+    assert value("source") == "192.0.2.10:/srv/data"
+    assert value("packages", host="control") == ["nfs-kernel-server"]
+    assert value("packages") == ["nfs-common"]
+    assert value("packages", platform="RedHat: Rocky 9.4", shared_data_cache=True) == ["nfs-utils", "cachefilesd"]
+
+
+def test_a_server_that_is_there_already_is_left_alone() -> None:
+    for given in ({"shared_data_server_managed": False}, {"shared_data_server": "nas.example.com"}):
+        assert not any(value("serves", host=host, **given) for host in HOSTS)
+    nas = {"shared_data_server": "2001:db8::5", "shared_data_export": "/pool/sets"}
+    assert value("source", **nas) == "[2001:db8::5]:/pool/sets"
+    assert value("refusal", **nas, shared_data_clients=[]) == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "options"),
+    [
+        ({}, "ro,hard,noatime,vers=4.2,nconnect=4,retry=0"),
+        ({"shared_data_soft": True, "shared_data_read_only": False}, "rw,soft,noatime,vers=4.2,nconnect=4,retry=0"),
+        (
+            {"shared_data_cache": True, "shared_data_version": "4.1", "shared_data_options": ["rsize=1048576"]},
+            "ro,hard,noatime,vers=4.1,fsc,nconnect=4,retry=0,rsize=1048576",
+        ),
+    ],
+)
+def test_options_of_the_mount(given: dict[str, Any], options: str) -> None:
+    assert ",".join(value("options", **given)) == options
+
+
+MOUNTED = "mount 192.0.2.10:/srv/data nfs4 ro,noatime,vers=4.2,hard,proto=tcp,nconnect=4,addr=192.0.2.10\n"
+OURS = "file /etc/systemd/system/srv-data.mount 0\nautomount active\n"
+
+
+@pytest.mark.parametrize(
+    ("host", "said", "given", "told"),
+    [
+        ("node", "", {"shared_data_server": ""}, "shared_data_server is empty. Expected: who has the data."),
+        ("node", "", {"shared_data_path": "/"}, "shared_data_path is /, and"),
+        ("node", "", {"shared_data_path": "/srv/../etc"}, "shared_data_path is /srv/../etc, and"),
+        ("node", "", {"shared_data_export": "/my sets"}, 'shared_data_export "/my sets". Expected: paths'),
+        ("node", "", {"shared_data_nconnect": 17}, "shared_data_nconnect is 17. Expected: from 1 to 16."),
+        ("node", "", {"shared_data_options": ["ro,suid"]}, "the variables have ro,suid. Expected:"),
+        ("control", "", {"shared_data_clients": ["*(rw)"]}, "the variables have *(rw). Expected:"),
+        ("control", "", {"shared_data_clients": []}, "shared_data_clients is empty. Expected: who may read"),
+        ("control", "exported /etc/exports\n", {}, "/etc/exports exports /srv/data already."),
+        ("node", MOUNTED, {}, "192.0.2.10:/srv/data (nfs4) is mounted at /srv/data, and not by this role."),
+        ("node", "fstab nas:/x\n", {}, "/etc/fstab mounts nas:/x at /srv/data. Expected: nobody else who does."),
+        ("node", "nofolder\n", {}, "/srv/data is a link or a file. Expected: a folder, or nothing."),
+        ("node", "beneath a\nbeneath b c\n", {}, "there are files in /srv/data (a, b c), which the mount would hide."),
+    ],
+)
+def test_what_is_refused(host: str, said: str, given: dict[str, Any], told: str) -> None:
+    refusal = value("refusal", SAID + said, host, **given)
+    assert told in refusal
+    assert "Next step: " in refusal
+
+
+def test_what_is_as_it_should_be_is_not_refused() -> None:
+    assert value("refusal") == value("refusal", host="control") == ""
+    assert value("refusal", SAID + MOUNTED + OURS) == ""
+    # What takes it away asks for no server.
+    assert value("refusal", SAID + MOUNTED, shared_data_server="", shared_data_state="absent") == ""
+
+
+@pytest.mark.parametrize(
+    ("said", "given", "told"),
+    [
+        ("", {}, ["nothing is mounted at /srv/data"]),
+        (MOUNTED + OURS, {}, []),
+        (MOUNTED, {}, ["nobody mounts it when it is looked at"]),
+        (MOUNTED.replace("2.10:", "2.99:") + OURS, {}, ["192.0.2.99:/srv/data is mounted at /srv/data"]),
+        (MOUNTED.replace("hard", "soft") + OURS, {}, ["it is mounted with ro,noatime,vers=4.2,soft,"]),
+        (
+            MOUNTED.replace("ro,", "ro,fsc,") + OURS,
+            {"shared_data_cache": True},
+            ["nothing is cached, because cachefilesd does not run"],
+        ),
+        (MOUNTED.replace("ro,", "ro,fsc,") + OURS + "cache runs\n", {"shared_data_cache": True}, []),
+    ],
+)
+def test_what_differs_on_a_mount(said: str, given: dict[str, Any], told: list[str]) -> None:
+    differs = value("differs", SAID.replace("automount inactive\n", "") + said, **given)
+    assert len(differs) == len(told) and all(text in differ for text, differ in zip(told, differs, strict=True)), (
+        differs
+    )
+
+
+def test_what_differs_on_a_server() -> None:
+    said = SAID + "export /srv/data 192.0.2.0/24(sync,ro)\n"
+    assert value("differs", said, "control") == []
+    (differs,) = value("differs", said, "control", shared_data_writers=["192.0.2.7"])
+    assert differs == "the NFS server does not export /srv/data to 192.0.2.0/24, 192.0.2.7"
+
+
+def look(path: Path, programs: dict[str, str]) -> list[str]:
+    """Run the look at a folder, with programs that say what is given."""
+    folder = path.parent / "programs"
+    folder.mkdir()
+    for name, said in {"systemd-escape": "my-data", "systemctl": "inactive", "pidof": "", **programs}.items():
+        (folder / name).write_text(f"#!/bin/sh\nprintf '%s\\n' '{said}'\n", encoding="utf-8")
+        (folder / name).chmod(0o755)
+    environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+    command = ["sh", str(LOOK), str(path)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def test_look_at_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    for name in (".hidden", "with space", "z1", "z2"):
+        (tmp_path / "data" / name).touch()
+    said = look(tmp_path / "data", {"exportfs": "/srv/data  192.0.2.0/24(sync,ro)"})
+    assert said[:2] == ["unit my-data", "automount inactive"]
+    beneath = [line for line in said if line.startswith("beneath ")]
+    assert beneath == ["beneath .hidden", "beneath with space", "beneath z1"]
+    assert "export /srv/data 192.0.2.0/24(sync,ro)" in said
+
+
+def test_look_at_nothing_and_at_a_link(tmp_path: Path) -> None:
+    assert not [line for line in look(tmp_path / "data", {}) if re.match("beneath|nofolder|mount", line)]
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x/link").symlink_to(tmp_path)
+    assert "nofolder" in look(tmp_path / "x/link", {})
