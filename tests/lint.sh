@@ -18,7 +18,7 @@ yamllint --strict .
 echo "lint: shellcheck"
 git ls-files -- '*.sh' tests/simulator/node/gpufarm-node-init tests/simulator/gpu/gpufarm-gpu-devices \
     tests/simulator/gpu/nv-fabricmanager tests/simulator/tuning/setpci tests/simulator/tuning/update-grub \
-    tests/simulator/tuning/systemd-detect-virt .ci/run |
+    tests/simulator/tuning/systemd-detect-virt tests/simulator/guest/gpufarm-guest-network .ci/run |
     xargs shellcheck --external-sources
 echo "lint: ansible-lint"
 (cd .collections/ansible_collections/gpufarm/core && ansible-lint --offline --profile production)
