@@ -15,7 +15,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes import cli
 from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes import nodes as kubernetes_nodes
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import kubernetes_helper as helper
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.recorded import assert_recorded
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 JSON = st.recursive(
@@ -123,6 +123,7 @@ def test_the_status_of_a_node(condition: str | None, status: str) -> None:
     assert kubernetes.describe_node(node)["status"] == status
 
 
+@settings(deadline=None, suppress_health_check=list(HealthCheck))
 @given(JSON, JSON, JSON)
 def test_whatever_stands_in_an_answer(one: Any, two: Any, three: Any) -> None:
     whole = {"metadata": one, "spec": two, "status": three}
@@ -377,6 +378,7 @@ def test_failures_without_words() -> None:
     assert "\x1b" not in str(failure("error: \x1b[31mred"))
 
 
+@settings(deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.text())
 def test_whatever_kubectl_says(text: str) -> None:
     assert "Next step: " in str(failure(text))

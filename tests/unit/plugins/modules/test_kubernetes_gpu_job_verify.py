@@ -23,7 +23,7 @@ from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import kub
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.kubernetes_helper import Fate
 from ansible_collections.gpufarm.core.tests.unit.plugins.modules import program_helper
 from ansible_collections.gpufarm.core.tests.unit.plugins.modules import release_helper as helper
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
@@ -471,6 +471,7 @@ JSON = st.recursive(
 )
 
 
+@settings(deadline=None, suppress_health_check=list(HealthCheck))
 @given(JSON, JSON, st.text())
 def test_whatever_a_pod_tells(one: Any, two: Any, log: str) -> None:
     for pod in (
