@@ -131,7 +131,8 @@ class Machine:
             "Parameters": parameters,
         }  # fmt: skip
         made = self.ask("PUT", "/v1/volume/host/create", {"Volume": volume})["Volume"]
-        found: dict[str, Any] = wait_for(lambda: self.ready(made["ID"]))
+        found = wait_for(lambda: self.ready(made["ID"]))
+        assert found
         return found
 
     def ready(self, number: str) -> dict[str, Any] | None:
