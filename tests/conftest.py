@@ -24,6 +24,7 @@ EXPECTED = {
 # Parts of the ids of tests that take minutes, the longest first.
 LONG = (
     "test_scenario[farm]",
+    "test_scenario[kubernetes]",
     "test_scenario[upgrade]",
     "test_scenario[gpu_health]",
     "test_scenario[secure]",

@@ -16,6 +16,8 @@ import yaml
 
 from tests.simulator.cache import ROOT, cache_dir
 from tests.simulator.docker import NODE_INIT, PATIENCE, DockerError, docker, docker_binary, exists, node_flags
+from tests.simulator.kubernetes.image import DEVICE_RULES
+from tests.simulator.kubernetes.image import NAME as KUBERNETES
 from tests.simulator.mirror.build import ca_bundle
 from tests.simulator.mirror.pki import pki
 from tests.simulator.windows.host import Distribution, Machine, Windows
@@ -47,8 +49,11 @@ class Node:
 
     @property
     def own_kernel_log(self) -> bool:
-        """Tell whether a driver would write to the node's kernel log; under WSL it is Windows' and so is its log."""
-        return bool(self.environment.get("GPUFARM_GPU_PROFILE")) and not self.is_wsl
+        """Tell whether a driver would write to the node's kernel log; under WSL it is Windows' and so is its log.
+
+        A kubelet reads it, too, and cannot where a FIFO stands in for it.
+        """
+        return bool(self.environment.get("GPUFARM_GPU_PROFILE")) and not self.is_wsl and self.suite != KUBERNETES
 
 
 def environment(farm: str) -> dict[str, str]:
@@ -155,7 +160,7 @@ def start_node(farm: str, node: Node, image: str) -> bool:
         if same and running:
             return False
         docker("rm", "--force", "--volumes", node.container)
-    flags = node_flags()
+    flags = node_flags() + (DEVICE_RULES if node.suite == KUBERNETES else [])
     for name, value in node.environment.items():
         flags += ["--env", f"{name}={value}"]
     bundle = ca_bundle()

@@ -12,6 +12,7 @@ from tests.simulator.docker import make_room
 from tests.simulator.farm import Node
 from tests.simulator.farm.jobs import job_image
 from tests.simulator.gpu.faults import start_kernel_log
+from tests.simulator.kubernetes.image import NAME, kubernetes_image
 from tests.simulator.mirror.build import mirror
 from tests.simulator.mirror.pki import pki
 from tests.simulator.node.build import SUITES, base
@@ -43,6 +44,11 @@ def everything(say: Callable[[str], None]) -> Built:
         job_image()
     say(f"      mirror: {www.result()}")
     return Built(built.images, www.result())
+
+
+def with_kubernetes(built: Built) -> Built:
+    """Build, or find in the cache, the node image with Kubernetes as well."""
+    return Built({**built.images, NAME: kubernetes_image()}, built.www)
 
 
 def start(name: str, built: Built, nodes: list[Node], say: Callable[[str], None]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -139,7 +140,43 @@ def container_toolkit_of(folder: str) -> Product:
 
 
 CONTAINER_TOOLKITS = (container_toolkit_of("container-toolkit-older"), container_toolkit_of("container-toolkit"))
-PRODUCTS = (*NOMADS, NVIDIA_PLUGIN, NVIDIA_PLUGIN_MIG, *CONTAINER_TOOLKITS)
+KUBERNETES_VERSION = pinned("kubernetes", "k8s.io/kubernetes")
+KUBERNETES = Product(
+    name="kubernetes",
+    folder="kubernetes",
+    version=KUBERNETES_VERSION,
+    packages=(".",),
+    # Upstream's build has the version from its repository, without which kubeadm takes itself for one of no release.
+    ldflags="-s -w "
+    + " ".join(
+        f"-X {package}.{name}={value}"
+        for name, value in {
+            "gitVersion": f"v{KUBERNETES_VERSION}",
+            "gitMajor": KUBERNETES_VERSION.split(".")[0],
+            "gitMinor": KUBERNETES_VERSION.split(".")[1],
+            "gitTreeState": "clean",
+        }.items()
+        for package in ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
+    ),
+    output="kube",
+    arguments=("-tags=selinux,notest,grpcnotrace",),
+    environment={"CGO_ENABLED": "0"},
+    module="k8s.io/kubernetes",
+    keep={"LICENSE.txt": "LICENSE", "pause.c": "build/pause/linux/pause.c"},
+)
+K8S_DEVICE_PLUGIN_MODULE = "github.com/NVIDIA/k8s-device-plugin"
+K8S_DEVICE_PLUGIN_VERSION = pinned("k8s-device-plugin", K8S_DEVICE_PLUGIN_MODULE)
+K8S_DEVICE_PLUGIN = Product(
+    name="k8s-device-plugin",
+    folder="k8s-device-plugin",
+    version=K8S_DEVICE_PLUGIN_VERSION,
+    packages=(f"{K8S_DEVICE_PLUGIN_MODULE}/cmd/nvidia-device-plugin",),
+    ldflags="-s -w '-extldflags=-Wl,--export-dynamic -Wl,--unresolved-symbols=ignore-in-object-files -Wl,-z,lazy'"
+    f" -X {K8S_DEVICE_PLUGIN_MODULE}/internal/info.version=v{K8S_DEVICE_PLUGIN_VERSION}",
+    module=K8S_DEVICE_PLUGIN_MODULE,
+    keep={"LICENSE.txt": "LICENSE"},
+)
+PRODUCTS = (*NOMADS, NVIDIA_PLUGIN, NVIDIA_PLUGIN_MIG, *CONTAINER_TOOLKITS, KUBERNETES, K8S_DEVICE_PLUGIN)
 
 
 # --- progress ---------------------------------------------------------------------------------------------------------
@@ -328,7 +365,8 @@ def _compile(what: Product, go: Path, folder: Path) -> None:
     script = f"""
         go version
         go build -mod=readonly -modcacherw -buildvcs=false -trimpath {" ".join(what.arguments)} \
-            -gcflags=all=-dwarf=false -ldflags '{what.ldflags}' -o /out/{what.output} {" ".join(what.packages)}
+            -gcflags=all=-dwarf=false -ldflags {shlex.quote(what.ldflags)} \
+            -o /out/{what.output} {" ".join(what.packages)}
         source=$(go list -m -f '{{{{.Dir}}}}' {what.module})
         {keep}
         chmod -R u+w /out
@@ -345,7 +383,6 @@ def _compile(what: Product, go: Path, folder: Path) -> None:
         },
         {
             **host_go_settings(),
-            **what.environment,
             "GOTOOLCHAIN": "local",
             # Memory is not what these builds lack, and what debuggers read is left out by -s -w anyway; so the same
             # programs come out sooner.
@@ -355,6 +392,7 @@ def _compile(what: Product, go: Path, folder: Path) -> None:
             "GOCACHE": "/go/build",
             "CGO_ENABLED": "1",
             "PATH": "/usr/local/go/bin:/usr/bin:/bin",
+            **what.environment,
         },
     )
 
@@ -377,6 +415,19 @@ def nvidia_plugin() -> Path:
 def nvidia_plugin_mig() -> Path:
     """Return the path of the double of a plugin that knows MIG. Only who asks for it has it built."""
     return product(NVIDIA_PLUGIN_MIG) / NVIDIA_PLUGIN_MIG.output
+
+
+def kubernetes() -> Path:
+    """Return the folder that holds `kube`, which is all programs of a Kubernetes node, and `pause.c`.
+
+    Only who asks for it has it built: it takes as long as all the others together.
+    """
+    return product(KUBERNETES)
+
+
+def k8s_device_plugin() -> Path:
+    """Return the folder that holds NVIDIA's device plugin for Kubernetes. Only who asks for it has it built."""
+    return product(K8S_DEVICE_PLUGIN)
 
 
 def container_toolkits() -> dict[str, Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,20 @@ def test_only_a_node_with_its_own_driver_has_its_messages_in_the_kernel_log() ->
     for profile, expected in profiles.items():
         assert farm.Node("n", "n", "trixie", {"GPUFARM_GPU_PROFILE": profile}).own_kernel_log is expected
     assert farm.Node("n", "n", "trixie").own_kernel_log is False
+    assert farm.Node("n", "n", "kubernetes", {"GPUFARM_GPU_PROFILE": "t4-x4"}).own_kernel_log is False
+
+
+@pytest.mark.parametrize("suite", ["trixie", "kubernetes"])
+def test_only_a_node_with_kubernetes_may_hand_on_nvidias_devices(suite: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[tuple[str, ...]] = []
+    monkeypatch.setattr(farm, "docker", lambda *arguments: called.append(arguments) or "")
+    monkeypatch.setattr(farm, "exists", lambda *_: False)
+    monkeypatch.setattr(farm, "node_flags", lambda: ["--flag"])
+    farm.start_node("x", farm.Node("n", "n", suite), "image")
+    (run,) = called
+    rules = [argument for argument in run if argument.startswith("--device-cgroup-rule=")]
+    assert len(rules) == (3 if suite == "kubernetes" else 0)
+    assert all(re.fullmatch(r"--device-cgroup-rule=c (195|510|511):\* rwm", rule) for rule in rules)
 
 
 @pytest.mark.parametrize(
