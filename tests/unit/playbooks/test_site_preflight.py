@@ -14,11 +14,13 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[3]
 
-# One wrong argument of every role that has one; cuda takes any text, and refuses it itself, and farm's are of a run.
+# One wrong argument of every role that has one; cuda and kubernetes take any text, and refuse it themselves, and farm's
+# are of a run.
 WRONG: dict[str, dict[str, Any]] = {
     "container_toolkit": {"container_toolkit_default_runtime": "perhaps"},
     "docker": {"docker_managed": "perhaps"},
     "gpu_health": {"gpu_health_state": "gone"},
+    "kubernetes_node": {"kubernetes_node_distribution": "minikube"},
     "nomad": {"nomad_log_level": "LOUD"},
     "nomad_client": {"nomad_client_host_volumes": [{"name": "results"}]},
     "nomad_device_nvidia": {"nomad_device_nvidia_ignored_gpu_ids": {"a": 1}},
@@ -58,7 +60,7 @@ def run_site(folder: Path, hosts: dict[str, dict[str, Any]], *options: str) -> t
 
 def test_a_wrong_argument_of_any_role_is_refused_before_a_node_is_asked(tmp_path: Path) -> None:
     public = {path.parent.parent.name for path in ROOT.glob("roles/*/meta/argument_specs.yml")}
-    assert {*WRONG, "cuda", "farm"} == public, "add a wrong argument of the new role"
+    assert {*WRONG, "cuda", "farm", "kubernetes"} == public, "add a wrong argument of the new role"
     # Tags leave nothing of it out: a later role would otherwise meet what was never checked.
     right: dict[str, dict[str, Any]] = {"server": {}, "right": {"cuda_version": "13.0"}}
     output, recap = run_site(tmp_path, {**WRONG, **right}, "--tags", "driver")
