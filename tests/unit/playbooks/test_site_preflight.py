@@ -20,6 +20,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "container_toolkit": {"container_toolkit_default_runtime": "perhaps"},
     "docker": {"docker_managed": "perhaps"},
     "gpu_health": {"gpu_health_state": "gone"},
+    "kubernetes_device_plugin": {"kubernetes_device_plugin_mig_strategy": "double"},
     "kubernetes_node": {"kubernetes_node_distribution": "minikube"},
     "nomad": {"nomad_log_level": "LOUD"},
     "nomad_client": {"nomad_client_host_volumes": [{"name": "results"}]},

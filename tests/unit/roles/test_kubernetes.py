@@ -148,3 +148,66 @@ def test_where_the_api_is_asked() -> None:
     without, bare = role_helper.values("__kubernetes_refusal", ["kubernetes"], cases)
     assert without.startswith("gpu-7 has no kubeconfig of an administrator (") and "Next step: put the host" in without
     assert bare.startswith("gpu-7 has no kubectl. Expected:") and "kubernetes_api_host" in bare
+
+
+def test_another_device_plugin_and_an_old_one_are_refused() -> None:
+    roles = ("kubernetes", "kubernetes_device_plugin")
+    own = "kube-system/nvidia-device-plugin-daemonset nvcr.io/nvidia/k8s-device-plugin:v0.18.0"
+    operators = "gpu-operator/nvidia-device-plugin-daemonset mirror.example/k8s-device-plugin@sha256:1 sidecar:1"
+    cases = [
+        {
+            "__kubernetes_device_plugin_listed": {
+                "stdout_lines": [own, "x/kube-proxy a:1", "y/z b/my-k8s-device-plugin:1"]
+            }
+        },
+        {"__kubernetes_device_plugin_listed": {"stdout_lines": [own, operators]}},
+        {"kubernetes_device_plugin_version": "0.15.1", "__kubernetes_device_plugin_listed": {"stdout_lines": []}},
+    ]
+    fine, other, old = role_helper.values("__kubernetes_device_plugin_refusal", roles, cases)
+    assert fine == ""
+    assert "another device plugin of NVIDIA's (gpu-operator/nvidia-device-plugin-daemonset). Expected: one" in other
+    assert old.startswith("the version asked for is 0.15.1. Expected: 0.16.0 or newer. Next step:")
+
+
+def test_what_the_device_plugin_is_asked_for() -> None:
+    roles = ("kubernetes", "kubernetes_device_plugin")
+    cases = [
+        {},
+        {
+            "kubernetes_device_plugin_mig_strategy": "mixed",
+            "kubernetes_device_plugin_runtime_class": "",
+            "kubernetes_device_plugin_environment": {"DP_DISABLE_HEALTHCHECKS": "all"},
+        },
+    ]
+    plain, divided = (
+        each["spec"]["template"]["spec"]
+        for each in role_helper.values("__kubernetes_device_plugin_daemonset", roles, cases)
+    )
+    (container,) = plain["containers"]
+    assert plain["runtimeClassName"] == "nvidia"
+    assert plain["nodeSelector"] == {"nvidia.com/gpu.present": "true"}
+    assert plain["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+    assert container["image"] == "nvcr.io/nvidia/k8s-device-plugin:v0.18.0"
+    assert {"name": "FAIL_ON_INIT_ERROR", "value": "false"} in container["env"]
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    (container,) = divided["containers"]
+    settings = {each["name"]: each["value"] for each in container["env"]}
+    assert "runtimeClassName" not in divided
+    assert (settings["MIG_STRATEGY"], settings["NVIDIA_MIG_MONITOR_DEVICES"]) == ("mixed", "all")
+    assert settings["DP_DISABLE_HEALTHCHECKS"] == "all"
+    assert container["securityContext"]["capabilities"] == {"add": ["SYS_ADMIN"]}
+
+
+def test_a_plugin_that_runs_and_hands_out_nothing_is_told() -> None:
+    roles = ("kubernetes", "kubernetes_device_plugin")
+    full, empty = 'gpu-7 {"cpu":"2","nvidia.com/gpu":"4"}', 'gpu-8 {"cpu":"2","nvidia.com/gpu":"0"}'
+    divided, bare = 'gpu-9 {"cpu":"2","nvidia.com/mig-1g.10gb":"14"}', 'gpu-10 {"cpu":"2","pods":"110"}'
+    cases = [
+        {"__kubernetes_device_plugin_capacity": {"stdout_lines": [*lines]}}
+        for lines in ((full, divided), (full, empty, divided, bare), ())
+    ]
+    fine, without, none = role_helper.values("__kubernetes_device_plugin_wrong", roles, cases)
+    assert fine == ""
+    assert without.startswith("the device plugin runs, and gpu-8, gpu-10 has got no GPU to hand out. Expected:")
+    assert none.startswith("no node has the labels nvidia.com/gpu.present=true. Expected: one at least")
+    assert "Next step: " in without and "Next step: " in none

@@ -56,6 +56,8 @@ def test_versions_are_those_that_the_roles_install() -> None:
         role = product.name.removeprefix("nvidia-").replace("-", "_")
         defaults = yaml.safe_load((cache.ROOT / "roles" / role / "defaults/main.yml").read_text("utf-8"))
         assert product.version == defaults[f"{role}_version"]
+    defaults = yaml.safe_load((cache.ROOT / "roles/kubernetes_device_plugin/defaults/main.yml").read_text("utf-8"))
+    assert build.K8S_DEVICE_PLUGIN.version == defaults["kubernetes_device_plugin_version"]
     for product in build.CONTAINER_TOOLKITS:
         assert f"internal/info.version={product.version}" in product.ldflags
     for products in (build.NOMADS, build.CONTAINER_TOOLKITS):

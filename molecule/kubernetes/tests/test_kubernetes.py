@@ -1,0 +1,144 @@
+"""A cluster that hands out a node's GPUs: all of them, to each pod its own, and none where the roles have gone."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from tests.simulator.docker import docker
+from tests.simulator.gpu import faults
+from tests.testinfra.helpers import UUID, wait_for
+from tests.testinfra.playbooks import changed_tasks, run_in_scenario
+
+NODE = "kubernetes-node"
+CONVERGE = "molecule/kubernetes/converge.yml"
+IMAGE = "docker.io/library/gpufarm-test:1"
+
+
+def sh(script: str) -> str:
+    return docker("exec", NODE, "sh", "-c", script)
+
+
+def kubectl(*arguments: str, stdin: Any = None) -> str:
+    """Ask the cluster as its administrator, who may hand it an object."""
+    command = ("kubectl", "--kubeconfig", "/etc/kubernetes/admin.conf", *arguments)
+    return docker("exec", "--interactive", NODE, *command, stdin=json.dumps(stdin).encode() if stdin else None)
+
+
+def get(*what: str) -> Any:
+    return json.loads(kubectl("get", *what, "--output=json"))
+
+
+def allocatable() -> int:
+    """Return how many GPUs the node has to hand out."""
+    return int(get("node", NODE)["status"]["allocatable"].get("nvidia.com/gpu", 0))
+
+
+def pod(name: str, gpus: int) -> None:
+    """Have a pod that lists the GPUs that it sees, and holds them."""
+    kubectl("create", "--filename=-", stdin={
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": {"of": "test"}},
+        "spec": {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 0,
+            "automountServiceAccountToken": False,
+            "runtimeClassName": "nvidia",
+            "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+            "containers": [{
+                "name": "work",
+                "image": IMAGE,
+                "command": ["sh", "-c", "nvidia-smi -L; exec sleep infinity"],
+                "resources": {"limits": {"nvidia.com/gpu": gpus}},
+            }],
+        },
+    })  # fmt: skip
+
+
+def seen(name: str) -> list[str]:
+    """Return the GPUs that a pod has listed, once it has."""
+    wait_for(f"{name} lists its GPUs", lambda: "GPU-" in kubectl("logs", name, "--ignore-errors"))
+    return UUID.findall(kubectl("logs", name))
+
+
+def restarts() -> dict[str, int]:
+    """Return how often the containers of each pod of the cluster's own were started again."""
+    return {
+        pod["metadata"]["name"]: pod["status"]["containerStatuses"][0]["restartCount"]
+        for pod in get("pods", "--namespace=kube-system")["items"]
+    }
+
+
+def test_the_node_has_as_many_gpus_to_hand_out_as_nvidia_smi_lists() -> None:
+    listed = UUID.findall(sh("nvidia-smi -L"))
+    wait_for("the node has GPUs", lambda: allocatable() > 0)
+    assert allocatable() == len(listed) == 4
+
+
+def test_the_control_plane_went_on_while_its_engine_was_given_the_runtime() -> None:
+    assert set(restarts().values()) == {0}, restarts()
+
+
+def test_each_pod_sees_its_gpus_alone_and_who_gets_none_waits() -> None:
+    pod("three", 3)
+    pod("one", 1)
+    three, one = seen("three"), seen("one")
+    assert (len(three), len(one)) == (3, 1)
+    assert sorted(three + one) == sorted(UUID.findall(sh("nvidia-smi -L")))
+    pod("late", 1)
+
+    def refused() -> bool:
+        conditions = get("pod", "late")["status"].get("conditions", [])
+        return any("Insufficient nvidia.com/gpu" in condition.get("message", "") for condition in conditions)
+
+    wait_for("the third pod is told why it waits", refused)
+    kubectl("delete", "pod", "one", "--wait=true")
+    assert seen("late") == one
+    kubectl("delete", "pod", "--selector=of=test", "--wait=true")
+
+
+def test_a_taint_keeps_pods_away_that_do_not_tolerate_it() -> None:
+    taints = get("node", NODE)["spec"]["taints"]
+    assert {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"} in taints
+
+
+def test_check_mode_tells_what_is_missing_and_nothing_else() -> None:
+    run = run_in_scenario(CONVERGE, "--check", "--diff")
+    assert (run.code, run.changed) == (0, {NODE: 0}), run.output
+    kubectl("delete", "runtimeclass", "nvidia")
+    kubectl("label", "node", NODE, "nvidia.com/gpu.present=perhaps", "--overwrite")
+    kubectl("set", "env", "daemonset/nvidia-device-plugin-daemonset", "--namespace=kube-system", "MIG_STRATEGY=single")
+    wanted = ["Have the runtime class", "Have the node labelled", "Have NVIDIA's device plugin on every node with GPUs"]
+    for options in (["--check"], []):
+        run = run_in_scenario(CONVERGE, *options)
+        assert run.code == 0 and changed_tasks(run.output) == wanted, run.output
+
+
+def test_a_lost_gpu_takes_all_of_its_node_until_the_plugin_starts_again() -> None:
+    """What NVIDIA's device plugin does: who looks after the node has to know it."""
+    faults.apply_to_container(NODE, lambda profile: faults.lose_gpu(profile, 2))
+    wait_for("all GPUs are taken for lost", lambda: allocatable() == 0)
+    assert int(get("node", NODE)["status"]["capacity"]["nvidia.com/gpu"]) == 4
+    faults.apply_to_container(NODE, lambda profile: faults.recover_gpu(profile, 2))
+    # The node tells its state each second.
+    time.sleep(5)
+    assert allocatable() == 0
+    kubectl("delete", "pod", "--namespace=kube-system", "--selector=name=nvidia-device-plugin-ds")
+    wait_for("the plugin has all GPUs again", lambda: allocatable() == 4)
+
+
+def test_removal_leaves_a_node_that_hands_out_nothing() -> None:
+    gone = {"kubernetes_device_plugin_state": "absent", "kubernetes_node_state": "absent"}
+    extra = ["--extra-vars", json.dumps(gone)]
+    run = run_in_scenario(CONVERGE, *extra)
+    assert run.code == 0, run.output
+    assert changed_tasks(run.output) == ["Have the node labelled", "Have the node tainted", "Have no device plugin"]
+    node = get("node", NODE)
+    assert "nvidia.com/gpu.present" not in node["metadata"]["labels"]
+    assert "taints" not in node["spec"]
+    assert get("daemonsets", "--all-namespaces")["items"] == []
+    wait_for("the node has no GPU to hand out", lambda: allocatable() == 0)
+    run = run_in_scenario(CONVERGE, *extra)
+    assert (run.code, run.changed) == (0, {NODE: 0}), run.output
