@@ -16,8 +16,8 @@ MACHINE, SERVER, NODE = "data-machine", "data-server", "data-node"
 ADDRESSES = {SERVER: "10.99.0.11", NODE: "10.99.0.12"}
 SCENARIO = Path(os.environ["MOLECULE_SCENARIO_DIRECTORY"])
 EPHEMERAL = Path(os.environ["MOLECULE_EPHEMERAL_DIRECTORY"])
-# No cgroup of CPUs is in a guest's kernel, so there are no drivers that isolate: the volume says where a task may run, and the
-# task looks at the folder itself. What a container would do with it is in a test of its own.
+# No cgroup of CPUs is in a guest's kernel, so no driver there isolates: the volume says where a task may run, and the task
+# looks at the folder itself. What a container would do with it is in a test of its own.
 JOB = """
 job "%(name)s" {
   type = "batch"
@@ -172,6 +172,8 @@ def test_what_is_refused_before_anything_changes() -> None:
     for case, text in expected.items():
         assert text in told[case], told[case]
         assert "Next step: " in told[case]
+    # What is exported stays so, and nothing else is.
+    assert [line.split()[0] for line in server["after"]] == ["/srv/data"]
     # What could not be mounted is there to be mounted once the server lets it, and is asked for when somebody looks.
     assert node["after"] == ["/etc/systemd/system/srv-new.automount", "/etc/systemd/system/srv-new.mount", "/srv/new"]
 
