@@ -16,8 +16,8 @@ MACHINE, SERVER, NODE = "data-machine", "data-server", "data-node"
 ADDRESSES = {SERVER: "10.99.0.11", NODE: "10.99.0.12"}
 SCENARIO = Path(os.environ["MOLECULE_SCENARIO_DIRECTORY"])
 EPHEMERAL = Path(os.environ["MOLECULE_EPHEMERAL_DIRECTORY"])
-# No cgroup of CPUs is in a guest's kernel, so no driver there isolates: the volume says where a task may run, and the task
-# looks at the folder itself. What a container would do with it is in a test of its own.
+# No cgroup of CPUs is in a guest's kernel, so no driver there isolates: the volume says where a task may run, and the
+# task looks at the folder itself. What a container would do with it is in a test of its own.
 JOB = """
 job "%(name)s" {
   type = "batch"
