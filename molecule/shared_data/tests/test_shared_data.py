@@ -179,7 +179,7 @@ def test_what_is_refused_before_anything_changes() -> None:
 
 
 def test_what_is_in_use_stays_and_then_nothing_is_left_but_the_data() -> None:
-    on(NODE, "cd /srv/data && nohup sleep 7777 >/dev/null 2>&1 </dev/null &")
+    on(NODE, "cd /srv/data; nohup sleep 7777 >/dev/null 2>&1 </dev/null &")
     run = run_in_scenario(SCENARIO / "gone.yml")
     told = words(run.output)
     assert run.code != 0 and run.changed == {NODE: 0, SERVER: 0}, run.output
