@@ -278,11 +278,21 @@ def _complete(gathering: _Gathering, gpus: list[Gpu], aside: dict[str, Command])
 _LINKS_AND_ERRORS = ("nvlink", "-s", "-e")
 
 
+_LINK = re.compile(r"^\s*Link [0-9]", re.MULTILINE)
+
+
 def _nvlinks(gathering: _Gathering, command: Command) -> dict[str, list[NvLink] | None] | None:
     """The links by UUID; None when the call failed, for then nothing is known of them."""
-    if command.returncode != 0 and not command.timed_out:
-        # A driver that counts no errors there, or does not tell both at once.
-        command = gathering.call(_LINKS_AND_ERRORS[:2])[0]
+    links = _read_links(command)
+    unplaced = links is not None and not any(links.values()) and _LINK.search(command.stdout)
+    if not command.timed_out and (links is None or unplaced):
+        # A driver that counts no errors there, tells them in other words, or does not tell both at once.
+        state = _read_links(gathering.call(_LINKS_AND_ERRORS[:2])[0])
+        links = links if state is None else state
+    return links
+
+
+def _read_links(command: Command) -> dict[str, list[NvLink] | None] | None:
     if command.returncode != 0:
         return None
     try:

@@ -94,7 +94,11 @@ _NVLINK_GPU = re.compile(r"^GPU [0-9]{1,4}: .+ \(UUID: ([^()\s]+)\)$")
 _NVLINK_LINE = re.compile(r"^Link ([0-9]{1,3}): (?:([0-9]{1,6}(?:\.[0-9]{1,9})?) GB/s|<inactive>)$")
 
 
+# Cards since Blackwell count other things, in other words, among them C(Total link recovery events).
 _NVLINK_ERRORS = re.compile(r"^Link ([0-9]{1,3}): (Replay|Recovery|CRC) Errors: (.*)$")
+
+
+_NVLINK_COUNTER = re.compile(r"^Link [0-9]{1,3}: [A-Za-z][A-Za-z .()/-]*(?: - [0-9]+)?: ")
 
 
 def parse_nvlink_status(text: str) -> dict[str, list[NvLink] | None]:
@@ -122,7 +126,7 @@ def parse_nvlink_status(text: str) -> dict[str, list[NvLink] | None]:
             ]
         elif "not supported" in line.lower():
             links[uuid] = None
-        elif line.startswith("Link"):
+        elif line.startswith("Link") and not _NVLINK_COUNTER.match(line):
             raise damaged(f"nvidia-smi nvlink -s -e printed a line that is no link's state: {line[:200]!r}.")
     return links
 

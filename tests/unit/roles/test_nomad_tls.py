@@ -277,6 +277,10 @@ def test_an_agent_is_asked_without_tls_only_where_it_is_known_to_have_no_certifi
         (unseen, "https"),
         # node_tuning and nvidia_mig have looked, and for no certificate.
         (seen, "https"),
+        ({**seen, "__nomad_certificate_stat": {"stat": {"exists": True}}}, "https"),
+        ({**seen, "__nomad_certificate_stat": {"stat": {"exists": False}}}, "http"),
+        # What was looked at later counts.
+        ({**node(secrets, certificate(NAMES)), "__nomad_certificate_stat": {"stat": {"exists": False}}}, "https"),
         ({**unseen, "ansible_check_mode": True}, "https"),
         ({**unseen, "nomad_tls": "off"}, "http"),
     ]

@@ -905,6 +905,14 @@ def test_no_nvlinks_and_unknown_nvlinks_differ(recording: str, links: list[objec
     assert list(nvidia_smi.parse_nvlink_status(text).values()) == [links]
 
 
+def test_cards_that_count_other_errors_have_their_links() -> None:
+    """Words of a B300's nvidia-smi, as a public note tells them."""
+    other = ("Malformed packet Errors: 0", "Rx Errors: 0", "Total link recovery events: 0", "FEC Errors - 0: 9")
+    text = "GPU 0: X (UUID: GPU-1)\n\t Link 0: 50 GB/s\n" + "".join(f"\t Link 0: {each}\n" for each in other)
+    (links,) = nvidia_smi.parse_nvlink_status(text).values()
+    assert links == [{"link": 0, "active": True, "speed_gb_per_s": 50.0} | dict.fromkeys(NVLINK_ERRORS)]
+
+
 def test_inactive_nvlink() -> None:
     text = "GPU 0: X (UUID: GPU-1)\n\t Link 0: <inactive>\n"
     assert nvidia_smi.parse_nvlink_status(text) == {

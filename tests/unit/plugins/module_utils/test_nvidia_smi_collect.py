@@ -148,11 +148,26 @@ def test_nvlink_alone_needs_no_full_query(tmp_path: Path) -> None:
     assert len(facts["gpus"][0]["nvlinks"]) == 18
 
 
-def test_links_of_a_driver_that_refuses_to_tell_errors(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        (2, "Option -e is not recognized."),
+        (0, "GPU 0: X (UUID: {uuid})\n Link 0: Replay Errors: 0\n"),
+        (0, "GPU 0: X (UUID: {uuid})\n Link 0: 26.562 GB/s\n Link 0: cut"),
+    ],
+)
+def test_links_of_a_driver_that_does_not_tell_errors_too(tmp_path: Path, code: int, told: str) -> None:
     links = f"GPU 0: X (UUID: {H100_UUID})\n Link 0: 26.562 GB/s\n"
-    run = Recorder({FULL: (0, H100), NVLINK: (2, "Option -e is not recognized."), NVLINK[:2]: (0, links)})
+    run = Recorder({FULL: (0, H100), NVLINK: (code, told.format(uuid=H100_UUID)), NVLINK[:2]: (0, links)})
     (gpu,) = collect(ALL, run=run, root=str(tmp_path))["gpus"]
     assert [(link["active"], link["recovery_errors"]) for link in gpu["nvlinks"]] == [(True, None)]
+
+
+def test_a_gpu_without_links_is_asked_once(tmp_path: Path) -> None:
+    run = Recorder({FULL: (0, H100), NVLINK: (0, f"GPU 0: X (UUID: {H100_UUID})\n")})
+    (gpu,) = collect(ALL, run=run, root=str(tmp_path))["gpus"]
+    assert gpu["nvlinks"] == []
+    assert [call for batch in run.calls for call in batch if call[0] == "nvlink"] == [NVLINK]
 
 
 @pytest.mark.parametrize("answer", [(255, "ERROR"), (0, f"GPU 0: X (UUID: {H100_UUID})\n Link 0: dam"), (None, "")])
