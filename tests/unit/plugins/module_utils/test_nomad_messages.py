@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
-from ansible_collections.gpufarm.core.plugins.module_utils import nomad, nomad_jobs
+from ansible_collections.gpufarm.core.plugins.module_utils import gpu_verdicts, nomad, nomad_jobs
 from ansible_collections.gpufarm.core.plugins.module_utils import problem as problem_utils
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad import client as nomad_client
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs import listing as job_listing
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs import obstacles, running
-from ansible_collections.gpufarm.core.plugins.modules import nomad_gpu_job_verify, nomad_gpu_verify
+from ansible_collections.gpufarm.core.plugins.modules import nomad_gpu_job_verify
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import nomad_helper as farm
 
 FILE = farm.FIXTURES / "messages.txt"
@@ -263,7 +263,9 @@ def options() -> Iterator[tuple[str, str]]:
     entry = dict.fromkeys(("count", "uuids", "models", "memory_mib_min", "driver_version", "mig", "mig_profiles"))
     named = {"node": "a", **entry}
     for items in ([], [named, named], [{**named, "models": {"T4": "many"}}], [{**named, "mig_profiles": {"a": []}}]):
-        yield "expected", told(functools.partial(nomad_gpu_verify.read_expected, items))
+        with pytest.raises(problem_utils.FoundError) as caught:
+            gpu_verdicts.read_expected(items)
+        yield "expected", str(caught.value)
     spec = nomad_gpu_job_verify.argument_spec()
     usual = {name: option.get("default") for name, option in spec.items()}
     for given in (
