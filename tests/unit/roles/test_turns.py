@@ -42,6 +42,7 @@ DUE = {
     "__nvidia_driver_reboot_needed": True,
     "__nvidia_driver_reboot_helps": True,
     "__nvidia_mig_changes": ["GPU 0: enable MIG"],
+    "__node_tuning_differs_until_boot": ["mitigations is auto"],
     # What the handler asks of a host that was looked at.
     "_common_paths": [],
 }
@@ -56,6 +57,10 @@ def tasks(items: Any) -> Iterator[dict[str, Any]]:
 
 def of_file(name: str) -> list[dict[str, Any]]:
     return list(tasks(yaml.safe_load((ROLES / name).read_text(encoding="utf-8"))))
+
+
+def includes(task: dict[str, Any]) -> str:
+    return str([task.get(f"ansible.builtin.include_{what}") for what in ("role", "tasks")])
 
 
 def stops_the_agent(task: dict[str, Any]) -> bool:
@@ -73,14 +78,21 @@ def test_nothing_stops_an_agent_outside_of_its_turn() -> None:
     handed, entered = set(), set()
     for name in names:
         for task in of_file(name):
-            includes = str([task.get(f"ansible.builtin.include_{what}") for what in ("role", "tasks")])
             if "__nomad_turn_tasks" in task.get("vars", {}):
                 given = Path(name).parent / task["vars"]["__nomad_turn_tasks"]
                 handed.add(str((ROLES / given).resolve().relative_to(ROLES)))
-                assert "turns.yml" in includes, name
-            entered |= {stop for stop in STOPS if f"'{Path(stop).name}'" in includes}
+                assert "turns.yml" in includes(task), name
+            entered |= {stop for stop in STOPS if f"'{Path(stop).name}'" in includes(task)}
     assert handed == set(STOPS)
     assert not entered, "nobody enters them by another door"
+
+
+@pytest.mark.parametrize("name", STOPS)
+def test_what_stops_an_agent_asks_for_the_servers_when_the_node_is_out_of_work(name: str) -> None:
+    told = of_file(name)
+    out = [number for number, task in enumerate(told) if "take_out.yml" in includes(task)]
+    (asks,) = [number for number, task in enumerate(told) if "turn_stop.yml" in includes(task)]
+    assert max(out, default=-1) < asks < min(number for number, task in enumerate(told) if stops_the_agent(task))
 
 
 class Farm:
@@ -91,6 +103,8 @@ class Farm:
         self.away: dict[str, int] = {}
         """Servers that are not back, and how often they are still seen so once they have been started."""
         self.most_away = 0
+        self.dies: dict[str, str] = {}
+        """Servers that die while another one is taken out of work, by this one."""
         outer = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -119,6 +133,9 @@ class Farm:
         with self._lock:
             if path.startswith("note/"):
                 _note, what, did = path.split("/")
+                if did == "drains":
+                    self.away |= {dead: 10**6 for other, dead in self.dies.items() if other == name}
+                    return {}
                 self.happened.append(f"{what} {did} {name}")
                 if name in SERVERS:
                     self.away[name] = 10**6 if did == "stops" else 2
@@ -156,10 +173,19 @@ def collection(tmp_path: Path, farm: Farm) -> Path:
         (task,) = [task for task in of_file(name) if task.get("name") == title]
         (core / "roles" / name).write_text(json.dumps([task]), encoding="utf-8")
     program = "import sys, urllib.request as web; [web.urlopen(address).read() for address in sys.argv[1:]]"
+    note = f"{farm.url}/{{{{ inventory_hostname }}}}/note"
+    drains = [
+        {"ansible.builtin.command": {"argv": [sys.executable, "-c", program, f"{note}/node_maintenance/drains"]}},
+        {"ansible.builtin.fail": {"msg": "a job runs"}, "when": "busy"},
+    ]
+    (core / "roles/node_maintenance/tasks/take_out.yml").write_text(json.dumps(drains), encoding="utf-8")
     for name, variable in STOPS.items():
         what = name.partition("/")[0]
-        address = f"{farm.url}/{{{{ inventory_hostname }}}}/note/{what}"
+        address = f"{note}/{what}"
+        before = yaml.safe_load((ROLES / name).read_text(encoding="utf-8"))
+        asks = next((number for number, task in enumerate(before, 1) if "turn_stop.yml" in includes(task)), 0)
         notes: list[dict[str, Any]] = [
+            *before[:asks],
             {"ansible.builtin.command": {"argv": [sys.executable, "-c", program, f"{address}/stops"]}},
             # Its own variables and files are known there.
             {"ansible.builtin.include_tasks": f"note_{what}.yml", "when": f"{variable} | length > 0"},
@@ -175,10 +201,15 @@ def collection(tmp_path: Path, farm: Farm) -> Path:
 
 
 def run(
-    farm: Farm, collection: Path, entries: dict[str, str], patience_s: int = 300, failing: tuple[str, ...] = ()
+    farm: Farm,
+    collection: Path,
+    entries: dict[str, str],
+    patience_s: int = 300,
+    failing: tuple[str, ...] = (),
+    busy: tuple[str, ...] = (),
 ) -> tuple[int, str, list[str]]:
     """Return how a play of hosts of which three are servers ended, what it told and what happened."""
-    hosts = {name: {"fails": name in failing} for name in [*SERVERS, "gpu1"]}
+    hosts = {name: {"fails": name in failing, "busy": name in busy} for name in [*SERVERS, "gpu1"]}
     servers = {"hosts": dict.fromkeys(SERVERS)}
     inventory = {"all": {"vars": playbook_helper.LOCAL, "hosts": hosts, "children": {"nomad_servers": servers}}}
     includes = [
@@ -223,3 +254,12 @@ def test_a_server_that_is_away_already_is_the_only_one(farm: Farm, collection: P
     code, told, happened = run(farm, collection, {"nvidia_driver": "load.yml"}, patience_s=1)
     assert code == 2 and "s3 is failed" in told
     assert happened == ["nvidia_driver stops gpu1", "nvidia_driver starts gpu1"]
+
+
+@pytest.mark.parametrize("name", ENTER)
+def test_no_server_goes_where_another_has_died_during_the_drain(farm: Farm, collection: Path, name: str) -> None:
+    farm.dies = {"s2": "s3"}
+    role, _tasks, entry = name.split("/")
+    code, told, happened = run(farm, collection, {role: entry}, patience_s=1)
+    assert code == 2 and "s3 is failed" in told
+    assert happened == [f"{role} stops gpu1", f"{role} starts gpu1"]
