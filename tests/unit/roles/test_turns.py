@@ -271,3 +271,14 @@ def test_a_server_that_is_busy_keeps_no_other_from_its_turn(farm: Farm, collecti
     assert code == 2 and "a job runs" in told
     turns = [f"nvidia_driver {did} {name}" for name in ("gpu1", "s3", "s1") for did in ("stops", "starts")]
     assert happened == turns, told
+
+
+def test_no_server_goes_where_none_sees_who_waits(
+    farm: Farm, collection: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ANSIBLE_STRATEGY", "free")
+    code, told, happened = run(farm, collection, {"nvidia_driver": "load.yml"})
+    assert code == 2
+    assert happened == ["nvidia_driver stops gpu1", "nvidia_driver starts gpu1"]
+    for name in SERVERS:
+        assert f"{name}: found the strategy free in Ansible's configuration" in " ".join(told.split())
