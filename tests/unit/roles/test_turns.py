@@ -29,11 +29,13 @@ ENTER = {
     "node_tuning/tasks/main.yml": "Boot with the settings",
     "nvidia_driver/tasks/load.yml": "Boot with the installed driver",
     "nvidia_mig/tasks/main.yml": "Change what differs",
+    "wsl/tasks/main.yml": "Have the distribution run by its settings",
 }
 STOPS = {
     "node_tuning/tasks/reboot.yml": "__node_tuning_unit",
     "nvidia_driver/tasks/reboot.yml": "__nvidia_driver_modules_path",
     "nvidia_mig/tasks/change.yml": "__nvidia_mig_unit",
+    "wsl/tasks/terminate.yml": "__wsl_lib",
     "nomad/tasks/restart_agent.yml": "__nomad_unit_path",
 }
 DUE = {
@@ -43,6 +45,8 @@ DUE = {
     "__nvidia_driver_reboot_helps": True,
     "__nvidia_mig_changes": ["GPU 0: enable MIG"],
     "__node_tuning_differs_until_boot": ["mitigations is auto"],
+    "wsl_terminate": True,
+    "__wsl_terminate_needed": True,
     # What the handler asks of a host that was looked at.
     "_common_paths": [],
 }
@@ -66,7 +70,9 @@ def includes(task: dict[str, Any]) -> str:
 def stops_the_agent(task: dict[str, Any]) -> bool:
     service = task.get("ansible.builtin.systemd_service", {})
     named = service.get("name") == "nomad" or "__nvidia_mig_running" in str(service.get("name")) + str(task.get("loop"))
-    return "ansible.builtin.reboot" in task or (named and service.get("state") in ("restarted", "stopped"))
+    # start_again.yml ends a distribution of WSL.
+    ends = "ansible.builtin.reboot" in task or "start_again.yml" in includes(task)
+    return ends or (named and service.get("state") in ("restarted", "stopped"))
 
 
 def test_nothing_stops_an_agent_outside_of_its_turn() -> None:
@@ -233,7 +239,7 @@ def run(
 
 
 def test_servers_go_one_after_the_other_and_the_leader_last(farm: Farm, collection: Path) -> None:
-    entries = {"node_tuning": "main.yml", "nvidia_driver": "load.yml", "nvidia_mig": "main.yml", "nomad": "main.yml"}
+    entries = {name.split("/")[0]: name.split("/")[-1] for name in [*ENTER, "nomad/tasks/main.yml"]}
     code, told, happened = run(farm, collection, entries)
     assert code == 0, told
     for role in entries:
