@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import socket
@@ -69,7 +70,9 @@ pytestmark = pytest.mark.skipif(not mounts(), reason="root cannot mount an image
 
 def plugin(path: Path) -> Path:
     text = (ROLES / "nomad_client/templates/ext4-image.j2").read_text(encoding="utf-8")
-    text = text.replace("{{ ansible_facts['python']['executable'] }}", sys.executable)
+    # One that an upgrade of the distribution does not take away.
+    assert text.startswith("#!/usr/bin/python3\n")
+    text = text.replace("/usr/bin/python3", sys.executable, 1)
     assert "{{" not in text.replace("{{ ansible_managed }}", "")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
@@ -195,26 +198,46 @@ def test_a_volume_has_its_size_and_no_more_and_is_there_again_after_a_boot(machi
     assert not image.exists() and not Path(volume["HostPath"]).exists()
 
 
+def test_a_volume_whose_disk_is_missing_at_a_boot_is_left_out_and_not_made_anew(machine: Machine) -> None:
+    lost, there = machine.create("lost", 16 * MIB), machine.create("there", 16 * MIB)
+    machine.seen(lost["HostPath"]).joinpath("kept").touch()
+    machine.stop()
+    image = machine.folder / f"data/host_volumes/{lost['ID']}.ext4"
+    elsewhere = image.rename(machine.folder / "disk.ext4")
+    # A server may still take what it knew before the boot for what is so now.
+    log = machine.folder / "log"
+    log.unlink()
+    machine.start()
+    wait_for(lambda: f"found no {image}, which was there before" in log.read_text(encoding="utf-8"))
+    wait_for(lambda: machine.seen(there["HostPath"]).is_mount())
+    assert not image.exists()
+    machine.stop()
+    elsewhere.rename(image)
+    machine.start()
+    wait_for(lambda: machine.seen(lost["HostPath"]).joinpath("kept").exists())
+
+
 def test_what_cannot_be_had_is_told_and_leaves_nothing(machine: Machine) -> None:
     cases: list[tuple[int, dict[str, str], str]] = [
         (0, {}, "found a capacity of 0 bytes. Expected: 16777216 or more"),
         (64 * MIB, {"mode": "0999"}, "Expected: mode in octal digits"),
         (64 * MIB, {"colour": "red"}, "found the parameters colour. Expected: mode, uid, gid, or none"),
-        (2**50, {}, "fallocate"),
+        (2**50, {}, f"% stay free. Expected: room for {2**50}. Next step: ask for less"),
     ]
     for size, parameters, told in cases:
         with pytest.raises(urllib.error.HTTPError) as refused:
             machine.create("results", size, **parameters)
         assert told in refused.value.read().decode()
     assert [path.name for path in (machine.folder / "data/host_volumes").rglob("*.*")] == []
+    assert not list((machine.folder / "data/host_volume_receipts").iterdir())
     # A name that was refused is free.
     assert machine.create("results", 16 * MIB)["CapacityBytes"] == 16 * MIB
 
 
-def call(program: Path, word: str, folder: Path, size: int = 32 * MIB) -> dict[str, Any]:
+def call(program: Path, word: str, folder: Path, size: int = 32 * MIB, number: str = "a1") -> dict[str, Any]:
     """Call the plugin as Nomad does, without PATH."""
     given = {
-        "DHV_OPERATION": word, "DHV_VOLUMES_DIR": str(folder), "DHV_VOLUME_ID": "a1", "DHV_PARAMETERS": "null",
+        "DHV_OPERATION": word, "DHV_VOLUMES_DIR": str(folder), "DHV_VOLUME_ID": number, "DHV_PARAMETERS": "null",
         "DHV_CAPACITY_MIN_BYTES": "0", "DHV_CAPACITY_MAX_BYTES": str(size),
     }  # fmt: skip
     ran = subprocess.run([program, word], env=given, capture_output=True, text=True, check=False)
@@ -223,23 +246,96 @@ def call(program: Path, word: str, folder: Path, size: int = 32 * MIB) -> dict[s
     return answer
 
 
-def test_it_may_be_called_again_and_again(tmp_path: Path) -> None:
-    program, folder = plugin(tmp_path / "ext4-image"), tmp_path / "volumes"
-    try:
-        # One that was half made.
-        (folder / "a1").mkdir(parents=True)
-        (folder / "a1.part").write_bytes(b"half")
-        made = call(program, "create", folder)
-        assert made == {"path": f"{folder}/a1", "bytes": 32 * MIB}
-        (folder / "a1/kept").touch()
-        assert call(program, "create", folder) == made
-        assert call(program, "create", folder, 16 * MIB) == made
-        assert f"found a volume of {32 * MIB} bytes" in call(program, "create", folder, 64 * MIB)["error"]
-        with (folder / "a1/kept").open():
-            assert "busy" in call(program, "delete", folder)["error"]
-        assert (folder / "a1/kept").exists()
-        assert call(program, "delete", folder) == call(program, "delete", folder) == {}
-        assert list(folder.iterdir()) == []
-        assert "Expected: fingerprint, create or delete" in call(program, "perhaps", folder)["error"]
-    finally:
-        subprocess.run(["umount", folder / "a1"], check=False, capture_output=True)
+@pytest.fixture
+def volumes(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
+    """The plugin, and where its volumes are: a disk of their own."""
+    folder = tmp_path / "data/host_volumes"
+    folder.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100m", "none", folder], check=True)
+    yield plugin(tmp_path / "data/host_volume_plugins/ext4-image"), folder
+    subprocess.run(["umount", "--recursive", folder], check=True)
+
+
+def test_it_may_be_called_again_and_again(volumes: tuple[Path, Path]) -> None:
+    program, folder = volumes
+    # One that was half made.
+    (folder / "a1").mkdir(parents=True)
+    (folder / "a1.part").write_bytes(b"half")
+    made = call(program, "create", folder)
+    assert made == {"path": f"{folder}/a1", "bytes": 32 * MIB}
+    (folder / "a1/kept").touch()
+    assert call(program, "create", folder) == made
+    assert call(program, "create", folder, 16 * MIB) == made
+    assert f"found a volume of {32 * MIB} bytes" in call(program, "create", folder, 64 * MIB)["error"]
+    with (folder / "a1/kept").open():
+        assert "busy" in call(program, "delete", folder)["error"]
+    assert (folder / "a1/kept").exists()
+    assert call(program, "delete", folder) == call(program, "delete", folder) == {}
+    assert list(folder.iterdir()) == list(receipts(program).iterdir()) == []
+    assert "Expected: fingerprint, create or delete" in call(program, "perhaps", folder)["error"]
+
+
+def receipts(program: Path) -> Path:
+    return program.parent.with_name("host_volume_receipts")
+
+
+def test_nobody_fills_the_disk_of_the_node(volumes: tuple[Path, Path]) -> None:
+    program, folder = volumes
+    assert f"found room for {90 * MIB} bytes on the node's disk" in call(program, "create", folder, 91 * MIB)["error"]
+    assert call(program, "create", folder, 90 * MIB)["bytes"] == 90 * MIB
+    assert "found room for 0 bytes" in call(program, "create", folder, 16 * MIB, "b2")["error"]
+
+
+def test_one_that_was_there_before_is_never_made_anew(volumes: tuple[Path, Path]) -> None:
+    program, folder = volumes
+    assert "path" in call(program, "create", folder)
+    (receipts(program) / "a1").unlink()
+    # One of an older plugin gets a receipt.
+    assert "path" in call(program, "create", folder)
+    subprocess.run(["umount", folder / "a1"], check=True)
+    (folder / "a1.ext4").rename(folder / "elsewhere")
+    told = call(program, "create", folder)["error"]
+    assert f"found no {folder}/a1.ext4, which was there before. Expected: the disk that holds it." in told
+    assert sorted(path.name for path in folder.iterdir()) == ["a1", "elsewhere"]
+    # Whoever knows that it is gone may delete it, and then have another one of that name.
+    assert call(program, "delete", folder) == {}
+    assert "path" in call(program, "create", folder)
+
+
+def test_what_was_written_below_a_volume_stops_its_deletion_and_not_its_data(volumes: tuple[Path, Path]) -> None:
+    program, folder = volumes
+    assert "path" in call(program, "create", folder)
+    (folder / "a1/kept").touch()
+    subprocess.run(["umount", folder / "a1"], check=True)
+    (folder / "a1/below").touch()
+    assert f"found below in {folder}/a1 below the volume" in call(program, "delete", folder)["error"]
+    assert "path" in call(program, "create", folder)
+    assert f"found below in {folder}/a1 below the volume" in call(program, "delete", folder)["error"]
+    # It is as it was.
+    assert (folder / "a1/kept").exists() and (receipts(program) / "a1").exists()
+    subprocess.run(["umount", folder / "a1"], check=True)
+    (folder / "a1/below").unlink()
+    assert call(program, "delete", folder) == {}
+
+
+def test_what_a_killed_call_has_left_goes_when_the_agent_starts(volumes: tuple[Path, Path]) -> None:
+    program, folder = volumes
+    for number in ("a1", "b2"):
+        (folder / number).mkdir()
+        (folder / f"{number}.part").write_bytes(bytes(16 * MIB))
+    subprocess.run(["mkfs.ext4", "-q", "-F", folder / "a1.part"], check=True)
+    subprocess.run(["mount", "-o", "loop", folder / "a1.part", folder / "a1"], check=True)
+    assert "path" in call(program, "create", folder, 16 * MIB, "c3")
+    assert sorted(path.name for path in folder.iterdir()) == ["c3", "c3.ext4"]
+    # One that somebody still makes, and one that is whole.
+    (folder / "b2.part").touch()
+    (folder / "c3.part").touch()
+    with (receipts(program) / "b2").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        ran = subprocess.run([program, "fingerprint"], env={}, capture_output=True, text=True, check=True)
+        assert json.loads(ran.stdout) == {"version": "1.0.0"}
+        assert sorted(path.name for path in folder.iterdir()) == ["b2.part", "c3", "c3.ext4"]
+    assert (folder / "c3").is_mount()
+    subprocess.run([program, "fingerprint"], env={}, capture_output=True, text=True, check=True)
+    assert sorted(path.name for path in folder.iterdir()) == ["c3", "c3.ext4"]
+    assert [path.name for path in receipts(program).iterdir()] == ["c3"]
