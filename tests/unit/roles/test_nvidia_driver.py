@@ -18,6 +18,10 @@ nvidia-driver-3:570.195.03-1.el10.*
 bash-0:5.2.26-4.el10.*
 nvidia-container-toolkit-0:1.18.2-1.*
 libnvidia-container1-0:1.18.2-1.*
+nvidia-docker2-0:2.14.0-100.el10.*
+nvidia-gds-13-0-0:13.0.1-1.*
+nvidia-fs-dkms-0:2.26.6-1.*
+libva-nvidia-driver-0:0.0.13-4.el10.*
 cuda-drivers-0:570.195.03-1.el10.*"""
 
 
@@ -140,8 +144,24 @@ def test_locks_that_rhel_10_has() -> None:
     assert value("__nvidia_driver_branch_is_new", **given) is False
     assert value("__nvidia_driver_branch_is_new", nvidia_driver_branch="590", **given) is True
     assert value("__nvidia_driver_branch_is_other", **given) is True
-    given["__nvidia_driver_locks"] = {"stdout_lines": LOCKS.splitlines()[:2]}
+    given["__nvidia_driver_locks"] = {"stdout_lines": LOCKS.replace("570.195.03", "580.95.05").splitlines()}
     assert value("__nvidia_driver_branch_is_other", **given) is False
+
+
+@pytest.mark.parametrize(("kind", "more", "is_new"), [
+    ("open", "", False),
+    ("proprietary", "", True),
+    ("proprietary", "cuda-drivers-0:570.195.03-1.el10.*", True),
+    ("proprietary", "cuda-drivers-0:580.95.05-1.el10.*", False),
+])  # fmt: skip
+def test_a_proprietary_driver_is_locked_when_its_own_package_is(kind: str, more: str, is_new: bool) -> None:
+    """An older role has locked what has nvidia in its name."""
+    locks = {"stdout_lines": ["nvidia-driver-3:580.95.05-1.el10.*", "nvidia-kmod-common-3:580.95.05-1.el10.*", more]}
+    found = value(
+        "__nvidia_driver_branch_is_new", platform="RedHat: RedHat 10.0", nvidia_driver_kernel_modules=kind,
+        __nvidia_driver_locks=locks,
+    )  # fmt: skip
+    assert found is is_new
 
 
 @pytest.mark.parametrize(
