@@ -391,3 +391,4 @@ def test_a_podman_that_is_only_to_come_is_refused_before_anything_changes(platfo
     }  # fmt: skip
     found = value("__container_toolkit_refusal", **given)
     assert found.startswith(told) and bool(found) is bool(told), found
+    assert ("Next step: install a newer one yourself before you run this again" in found) is bool(told)
