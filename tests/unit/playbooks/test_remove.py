@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 import yaml
+from ansible.template import trust_as_template
 from ansible_collections.gpufarm.core.tests.unit.playbooks import playbook_helper
-from ansible_collections.gpufarm.core.tests.unit.playbooks.playbook_helper import LOCAL
+from ansible_collections.gpufarm.core.tests.unit.playbooks.playbook_helper import LOCAL, ROOT
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import nomad_helper
+from ansible_collections.gpufarm.core.tests.unit.roles import role_helper
 
 pytestmark = pytest.mark.controller
 
@@ -137,6 +139,37 @@ def test_hosts_are_looked_at_for_all_that_may_go(tmp_path: Path) -> None:
     looked = result.stdout.partition("Look at what the roles keep on this host]")[2].partition("TASK [")[0]
     for part in ("containerd.service", "crio.service", "nvidia-fabricmanager.service"):
         assert part in looked, result.stdout
+
+
+def test_data_with_volumes_of_users_do_not_go_unsaid(tmp_path: Path) -> None:
+    volumes = tmp_path / "data/host_volumes"
+    (volumes / "lost+found").mkdir(parents=True)
+    given = {"nomad_data_dir": str(tmp_path / "data"), "remove_also": ["data"]}
+    assert enter(tmp_path, "leave_volumes.yml", **given)[0] == 0
+    (volumes / "a1.ext4").touch()
+    (volumes / "b2").mkdir()
+    code, said = enter(tmp_path, "leave_volumes.yml", **given)
+    assert code == 2
+    told = f"a: remove_also would delete volumes that users have created: {volumes}/a1.ext4, {volumes}/b2. Expected: "
+    assert told in said and "changed=0" in said
+    # A node that has none.
+    given["nomad_data_dir"] = str(tmp_path / "none")
+    assert enter(tmp_path, "leave_volumes.yml", **given)[0] == 0
+
+
+def test_volumes_of_users_are_looked_for_unless_they_are_named_as_well() -> None:
+    tasks = yaml.safe_load((ROOT / "roles/nomad/tasks/leave.yml").read_text(encoding="utf-8"))
+    (guarded,) = [task for task in tasks if task.get("ansible.builtin.include_tasks") == "leave_volumes.yml"]
+    assert tasks.index(guarded) < [task["name"] for task in tasks].index("Have no agent running")
+    condition = trust_as_template("{{ " + guarded["when"] + " }}")
+    for also, asked in ((["data"], True), (["data", "host_volumes"], False), (["host_volumes"], False), ([], False)):
+        given = {**role_helper.variables("nomad"), "remove_also": also, "asked": condition}
+        assert role_helper.value("asked", given) is asked, also
+
+
+def test_the_plugin_for_volumes_stays_with_them() -> None:
+    text = (ROOT / "roles/nomad_client/tasks/absent.yml").read_text(encoding="utf-8")
+    assert "client.hcl" in text and "sized_volumes" not in text
 
 
 def guard(folder: Path, farm: Farm, *leaving: str) -> tuple[int, str]:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from ansible_collections.gpufarm.core.tests.unit.patience import PATIENCE_S, wait_for
 from ansible_collections.gpufarm.core.tests.unit.roles.role_helper import ROLES
 
@@ -175,6 +176,13 @@ def filled(folder: Path) -> int:
             assert error.errno == errno.ENOSPC
             return number
     return 200
+
+
+def test_it_is_tried_with_the_python_that_nomad_runs_it_by() -> None:
+    tasks = yaml.safe_load((ROLES / "nomad_client/tasks/sized_volumes.yml").read_text(encoding="utf-8"))
+    (put,) = [task["ansible.builtin.template"] for task in tasks if "ansible.builtin.template" in task]
+    shebang = (ROLES / "nomad_client/templates" / put["src"]).read_text(encoding="utf-8").splitlines()[0]
+    assert put["validate"] == f"{shebang[2:]} %s fingerprint"
 
 
 def test_a_volume_has_its_size_and_no_more_and_is_there_again_after_a_boot(machine: Machine) -> None:
