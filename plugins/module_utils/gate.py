@@ -482,6 +482,13 @@ WARNING = "warning"
 HARMLESS = ("driver_version_stale",)
 """What Nomad's view has wrong of a node that is well, as the report says too."""
 WISHES = ("drain", "drain_deadline", "index", "uptime")
+NOMAD = "nomad"
+KUBERNETES = "kubernetes"
+_PLAYBOOKS = {NOMAD: "playbooks/health.yml", KUBERNETES: "playbooks/kubernetes_health.yml"}
+_UNKNOWN_NODE = {
+    NOMAD: "run playbooks/site.yml for it, because Nomad cannot close a node that it does not know",
+    KUBERNETES: "check that the kubelet runs there and has this name ('kubectl get nodes')",
+}
 
 
 def closes(verdict: str | None, close_on: str) -> bool:
@@ -490,19 +497,22 @@ def closes(verdict: str | None, close_on: str) -> bool:
 
 
 def judge_farm(
-    probes: Iterable[Mapping[str, Any]], verdicts: Iterable[Mapping[str, Any]], close_on: str = CRITICAL
+    probes: Iterable[Mapping[str, Any]],
+    verdicts: Iterable[Mapping[str, Any]],
+    close_on: str = CRITICAL,
+    scheduler: str = NOMAD,
 ) -> dict[str, Any]:
-    """What the probes on the nodes and Nomad's view say together.
+    """What the probes on the nodes and the scheduler's view say together.
 
     C(probes) are C({"node": name in Nomad, "host": name of the host, "probe": what nvidia_gpu_health returned, "agent":
     what agent_state says}), where the probe can be a failed or an unreachable one; C(close_on), C(drain),
     C(drain_deadline), C(index) and C(uptime) are the node's own, if it has some. C(verdicts) are the C(nodes) of
-    nomad_gpu_verify. Returns
+    nomad_gpu_verify, or of kubernetes_gpu_verify where C(scheduler) says so. Returns
 
-    - C(nodes): what nomad_gpu_gate takes, for every node that can be judged,
-    - C(unprobed): node and C(message) of those that could not be probed and that Nomad holds for well: they stay as
-      they are, because a broken way to them says nothing about their GPUs,
-    - C(missing): names of nodes that Nomad does not know, and so cannot close,
+    - C(nodes): what nomad_gpu_gate and kubernetes_gpu_gate take, for every node that can be judged,
+    - C(unprobed): node and C(message) of those that could not be probed and that the scheduler holds for well: they
+      stay as they are, because a broken way to them says nothing about their GPUs,
+    - C(missing): names of nodes that the scheduler does not know, and so cannot close,
     - C(sick): node, C(reason) and C(message) of all that are not healthy, the missing ones included,
     - C(warnings): node and C(reason) of those that are healthy with a warning.
     """
@@ -510,24 +520,28 @@ def judge_farm(
     judged: dict[str, list[Any]] = {"nodes": [], "unprobed": [], "missing": [], "sick": [], "warnings": []}
     for entry in probes:
         name, probe = entry["node"], entry.get("probe") or {}
-        told_by_nomad = [problem["code"] for problem in (by_name.get(name) or {}).get("problems") or []]
-        codes = [code for code in told_by_nomad if code not in HARMLESS]
+        told_by_scheduler = [problem["code"] for problem in (by_name.get(name) or {}).get("problems") or []]
+        codes = [code for code in told_by_scheduler if code not in HARMLESS]
         verdict = probe.get("verdict")
         agent = entry.get("agent") or AGENT_OK
         if agent != AGENT_OK and verdict is not None:
             codes.insert(0, agent if agent == PLUGIN_STOPPED else f"agent_{agent}")
         sick_by_probe = closes(verdict, entry.get("close_on") or close_on)
         told = ["not_probed"] if verdict is None else [probe["reason"]] if sick_by_probe else []
-        reason = _reason(told, codes)
+        reason = _reason(told, codes, scheduler)
         if verdict is None and not codes:
-            judged["unprobed"].append({"node": name, "message": _why_unprobed(entry.get("host") or name, probe)})
+            judged["unprobed"].append(
+                {"node": name, "message": _why_unprobed(entry.get("host") or name, probe, scheduler)}
+            )
             continue
         sick = bool(codes) or sick_by_probe
         if sick:
-            judged["sick"].append({"node": name, "reason": reason, "message": _why_sick(name, reason, codes)})
-        elif verdict == WARNING or told_by_nomad:
+            judged["sick"].append(
+                {"node": name, "reason": reason, "message": _why_sick(name, reason, codes, scheduler)}
+            )
+        elif verdict == WARNING or told_by_scheduler:
             warned = [probe["reason"]] if verdict == WARNING else []
-            judged["warnings"].append({"node": name, "reason": _reason(warned, told_by_nomad)})
+            judged["warnings"].append({"node": name, "reason": _reason(warned, told_by_scheduler, scheduler)})
         if "node_missing" in codes:
             judged["missing"].append(name)
         else:
@@ -536,25 +550,26 @@ def judge_farm(
     return judged
 
 
-def _reason(told: list[str], codes: Iterable[str]) -> str:
-    return clean_reason("; ".join(told + [f"nomad {code}" for code in dict.fromkeys(codes)]))
+def _reason(told: list[str], codes: Iterable[str], scheduler: str) -> str:
+    return clean_reason("; ".join(told + [f"{scheduler} {code}" for code in dict.fromkeys(codes)]))
 
 
-def _why_sick(node: str, reason: str, codes: Iterable[str]) -> str:
-    next_step = "repair it and run playbooks/health.yml again, which opens the node after a clean probe"
-    if "agent_stopped" in codes:
+def _why_sick(node: str, reason: str, codes: Iterable[str], scheduler: str) -> str:
+    next_step = f"repair it and run {_PLAYBOOKS[scheduler]} again, which opens the node after a clean probe"
+    if "node_missing" in codes:
+        next_step = _UNKNOWN_NODE[scheduler]
+    elif "agent_stopped" in codes:
         next_step = "read `journalctl -u nomad` there and start Nomad"
     elif PLUGIN_STOPPED in codes:
         next_step = "read `journalctl -u nomad` there, run playbooks/site.yml for it and restart Nomad"
-    if "node_missing" in codes:
-        next_step = "run playbooks/site.yml for it, because Nomad cannot close a node that it does not know"
-    return f"Node {node}: found {sentences(reason, 'healthy GPUs that Nomad has', next_step)}"
+    return f"Node {node}: found {sentences(reason, f'healthy GPUs that {scheduler.capitalize()} has', next_step)}"
 
 
-def _why_unprobed(host: str, probe: Mapping[str, Any]) -> str:
+def _why_unprobed(host: str, probe: Mapping[str, Any], scheduler: str) -> str:
     found = probe.get("msg") or "no answer"
     what = "cannot be reached" if probe.get("unreachable") else "could not be probed"
     return (
         f"{host}: {what} ({clean_reason(str(found))}). Expected: a host that Ansible reaches, with Python and root "
-        f"rights. Next step: run `ansible {host} -m ansible.builtin.ping --become`. Its node stays as it is in Nomad."
+        f"rights. Next step: run `ansible {host} -m ansible.builtin.ping --become`. Its node stays as it is in "
+        f"{scheduler.capitalize()}."
     )

@@ -98,6 +98,12 @@ nodes:
       description: Kubernetes' UID of the node.
       type: str
       sample: 4f3c35b2-9d43-4c5f-9a41-9b9a9a0d6a51
+    resource_version:
+      description: >-
+        Kubernetes' C(metadata.resourceVersion) of the node. As a number it is what
+        O(gpufarm.core.kubernetes_gpu_gate#module:nodes[].index) takes where it is read before the probe.
+      type: str
+      sample: "48213"
     status:
       description: >-
         V(ready) or V(not ready), as the kubelet says; V(unknown) where Kubernetes has lost it.
@@ -231,8 +237,8 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufarm.core.plugins.module_utils import kubernetes, kubernetes_options
 
-# Those of all tools, which are no business of GPUs, and what only who changes a node needs.
-NOT_TOLD = ("annotations", "resource_version")
+# Those of all tools, which are no business of GPUs.
+NOT_TOLD = ("annotations",)
 
 
 def apply(params: dict[str, Any]) -> dict[str, Any]:

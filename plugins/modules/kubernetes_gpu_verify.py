@@ -181,6 +181,13 @@ nodes:
       description: Model in the form of GPU feature discovery; null where it does not run.
       type: str
       sample: NVIDIA-H100-80GB-HBM3
+    plugin:
+      description: >-
+        The device plugin's pod, by whose restart GPUs that are well again become allocatable. Null where the node has
+        the number and kind of GPUs that is expected, where no such pod runs, or where pods may not be listed; and
+        beyond the first twenty nodes with such problems.
+      type: dict
+      sample: {namespace: nvidia-device-plugin, name: nvidia-device-plugin-x7k2p}
     not_compared:
       description: Options of O(expected) that could not be compared, because GPU feature discovery does not tell it.
       type: list
@@ -252,7 +259,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.problem import FoundE
 
 # A list of thousands of nodes takes seconds, so the apiserver gets at least that time to itself.
 PAUSE_S = 2.0
-CAUSED_BY_PLUGIN = ("no_devices", "gpu_unhealthy")
+CAUSED_BY_PLUGIN = ("no_devices", "gpu_unhealthy", "count_mismatch", "mig_mismatch")
 
 
 def look_once(
@@ -260,6 +267,10 @@ def look_once(
 ) -> Look:
     verdicts = kubernetes.compare(wanted, nodes, params["allow_extra_nodes"], params["require_eligible"], plugins)
     return Look(verdicts, kubernetes.extra_gpu_nodes(wanted, nodes))
+
+
+def restartable(plugin: kubernetes.Plugin | None) -> dict[str, str] | None:
+    return {"namespace": plugin.namespace, "name": plugin.name} if plugin and plugin.running else None
 
 
 def look_again(client: kubernetes.Client, wanted: list[Expected], params: dict[str, Any]) -> dict[str, Any]:
@@ -280,14 +291,16 @@ def look_again(client: kubernetes.Client, wanted: list[Expected], params: dict[s
         time.sleep(max(0.0, min(max(PAUSE_S, time.monotonic() - asked), deadline - time.monotonic())))
     look = look_once(nodes, wanted, params, {})
     sick = [problem.node for problem in look.problems if problem.code in CAUSED_BY_PLUGIN]
-    if sick:
-        look = look_once(nodes, wanted, params, kubernetes.read_plugins(client, sick))
+    plugins = kubernetes.read_plugins(client, sick) if sick else {}
+    if plugins:
+        look = look_once(nodes, wanted, params, plugins)
     result = gpu_verdicts.result_of(look, time.monotonic() - started)
     by_name = {node["name"]: node for node in nodes}
     wishes = {wish.node: wish for wish in wanted}
     for entry in result["nodes"]:
         node = by_name.get(entry["name"])
         entry["product"] = node["product"] if node else None
+        entry["plugin"] = restartable(plugins.get(entry["name"]))
         wish = wishes.get(entry["name"])
         entry["not_compared"] = kubernetes.not_compared(wish, node) if wish else []
     if look.problems:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 from tests.simulator.docker import docker
 from tests.simulator.gpu import faults
 from tests.testinfra.helpers import UUID, wait_for
-from tests.testinfra.playbooks import changed_tasks, run_in_scenario
+from tests.testinfra.playbooks import changed_tasks, enter, run_in_scenario
 
 NODE = "kubernetes-node"
 CONVERGE = "molecule/kubernetes/converge.yml"
+HEALTH = "playbooks/kubernetes_health.yml"
+RESTART = "Start a device plugin again that misses GPUs which are well"
+GATE = "Cordon sick nodes and uncordon healthy ones"
 IMAGE = "docker.io/library/gpufarm-test:1"
 
 
@@ -116,29 +118,43 @@ def test_check_mode_tells_what_is_missing_and_nothing_else() -> None:
         assert run.code == 0 and changed_tasks(run.output) == wanted, run.output
 
 
-def test_a_lost_gpu_takes_all_of_its_node_until_the_plugin_starts_again() -> None:
-    """What NVIDIA's device plugin does: who looks after the node has to know it."""
+def cordoned() -> tuple[bool, str]:
+    """Return whether the node is, and the gate's reason."""
+    node = get("node", NODE)
+    return bool(node["spec"].get("unschedulable")), node["metadata"]["annotations"].get("gpufarm.core/gate-reason", "")
+
+
+def test_a_lost_gpu_cordons_the_node_which_comes_back_after_its_repair() -> None:
+    """NVIDIA's device plugin takes all GPUs of its node for lost with one, and never finds them again by itself."""
     faults.apply_to_container(NODE, lambda profile: faults.lose_gpu(profile, 2))
     wait_for("all GPUs are taken for lost", lambda: allocatable() == 0)
     assert int(get("node", NODE)["status"]["capacity"]["nvidia.com/gpu"]) == 4
+    run = run_in_scenario(HEALTH)
+    assert (run.code, changed_tasks(run.output)) == (2, [GATE]), run.output
+    closed, reason = cordoned()
+    assert closed and reason.startswith("gpu_lost ") and reason.endswith("; kubernetes gpu_unhealthy"), reason
     faults.apply_to_container(NODE, lambda profile: faults.recover_gpu(profile, 2))
-    # The node tells its state each second.
-    time.sleep(5)
-    assert allocatable() == 0
-    kubectl("delete", "pod", "--namespace=kube-system", "--selector=name=nvidia-device-plugin-ds")
-    wait_for("the plugin has all GPUs again", lambda: allocatable() == 4)
+    # What a restart would bring about is not foretold.
+    run = run_in_scenario(HEALTH, "--check")
+    assert (run.code, changed_tasks(run.output)) == (2, [RESTART, GATE]), run.output
+    assert cordoned() == (True, reason) and allocatable() == 0
+    run = run_in_scenario(HEALTH)
+    assert (run.code, changed_tasks(run.output)) == (0, [RESTART, GATE]), run.output
+    assert cordoned() == (False, "") and allocatable() == 4
+    run = run_in_scenario(HEALTH)
+    assert (run.code, run.changed) == (0, {NODE: 0}), run.output
 
 
 def test_removal_leaves_a_node_that_hands_out_nothing() -> None:
+    parts = ("kubernetes_device_plugin/main", "kubernetes_node/main")
     gone = {"kubernetes_device_plugin_state": "absent", "kubernetes_node_state": "absent"}
-    extra = ["--extra-vars", json.dumps(gone)]
-    run = run_in_scenario(CONVERGE, *extra)
+    run = enter(*parts, **gone)
     assert run.code == 0, run.output
-    assert changed_tasks(run.output) == ["Have the node labelled", "Have the node tainted", "Have no device plugin"]
+    assert changed_tasks(run.output) == ["Have no device plugin", "Have the node labelled", "Have the node tainted"]
     node = get("node", NODE)
     assert "nvidia.com/gpu.present" not in node["metadata"]["labels"]
     assert "taints" not in node["spec"]
     assert get("daemonsets", "--all-namespaces")["items"] == []
     wait_for("the node has no GPU to hand out", lambda: allocatable() == 0)
-    run = run_in_scenario(CONVERGE, *extra)
+    run = enter(*parts, **gone)
     assert (run.code, run.changed) == (0, {NODE: 0}), run.output

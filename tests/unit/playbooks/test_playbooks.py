@@ -43,8 +43,17 @@ def test_a_farm_without_gpu_nodes_is_no_success(tmp_path: Path, name: str, group
     assert result.returncode == 2, result.stdout + result.stderr
     assert (
         f"{tmp_path}/hosts.yml: found the groups {group}, nomad_servers, and no host in gpu_nodes. "
-        "Expected: the farm's GPU nodes in the group gpu_nodes. "
+        "Expected: the GPU nodes in that group. "
         "Next step: put them there, or name the right inventory with -i."
+    ) in words(result.stdout + result.stderr)
+
+
+def test_a_cluster_without_nodes_is_no_success(tmp_path: Path) -> None:
+    result = playbook_helper.run_playbook(tmp_path, inventory(gpu_nodes=["node"]), "kubernetes_health.yml")
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert (
+        f"{tmp_path}/hosts.yml: found the groups gpu_nodes, and no host in kubernetes_nodes. "
+        "Expected: the GPU nodes in that group. "
     ) in words(result.stdout + result.stderr)
 
 

@@ -509,6 +509,20 @@ def test_node_that_nomad_does_not_know_is_sick_and_not_gated() -> None:
     assert "run playbooks/site.yml" in judged["sick"][0]["message"]
 
 
+def test_what_kubernetes_has_wrong_is_told_in_its_words() -> None:
+    probes = [entry("a", verdict="ok", reason=None), entry("b", verdict="ok", reason=None), entry("c", msg="no python")]
+    verdicts = [verdict("a", "gpu_unhealthy"), verdict("b", "node_missing"), verdict("c")]
+    judged = gate.judge_farm(probes, verdicts, scheduler=gate.KUBERNETES)
+    assert judged["nodes"] == [{"node": "a", "healthy": False, "reason": "kubernetes gpu_unhealthy"}]
+    assert [sick["message"] for sick in judged["sick"]] == [
+        "Node a: found kubernetes gpu_unhealthy. Expected: healthy GPUs that Kubernetes has. Next step: repair it and "
+        "run playbooks/kubernetes_health.yml again, which opens the node after a clean probe.",
+        "Node b: found kubernetes node_missing. Expected: healthy GPUs that Kubernetes has. Next step: check that the "
+        "kubelet runs there and has this name ('kubectl get nodes').",
+    ]
+    assert judged["unprobed"][0]["message"].endswith("Its node stays as it is in Kubernetes.")
+
+
 # --- the node's own agent --------------------------------------------------------------------
 
 

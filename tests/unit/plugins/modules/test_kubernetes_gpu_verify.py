@@ -58,7 +58,13 @@ def test_the_failure_says_everything(cluster: farm.Cluster, capsys: pytest.Captu
         "node_unexpected",
     ]
     assert "delete pod nvidia-device-plugin-node00001'" in result["msg"] and result["table"] in result["msg"]
-    assert cluster.paths() == ["/api/v1/nodes", "/api/v1/pods"]
+    assert [node["plugin"] for node in result["nodes"]] == [
+        None,
+        {"namespace": "nvidia-device-plugin", "name": "nvidia-device-plugin-node00001"},
+        None,
+        None,
+    ]
+    assert cluster.paths() == ["/api/v1/nodes", "/api/v1/pods", "/api/v1/pods"]
 
 
 def test_waits_for_a_plugin_that_starts(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
