@@ -10,14 +10,15 @@ prints things.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import re
 import tempfile
 import time
 import urllib.parse
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ansible_collections.gpufarm.core.plugins.module_utils.commands import MAX_OUTPUT_BYTES, Command, run_commands
 from ansible_collections.gpufarm.core.plugins.module_utils.problem import FoundError
@@ -33,6 +34,8 @@ LISTS = 3
 # What kubectl itself may need on top of the request: a program that logs in, a slow disk.
 GRACE_S = 15.0
 TOLD_CHARS = 600
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +68,7 @@ class _Kind:
     expected: str
     next_step: str
     transient: bool = False
+    reason: str | None = None
 
 
 # In this order; what kubectl 1.32 says was read off it.
@@ -79,6 +83,7 @@ _KINDS = (
         r"Unauthorized|must be logged in|provide credentials|getting credentials|Forbidden.*system:anonymous",
         "credentials that the cluster takes",
         "log in again, or correct the user in the kubeconfig",
+        reason="Unauthorized",
     ),
     _Kind(
         r"x509|tls: |certificate",
@@ -89,6 +94,14 @@ _KINDS = (
         r"was refused|Unable to connect|i/o timeout|deadline exceeded|EOF$|connection reset|no route to host",
         "an apiserver that answers at the address in the kubeconfig",
         "check that the control plane runs, and the address in the kubeconfig",
+        transient=True,
+    ),
+    # What an apiserver says without a reason; a store that is full is none of these.
+    _Kind(
+        r"etcdserver: (leader changed|no leader|request timed out|too many requests)|request timed out|"
+        r"code = Unavailable|http2: |unexpected EOF",
+        "an apiserver that answers",
+        "look at the control plane, and try again",
         transient=True,
     ),
 )
@@ -118,14 +131,14 @@ def read_failure(command: Command) -> KubernetesError:
             "check the control plane, or raise request_timeout",
             transient=True,
         )
-    said = (command.stderr.strip() or command.stdout.strip())[-TOLD_CHARS:]
+    said = command.stderr.strip() or command.stdout.strip()
     match = _REASON.search(said)
     if match:
-        return _refusal(match[1], " ".join(match[2].split()).rstrip("."))
-    said = " ".join(said.split()).rstrip(".") or f"exit code {command.returncode} without a word"
+        return _refusal(match[1], " ".join(match[2].split())[:TOLD_CHARS].rstrip("."))
+    said = " ".join(said[-TOLD_CHARS:].split()).rstrip(".") or f"exit code {command.returncode} without a word"
     for kind in _KINDS:
         if re.search(kind.pattern, said):
-            return KubernetesError(f"kubectl says: {said}", kind.expected, kind.next_step, kind.transient)
+            return KubernetesError(f"kubectl says: {said}", kind.expected, kind.next_step, kind.transient, kind.reason)
     return KubernetesError(f"kubectl says: {said}", "an answer of the apiserver", "try the same call by hand")
 
 
@@ -147,6 +160,10 @@ def path_of(*parts: str, **query: str | int | None) -> str:
     path = "/" + "/".join(urllib.parse.quote(part, safe="") for part in parts)
     given = {key: str(value) for key, value in query.items() if value is not None}
     return f"{path}?{urllib.parse.urlencode(given)}" if given else path
+
+
+# The path of an address, with or without a scheme.
+_PATH = re.compile(r"(?:\w+://)?[^/?#]*([^?#\s]*)")
 
 
 class Client:
@@ -175,24 +192,38 @@ class Client:
             raise answer
         return answer
 
+    @functools.cached_property
+    def _base(self) -> str:
+        """The path of the server's address, as behind Rancher, which C(--raw) leaves out (kubernetes/kubectl#1676)."""
+        words = ["config", "view", "--minify", "--output=jsonpath={.clusters[0].cluster.server}"]
+        (view,) = self._run([self._argv(words)], self.connection.request_timeout + GRACE_S)
+        if view.returncode is None:
+            raise read_failure(view)
+        # A pod needs no kubeconfig; what is wrong with one the call itself tells.
+        match = _PATH.match(view.stdout.strip()) if view.returncode == 0 else None
+        return match[1].rstrip("/") if match else ""
+
+    def raw(self, verb: str, path: str) -> list[str]:
+        """The words of a call that hands on the apiserver's own JSON."""
+        return [verb, "--raw", self._base + path]
+
     def get(self, path: str) -> dict[str, Any]:
         """One object."""
-        return read_object(self.call("get", "--raw", path))
+        return read_object(self.call(*self.raw("get", path)))
 
-    def items(self, *parts: str, **query: str | int | None) -> Iterator[dict[str, Any]]:
-        """What a list has, one page after the other; those of a list that grew too old come a second time.
+    def read(self, reader: Callable[[Iterator[dict[str, Any]]], T], *parts: str, **query: str | int | None) -> T:
+        """What C(reader) makes of a list, whose items come one page after the other.
 
-        So who reads them keeps the last of each name.
+        It begins anew where the list was changed so often meanwhile that its end can no longer be told.
         """
-        for attempt in range(1, LISTS + 1):
+        attempt = 1
+        while True:
             try:
-                yield from self._pages(parts, query)
+                return reader(self._pages(parts, query))
             except KubernetesError as error:
-                # The list was changed so often meanwhile that its end can no longer be told.
                 if error.reason not in ("Expired", "Gone") or attempt == LISTS:
                     raise
-            else:
-                return
+                attempt += 1
 
     def _pages(self, parts: Sequence[str], query: Mapping[str, str | int | None]) -> Iterator[dict[str, Any]]:
         token, seen = "", set[str]()
@@ -214,11 +245,11 @@ class Client:
                 file = os.path.join(folder, f"{number}.json")  # noqa: PTH118
                 with open(file, "w", encoding="utf-8") as stream:  # noqa: PTH123
                     json.dump(body, stream)
-                calls.append(["create", "--raw", path, "-f", file])
+                calls.append([*self.raw("create", path), "-f", file])
             return self.calls(calls)
 
     def delete(self, path: str) -> None:
-        self.call("delete", "--raw", path)
+        self.call(*self.raw("delete", path))
 
     def patch_node(self, name: str, patch: Mapping[str, Any]) -> dict[str, Any]:
         """Merge this into a node, all at once; the node as it is then."""

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes.client import Client, KubernetesError, path_of
 from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes.nodes import Node, describe_node
@@ -20,8 +21,11 @@ PLUGIN_NODES = 20
 
 def read_nodes(client: Client, selector: str | None = None) -> list[Node]:
     """All nodes, or those with these labels, sorted by name."""
-    nodes = map(describe_node, client.items("api", "v1", "nodes", labelSelector=selector or None))
-    by_name = {node["name"]: node for node in nodes if node["name"]}
+
+    def described(items: Iterator[dict[str, Any]]) -> dict[str, Node]:
+        return {node["name"]: node for node in map(describe_node, items) if node["name"]}
+
+    by_name = client.read(described, "api", "v1", "nodes", labelSelector=selector or None)
     return [by_name[name] for name in sorted(by_name)]
 
 
@@ -41,7 +45,7 @@ def read_uses(client: Client, names: Iterable[str]) -> dict[str, list[PodUse]]:
     selectors = [f"spec.nodeName={name}," for name in sorted(wanted)] if len(wanted) <= SINGLE_NODES else [""]
     uses: dict[str, list[PodUse]] = {}
     for selector in selectors:
-        uses.update(pod_uses(client.items("api", "v1", "pods", fieldSelector=f"{selector}{NOT_ENDED}")))
+        uses.update(client.read(pod_uses, "api", "v1", "pods", fieldSelector=f"{selector}{NOT_ENDED}"))
     return {name: uses.get(name, []) for name in wanted}
 
 
@@ -50,7 +54,7 @@ def read_plugins(client: Client, names: Iterable[str]) -> dict[str, Plugin]:
     found: dict[str, Plugin] = {}
     for name in sorted(set(names))[:PLUGIN_NODES]:
         try:
-            found[name] = plugin_of(client.items("api", "v1", "pods", fieldSelector=f"spec.nodeName={name}"))
+            found[name] = client.read(plugin_of, "api", "v1", "pods", fieldSelector=f"spec.nodeName={name}")
         except KubernetesError:
             # It only helps to name the cause.
             return found

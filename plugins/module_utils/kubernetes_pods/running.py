@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes import (
@@ -179,12 +179,18 @@ def _watch(run: Run, watched: Sequence[_Watched]) -> dict[Slot, PodResult]:
     return results
 
 
+def _pods(run: Run) -> dict[str, Mapping[str, Any]]:
+    """The pods of this run that are there, by name."""
+
+    def by_name(items: Iterator[dict[str, Any]]) -> dict[str, Mapping[str, Any]]:
+        return {text_of(mapping(pod.get("metadata")).get("name")): pod for pod in items}
+
+    return run.client.read(by_name, *run.pods, labelSelector=run.selector)
+
+
 def _look(run: Run, pending: Sequence[_Watched]) -> dict[str, PodResult]:
     """The verdicts that one look gives, by pod."""
-    pods = {
-        text_of(mapping(pod.get("metadata")).get("name")): pod
-        for pod in run.client.items(*run.pods, labelSelector=run.selector)
-    }
+    pods = _pods(run)
     verdicts: dict[str, PodResult] = {}
     to_read: list[_Watched] = []
     for each in pending:
@@ -197,7 +203,7 @@ def _look(run: Run, pending: Sequence[_Watched]) -> dict[str, PodResult]:
         if result is not None:
             verdicts[each.name] = result
     for part in _in_parts(to_read):
-        logs = run.client.calls([["get", "--raw", _log_path(run, each.name)] for each in part])
+        logs = run.client.calls([run.client.raw("get", _log_path(run, each.name)) for each in part])
         for each, log in zip(part, logs):
             result = _judge_started(each, log)
             if result is not None:
@@ -231,11 +237,16 @@ def _judge_unstarted(run: Run, each: _Watched) -> PodResult | None:
 def _warning(run: Run, pod: str, reason: str | None = None) -> str:
     """The last warning among the events of a pod, as far as the user may see them."""
     parts = ("api", "v1", "namespaces", run.settings.namespace, "events")
-    found = ""
-    try:
-        for event in run.client.items(*parts, fieldSelector=f"involvedObject.name={pod},type=Warning"):
+
+    def last(events: Iterator[dict[str, Any]]) -> str:
+        found = ""
+        for event in events:
             if reason is None or event.get("reason") == reason:
                 found = f"{text_of(event.get('reason'))}: {text_of(event.get('message'))}"
+        return found
+
+    try:
+        found = run.client.read(last, *parts, fieldSelector=f"involvedObject.name={pod},type=Warning")
     except KubernetesError:
         return ""
     return " ".join(found.split())[-400:].rstrip(".")
@@ -296,12 +307,12 @@ def _remove(run: Run, watched: Sequence[_Watched]) -> list[Problem]:
     while True:
         try:
             _delete(run, list(left))
-            there = run.client.items(*run.pods, labelSelector=run.selector)
-            names = {text_of(mapping(pod.get("metadata")).get("name")) for pod in there}
-            left, error = {name: node for name, node in left.items() if name in names}, ""
+            there = _pods(run)
+            left, error = {name: node for name, node in left.items() if name in there}, ""
         except KubernetesError as failure:
             error = failure.found
-            if not failure.transient:
+            # Of all else nobody knows how long it lasts, and a pod that is left holds a GPU.
+            if failure.reason in ("Forbidden", "Unauthorized"):
                 break
         if not left or time.monotonic() >= deadline:
             break
@@ -334,7 +345,7 @@ def delete_pods(client: Client, namespace: str, names: Sequence[str]) -> dict[st
     failed: dict[str, KubernetesError] = {}
     for part in _in_parts(names):
         paths = [path_of("api", "v1", "namespaces", namespace, "pods", name) for name in part]
-        for name, answer in zip(part, client.calls([["delete", "--raw", path] for path in paths])):
+        for name, answer in zip(part, client.calls([client.raw("delete", path) for path in paths])):
             if isinstance(answer, KubernetesError) and answer.reason != "NotFound":
                 failed[name] = answer
     return failed
@@ -344,8 +355,8 @@ def remove_leftovers(
     client: Client, settings: Settings, now: float, check_mode: bool
 ) -> tuple[list[str], Mapping[str, KubernetesError]]:
     """Pods of killed runs: those that are (or would be) removed, and why others could not be."""
-    listed = client.items("api", "v1", "namespaces", settings.namespace, "pods", labelSelector=LABEL)
-    names = leftovers(listed, now)
+    parts = ("api", "v1", "namespaces", settings.namespace, "pods")
+    names = client.read(lambda pods: leftovers(pods, now), *parts, labelSelector=LABEL)
     if check_mode:
         return names, {}
     failed = delete_pods(client, settings.namespace, names)

@@ -136,6 +136,8 @@ class Cluster:
         self.bodies: list[Any] = []
         self.answer: Callable[[Any], bool] = lambda _request: False
         """Answers a request itself and says so."""
+        self.base = ""
+        """Path under which it serves, as behind Rancher; anything else is another cluster."""
         self.lock = threading.RLock()
         cluster = self
 
@@ -147,15 +149,16 @@ class Cluster:
                 query = dict(urllib.parse.parse_qsl(url.query))
                 query.pop("timeout", None)
                 self.body = self._body()
-                if url.path == "/version":
+                base, path = url.path[: len(cluster.base)], url.path[len(cluster.base) :]
+                if base != cluster.base or path == "/version":
                     # Google's kubectl asks which kubectl it should be.
                     self.refuse(404, "NotFound", "the server could not find the requested resource")
                     return
                 with cluster.lock:
-                    cluster.requests.append((self.command, url.path, query))
+                    cluster.requests.append((self.command, path, query))
                     cluster.bodies.append(copy.deepcopy(self.body))
                     if not cluster.answer(self):
-                        cluster.serve(self, urllib.parse.unquote(url.path), query)
+                        cluster.serve(self, urllib.parse.unquote(path), query)
 
             def _body(self) -> Any:
                 if self.headers.get("Transfer-Encoding") == "chunked":
@@ -179,7 +182,8 @@ class Cluster:
 
             def refuse(self, status: int, reason: str, message: str) -> None:
                 about = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure"}
-                self.reply(status, {**about, "message": message, "reason": reason, "code": status})
+                told = {"reason": reason} if reason else {}
+                self.reply(status, {**about, "message": message, **told, "code": status})
 
             def log_message(self, *_arguments: Any) -> None:
                 pass
@@ -190,7 +194,11 @@ class Cluster:
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
         self._thread.start()
         self.kubeconfig = folder / "kubeconfig"
-        self.write_kubeconfig(f"http://127.0.0.1:{self._server.server_port}")
+        self.serve_under("")
+
+    def serve_under(self, base: str) -> None:
+        self.base = base
+        self.write_kubeconfig(f"http://127.0.0.1:{self._server.server_port}{base}")
 
     def write_kubeconfig(self, url: str) -> None:
         """As JSON, which is YAML too; C(contexts) once for kubectl and once for the stand-in."""

@@ -378,6 +378,15 @@ def test_failures_without_words() -> None:
     assert "\x1b" not in str(failure("error: \x1b[31mred"))
 
 
+def test_a_long_refusal_is_known() -> None:
+    long = failure(f"Error from server (Forbidden): pods is forbidden: {'x' * 2000}")
+    assert long.reason == "Forbidden" and "pods is forbidden" in str(long) and len(str(long)) < 1000
+
+
+def test_a_full_store_does_not_pass() -> None:
+    assert not failure("Error from server: etcdserver: mvcc: database space exceeded").transient
+
+
 @settings(deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.text())
 def test_whatever_kubectl_says(text: str) -> None:
@@ -394,6 +403,9 @@ class Answers:
     def __call__(self, argvs: Any, _timeout: float) -> list[Command]:
         done = []
         for argv in argvs:
+            if "config" in argv:
+                done.append(Command(tuple(argv), 0, "https://farm:6443"))
+                continue
             self.calls.append(list(argv))
             answer = self.answers.pop(0)
             done.append(
@@ -427,9 +439,42 @@ def test_argv_is_exact() -> None:
     assert run.calls == [["kubectl", "--request-timeout=30s", "get", "--raw", "/version"]]
 
 
+@pytest.mark.parametrize(
+    ("view", "path"),
+    [
+        (Command((), 0, "https://rancher.example.com/k8s/clusters/c-m-abc"), "/k8s/clusters/c-m-abc/version"),
+        (Command((), 0, "https://rancher.example.com/k8s/clusters/c-m-abc/"), "/k8s/clusters/c-m-abc/version"),
+        (Command((), 0, "farm:6443/a?b"), "/a/version"),
+        (Command((), 0, "https://[::1]:6443"), "/version"),
+        (Command((), 0, ""), "/version"),
+        (Command((), 1, stderr="error: current-context must exist in order to minify"), "/version"),
+    ],
+)
+def test_the_path_of_the_servers_address_is_kept(view: Command, path: str) -> None:
+    calls: list[Any] = []
+
+    def run(argvs: Any, _timeout: float) -> list[Command]:
+        calls.extend(argvs)
+        return [view if "config" in argv else Command((), 0, "{}") for argv in argvs]
+
+    asked = kubernetes.Client(kubernetes.Connection(kubeconfig="/x", context="farm"), run)
+    asked.get("/version")
+    asked.delete("/version")
+    options = ["kubectl", "--kubeconfig=/x", "--context=farm", "--request-timeout=30s"]
+    words = ["config", "view", "--minify", "--output=jsonpath={.clusters[0].cluster.server}"]
+    assert calls == [[*options, *words], [*options, "get", "--raw", path], [*options, "delete", "--raw", path]]
+
+
+def test_no_cluster_is_guessed() -> None:
+    slow = Command(("kubectl",), None, timed_out=True, limit=45.0)
+    asked = kubernetes.Client(kubernetes.Connection(), lambda _argvs, _timeout: [slow])
+    with pytest.raises(kubernetes.KubernetesError, match="no answer of kubectl within 45 s"):
+        asked.get("/version")
+
+
 def test_pages_are_read_to_the_end() -> None:
     asked, run = client(page("a", token="t 1"), page("b"))
-    assert [item["metadata"]["name"] for item in asked.items("api", "v1", "nodes", labelSelector="x=y")] == ["a", "b"]
+    assert [node["name"] for node in kubernetes.read_nodes(asked, "x=y")] == ["a", "b"]
     assert [call[-1] for call in run.calls] == [
         "/api/v1/nodes?labelSelector=x%3Dy&limit=250",
         "/api/v1/nodes?labelSelector=x%3Dy&limit=250&continue=t+1",
@@ -437,7 +482,8 @@ def test_pages_are_read_to_the_end() -> None:
 
 
 def test_a_list_that_grew_too_old_is_read_anew() -> None:
-    asked, run = client(page("a", token="t"), EXPIRED, page("a", "b"))
+    # What was in the first one need not be there any more.
+    asked, run = client(page("gone", token="t"), EXPIRED, page("a", "b"))
     assert [node["name"] for node in kubernetes.read_nodes(asked)] == ["a", "b"] and len(run.calls) == 3
     asked, run = client(*[page("a", token="t"), EXPIRED] * 3)
     with pytest.raises(kubernetes.KubernetesError, match="too old"):

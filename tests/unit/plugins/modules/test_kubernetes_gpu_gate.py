@@ -72,6 +72,11 @@ def test_a_sick_node_is_cordoned_and_comes_back(cluster: farm.Cluster, capsys: p
     assert run(capsys, cluster, WELL)["changed"] is False
 
 
+def test_a_cluster_behind_rancher(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster.serve_under("/k8s/clusters/c-m-abc")
+    assert action(run(capsys, cluster, SICK)) == "close" and cordoned(cluster)
+
+
 def test_what_somebody_else_has_cordoned_stays_so(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     cluster.nodes[0]["spec"]["unschedulable"] = True
     for entry in (SICK, WELL):

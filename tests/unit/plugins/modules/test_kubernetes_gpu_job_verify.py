@@ -73,6 +73,14 @@ def test_a_good_farm(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]) 
     all_end(cluster)
 
 
+def test_a_cluster_behind_rancher(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster.serve_under("/k8s/clusters/c-m-abc")
+    result = run(capsys, cluster)
+    assert "failed" not in result, result["msg"]
+    assert result["counts"]["ok"] == 4
+    all_end(cluster)
+
+
 def test_each_kind_of_gpu_is_proven(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     cluster.nodes = [farm.make_node(0, 1, **{"nvidia.com/mig-1g.10gb": 2})]
     result = run(capsys, cluster)
@@ -392,6 +400,29 @@ def test_an_overloaded_apiserver_is_asked_again(cluster: farm.Cluster, capsys: p
     cluster.answer = now_and_then
     result = run(capsys, cluster)
     assert verdicts(result) == [("ok", None)] * 4 and len(refused) >= 5
+    all_end(cluster)
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "message"),
+    [(500, "", "etcdserver: leader changed"), (404, "NotFound", "the server could not find the requested resource")],
+)
+def test_pods_are_removed_whatever_is_said_first(
+    cluster: farm.Cluster, capsys: pytest.CaptureFixture[str], status: int, reason: str, message: str
+) -> None:
+    refused: list[str] = []
+
+    def refuse(request: Any) -> bool:
+        kinds = ("DELETE",) if reason else ("DELETE", "POST")
+        if request.command not in kinds or request.command in refused:
+            return False
+        refused.append(request.command)
+        request.refuse(status, reason, message)
+        return True
+
+    cluster.answer = refuse
+    result = run(capsys, cluster)
+    assert verdicts(result) == [("ok", None)] * 4 and "DELETE" in refused, result["msg"]
     all_end(cluster)
 
 
