@@ -46,13 +46,16 @@ options:
     description:
       - Names of the nodes to prove. A node of the list that is not there, not ready, without GPUs that pods can get,
         or cordoned is a problem. An empty list is an error, because a proof of nothing proves nothing.
-      - If not set, these are all ready nodes with GPUs, of which there must be one; cordoned ones are skipped.
+      - If not set, these are the nodes of O(expected) and all others with GPUs, of which there must be one. One that is
+        not ready, or of whose GPUs pods can get only some, is a problem then too. Those others that are cordoned are
+        skipped.
     type: list
     elements: str
   expected:
     description:
       - What nvidia-smi lists on the nodes, as P(gpufarm.core.kubernetes_expected#filter) makes it of facts and as
         M(gpufarm.core.kubernetes_gpu_verify) takes it. Only C(uuids) are compared here.
+      - Its nodes count as named where O(nodes) is not set. Otherwise those that are not in O(nodes) are left alone.
     type: list
     elements: dict
     default: []
@@ -114,8 +117,10 @@ options:
     type: str
   priority_class:
     description:
-      - PriorityClass of the pods. Only free GPUs are asked for, so a proof needs to preempt nobody; one with
-        C(preemptionPolicy=Never) is certain not to.
+      - PriorityClass of the pods. Name one with C(preemptionPolicy=Never) where pods of lower priority than the
+        default run, because Kubernetes may remove such pods to make room for those of the proof. Only free GPUs are
+        asked for, but one may be taken meanwhile, and processors and memory may be scarce.
+      - Needed where the user may not C(list) pods in all namespaces, as it is not known then which GPUs are free.
     type: str
   tolerations:
     description:
@@ -137,24 +142,26 @@ options:
     description:
       - Whether a GPU that another pod holds, or for whose pod the node has no room, is reported as V(busy). With
         V(false) it has failed.
-      - What is not ours is never stopped, either way.
+      - The proof itself stops nothing that is not its own. Kubernetes may, see O(priority_class).
     type: bool
     default: true
 notes:
   - "The codes of GPUs that failed are: C(not_placed), Kubernetes took or placed no pod, and its own reason is told;
     C(task_failed), the pod did not start or did not end well; C(wrong_gpu), two pods saw the same GPU, or one saw a GPU
     that the node does not have; C(gpu_not_seen), the pod saw no GPU, or no pod was given this one; C(extra_gpus_seen),
-    the pod saw more than one; C(timeout), there was no verdict in time; C(log_unreadable), the log of the pod could not
-    be read."
+    the pod saw more than one; C(gpu_unhealthy), the GPU was lost before its pod had a place; C(timeout), there was no
+    verdict in time; C(log_unreadable), the log of the pod could not be read."
   - "The codes of GPUs that are V(busy) are: C(gpu_busy), another pod holds the GPU; C(node_full), the node has no room
     for the pod."
   - "The codes of GPUs that are V(skipped) are: C(not_sampled), O(sample) left it out; C(node_closed), the node is
-    cordoned and was not named; C(check_mode), a pod would have run."
+    cordoned, perhaps only since the proof began, and was not named; C(check_mode), a pod would have run."
   - "The codes of nodes are: C(node_missing), no node has this name; C(node_down), it is not ready; C(no_devices), pods
-    can get not one of its GPUs; C(gpu_not_seen), as above; C(job_left), a pod could not be removed."
+    can get not one of its GPUs; C(gpu_unhealthy), they cannot get all; C(gpu_not_seen), as above; C(job_left), a pod
+    could not be removed."
   - The user of the kubeconfig needs the right to C(list) nodes, and in the namespace to C(create), C(list), C(delete)
     and C(deletecollection) pods and to C(get) C(pods/log). With that to C(list) pods in all namespaces it is known
-    beforehand which GPUs are free, and with that to C(list) events more causes can be told.
+    beforehand which GPUs are free, without it O(priority_class) is needed. With that to C(list) events more causes can
+    be told.
   - The names of its pods begin with C(gpufarm-verify-). They end by themselves a minute after O(timeout), and what a
     former run that was killed left behind is removed then.
   - Where GPUs are shared by time slices or MPS, several pods may see the same.
@@ -322,7 +329,6 @@ waited_s:
 import dataclasses
 import platform
 import secrets
-import signal
 import time
 from collections.abc import Mapping
 from typing import Any, NoReturn
@@ -335,6 +341,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils import (
     kubernetes_pods,
     nomad_jobs,
 )
+from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes_pods import signals
 from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes_pods.judging import judge_together
 from ansible_collections.gpufarm.core.plugins.module_utils.problem import Problem
 
@@ -390,13 +397,23 @@ class Proof:
     warnings: list[str]
 
 
-def uses_of(client: kubernetes.Client, nodes: list[kubernetes.Node]) -> tuple[dict[str, Any], list[str]]:
+def uses_of(
+    client: kubernetes.Client, nodes: list[kubernetes.Node], priority_class: str | None
+) -> tuple[dict[str, Any], list[str]]:
     """What pods hold on these nodes; nothing where the user may not see it, as then the scheduler says it."""
     try:
         return dict(kubernetes.read_uses(client, [node["name"] for node in nodes])), []
     except kubernetes.KubernetesError as error:
         if error.reason != "Forbidden":
             raise
+        if not priority_class:
+            # The scheduler would make room for a pod on a GPU that is not free.
+            raise kubernetes.KubernetesError(
+                f"it is not known which GPUs are free ({error.found}), and without 'priority_class' pods of lower "
+                "priority could be removed for this proof",
+                "the right to list pods in all namespaces, or a PriorityClass that preempts nobody",
+                "give the user that right, or set 'priority_class' to one with preemptionPolicy=Never",
+            ) from error
         return {}, [f"it is not known which GPUs are free: {error}"]
 
 
@@ -404,21 +421,25 @@ def prove(client: kubernetes.Client, params: Mapping[str, Any], check_mode: bool
     settings = read_settings(params)
     deadline = time.monotonic() + settings.timeout
     run = kubernetes_pods.Run(client, settings, secrets.token_hex(4), deadline)
-    selected, problems = kubernetes_pods.select_nodes(kubernetes.read_nodes(client), params["nodes"])
+    own = {item["node"]: item["uuids"] or [] for item in params["expected"]}
+    named = list(own) if params["nodes"] is None else params["nodes"]
+    selected, problems = kubernetes_pods.select_nodes(
+        kubernetes.read_nodes(client), named, others=params["nodes"] is None
+    )
     if not selected and not problems:
         raise kubernetes.KubernetesError(
             "Kubernetes has no ready node with GPUs, so nothing would be proven",
             "at least one",
             "check 'kubectl get nodes' and the device plugin's pods",
         )
+    uses, warnings = uses_of(client, selected, settings.priority_class)
     leftovers, failed = kubernetes_pods.remove_leftovers(client, settings, time.time(), check_mode)
-    uses, warnings = uses_of(client, selected)
     warnings += [f"pod {name} of a killed run could not be removed: {error.found}" for name, error in failed.items()]
-    named = params["nodes"] is not None
     results: dict[kubernetes_pods.Slot, kubernetes_pods.PodResult | None] = {}
     work = []
     for node in selected:
-        planned = kubernetes_pods.plan(node, uses.get(node["name"], []), settings, named=named, check_mode=check_mode)
+        name = node["name"]
+        planned = kubernetes_pods.plan(node, uses.get(name, []), settings, named=name in named, check_mode=check_mode)
         # Kept in Kubernetes' order, whatever comes of it.
         results.update(planned)
         to_run = [slot for slot, known in planned if known is None]
@@ -428,7 +449,6 @@ def prove(client: kubernetes.Client, params: Mapping[str, Any], check_mode: bool
         results.update(kubernetes_pods.prove(run, work))
     except kubernetes.KubernetesError as error:
         _refused(error, run.left)
-    own = {item["node"]: item["uuids"] or [] for item in params["expected"]}
     found = {slot: result for slot, result in results.items() if result is not None}
     judged, more = judge_together(found, own)
     everything = list(judged.values())
@@ -467,21 +487,9 @@ def result_of(proof: Proof, waited: float) -> dict[str, Any]:
     }
 
 
-def _interrupted(number: int, _frame: Any) -> NoReturn:
-    # Another one must not interrupt the removal of pods.
-    for each in SIGNALS:
-        signal.signal(each, signal.SIG_IGN)
-    raise SystemExit(128 + number)
-
-
-SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-
-
 def main() -> None:
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
-    # An end from outside must unwind too, so that no pod is left.
-    for number in SIGNALS:
-        signal.signal(number, _interrupted)
+    signals.unwind()
     started = time.monotonic()
     try:
         client = kubernetes.Client(kubernetes_options.connection_of(module.params))

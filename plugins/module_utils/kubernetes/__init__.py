@@ -23,6 +23,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes.comparison
     expected_of_facts,
     extra_gpu_nodes,
     not_compared,
+    unhealthy,
 )
 from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes.nodes import (
     READY,

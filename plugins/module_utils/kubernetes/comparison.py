@@ -161,12 +161,12 @@ def _judge_gpus(wanted: Expected, node: Node, plugin: Plugin | None) -> list[Pro
             )
         )
     problems += [
-        _unhealthy(wanted.node, each, plugin) for each in node["resources"] if each["allocatable"] < each["capacity"]
+        unhealthy(wanted.node, each, plugin) for each in node["resources"] if each["allocatable"] < each["capacity"]
     ]
     return problems + _judge_labels(wanted, node)
 
 
-def _unhealthy(node: str, resource: Resource, plugin: Plugin | None) -> Problem:
+def unhealthy(node: str, resource: Resource, plugin: Plugin | None = None) -> Problem:
     """Some or all GPUs of a kind that a node has and no pod can get."""
     total, well = devices(resource), devices(resource, "allocatable")
     found = f"{well} of {gpus_in_words(total)} allocatable as {resource['name']}"

@@ -19,13 +19,14 @@ SINGLE_NODES = 8
 PLUGIN_NODES = 20
 
 
-def read_nodes(client: Client, selector: str | None = None) -> list[Node]:
-    """All nodes, or those with these labels, sorted by name."""
+def read_nodes(client: Client, selector: str | None = None, name: str | None = None) -> list[Node]:
+    """All nodes, or those with these labels, or the one of this name, sorted by name."""
+    field = None if name is None else f"metadata.name={name}"
 
     def described(items: Iterator[dict[str, Any]]) -> dict[str, Node]:
         return {node["name"]: node for node in map(describe_node, items) if node["name"]}
 
-    by_name = client.read(described, "api", "v1", "nodes", labelSelector=selector or None)
+    by_name = client.read(described, "api", "v1", "nodes", labelSelector=selector or None, fieldSelector=field)
     return [by_name[name] for name in sorted(by_name)]
 
 

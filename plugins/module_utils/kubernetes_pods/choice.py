@@ -7,7 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes import READY, Node, PodUse, Resource
+from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes import (
+    READY,
+    Node,
+    PodUse,
+    Resource,
+    unhealthy,
+)
 from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes_pods.records import (
     PodResult,
     Settings,
@@ -19,19 +25,27 @@ from ansible_collections.gpufarm.core.plugins.module_utils.problem import Findin
 TOLD_PODS = 5
 
 
-def select_nodes(nodes: Iterable[Node], wanted: Sequence[str] | None) -> tuple[list[Node], list[Problem]]:
-    """The nodes to prove, and what is wrong with those that were named; without names all ready nodes with GPUs."""
+def select_nodes(nodes: Iterable[Node], named: Sequence[str], others: bool) -> tuple[list[Node], list[Problem]]:
+    """The nodes to prove, and what is wrong with nodes before any pod.
+
+    Those are the named ones; with C(others) also all that have GPUs and take work, and those that are cordoned, of
+    which only what they have is told.
+    """
     by_name = {node["name"]: node for node in nodes}
-    if wanted is None:
-        return [node for node in by_name.values() if node["gpus_allocatable"] and node["status"] == READY], []
-    selected, problems = [], []
-    for name in dict.fromkeys(wanted):
+    more = [name for name, node in by_name.items() if others and node["gpus_capacity"]]
+    selected: list[Node] = []
+    problems: list[Problem] = []
+    for name in dict.fromkeys([*named, *more]):
         node = by_name.get(name)
         problem = _why_not(name, node)
-        if problem:
-            problems.append(problem)
-        elif node:
+        # Somebody has taken it out of work, so its state surprises nobody.
+        told = name in named or bool(node and node["schedulable"])
+        if node and not problem:
             selected.append(node)
+            sick = [each for each in node["resources"] if each["allocatable"] < each["capacity"]]
+            problems += [unhealthy(name, each) for each in sick if told]
+        elif problem and told:
+            problems.append(problem)
     return selected, problems
 
 
@@ -63,13 +77,13 @@ def plan(
         free = resource["allocatable"] - used
         chosen = resource["allocatable"] if left is None else min(left, resource["allocatable"])
         left = None if left is None else left - chosen
-        for slot in _slots(node, resource):
+        for slot in _slots(node, resource, named):
             # Free ones first.
             known: PodResult | None = None
             if slot.number >= chosen:
                 known = _skipped(slot, "not_sampled", "that it is not part of the sample", "run without 'sample'")
             elif not node["schedulable"]:
-                known = _closed(slot, named)
+                known = closed(slot)
             elif slot.number >= free:
                 known = busy(slot, settings, _held(holders))
             elif check_mode:
@@ -78,9 +92,9 @@ def plan(
     return planned
 
 
-def _slots(node: Node, resource: Resource) -> list[Slot]:
-    model, shared = node["product"] or "", resource["shared"]
-    return [Slot(node["name"], resource["name"], number, model, shared) for number in range(resource["allocatable"])]
+def _slots(node: Node, resource: Resource, named: bool) -> list[Slot]:
+    model, shared, total = node["product"] or "", resource["shared"], resource["allocatable"]
+    return [Slot(node["name"], resource["name"], number, model, shared, total, named) for number in range(total)]
 
 
 def _held(holders: Sequence[PodUse]) -> str:
@@ -96,12 +110,12 @@ def busy(
     return result_of(slot, finding, "busy" if settings.skip_busy else "failed", **(more or {}))
 
 
-def _closed(slot: Slot, named: bool) -> PodResult:
-    if not named:
-        return _skipped(slot, "node_closed", "that the node is cordoned", "name the node in 'nodes' to insist")
+def closed(slot: Slot, **more: str) -> PodResult:
+    if not slot.named:
+        return _skipped(slot, "node_closed", "that the node is cordoned", "name the node in 'nodes' to insist", **more)
     step = f"find out why it was taken out, then run 'kubectl uncordon {slot.node}'"
-    return result_of(slot, Finding("not_placed", "that the node is cordoned", "a node that takes work", step))
+    return result_of(slot, Finding("not_placed", "that the node is cordoned", "a node that takes work", step), **more)
 
 
-def _skipped(slot: Slot, code: str, found: str, next_step: str) -> PodResult:
-    return result_of(slot, Finding(code, found, "a proof of every GPU", next_step), "skipped")
+def _skipped(slot: Slot, code: str, found: str, next_step: str, **more: str) -> PodResult:
+    return result_of(slot, Finding(code, found, "a proof of every GPU", next_step), "skipped", **more)

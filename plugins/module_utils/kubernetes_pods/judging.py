@@ -11,8 +11,15 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes import listing, mapping, text_of
-from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes_pods.choice import busy
+from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes import (
+    Node,
+    PodUse,
+    listing,
+    mapping,
+    text_of,
+)
+from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes_pods.choice import busy, closed
+from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes_pods.podspec import CONTAINER
 from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes_pods.records import (
     PodResult,
     Settings,
@@ -57,7 +64,8 @@ def read_state(pod: Mapping[str, Any]) -> State:
     status = mapping(pod.get("status"))
     phase = text_of(status.get("phase"))
     states = [mapping(each) for each in listing(status.get("containerStatuses"))]
-    state = mapping(states[0].get("state")) if states else {}
+    # A service mesh may have put containers of its own before and beside it.
+    state = next((mapping(each.get("state")) for each in states if each.get("name") == CONTAINER), {})
     waiting, running, ended = (mapping(state.get(key)) for key in ("waiting", "running", "terminated"))
     told = [
         text_of(each.get(key))
@@ -76,7 +84,7 @@ def read_state(pod: Mapping[str, Any]) -> State:
     return State(
         phase,
         started,
-        phase in ("Succeeded", "Failed"),
+        phase in ("Succeeded", "Failed") or bool(ended),
         text_of(waiting.get("reason")),
         ": ".join(dict.fromkeys(one_line(part) for part in told)),
         one_line(unscheduled),
@@ -123,13 +131,33 @@ def refused_pod(found: str) -> Finding:
     )
 
 
-def unplaced(slot: Slot, settings: Settings, why: str, pod: str) -> PodResult:
-    """The scheduler's own account of a pod for which it has no place."""
+def unplaced(
+    slot: Slot, settings: Settings, why: str, pod: str, *, node: Node | None, uses: Iterable[PodUse] | None
+) -> PodResult:
+    """The scheduler's own account of a pod for which it has no place, and the node and what pods hold there by now.
+
+    C(None) is a node that is gone, and pods that the user may not see.
+    """
+    if node is not None and not node["schedulable"]:
+        return closed(slot, pod=pod)
     if f"Insufficient {slot.resource}" in why:
-        return busy(slot, settings, f"that another pod was faster ({why})", more={"pod": pod})
+        now = sum(each["allocatable"] for each in node["resources"] if each["name"] == slot.resource) if node else 0
+        if now < slot.total:
+            finding = Finding(
+                "gpu_unhealthy",
+                f"{now} of {slot.total} {slot.resource} left that pods can get ({why})",
+                "a GPU that stays well during the proof",
+                "look for a lost GPU with nvidia-smi and in the kernel log, and at the device plugin's pod on the node",
+            )
+            return result_of(slot, finding, pod=pod)
+        own = f"{pod.rpartition('-')[0]}-"
+        if uses is None or any(slot.resource in use["gpus"] and not use["name"].startswith(own) for use in uses):
+            return busy(slot, settings, f"that another pod was faster ({why})", more={"pod": pod})
     if re.search(r"Insufficient (cpu|memory|ephemeral-storage)|Too many pods", why):
         return busy(slot, settings, f"no room on the node ({why})", "node_full", {"pod": pod})
-    step = "look at the taints of the node, and set 'tolerations' where they are meant to be tolerated"
+    step = (
+        f"look at 'kubectl describe node {slot.node}', and set 'tolerations' where its taints are meant to be tolerated"
+    )
     finding = Finding("not_placed", f"that Kubernetes did not place the pod ({why})", f"a place on {slot.node}", step)
     return result_of(slot, finding, pod=pod)
 

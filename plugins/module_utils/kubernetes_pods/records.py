@@ -41,6 +41,10 @@ class Slot:
     number: int
     model: str = ""
     shared: bool = False
+    total: int = 0
+    """How many of the kind pods could get when the proof began."""
+    named: bool = False
+    """Whether somebody has named the node."""
 
 
 @dataclasses.dataclass(frozen=True)

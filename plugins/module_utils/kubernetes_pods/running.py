@@ -8,15 +8,20 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes import (
     Client,
     KubernetesError,
+    Node,
+    PodUse,
     mapping,
     path_of,
+    read_nodes,
+    read_uses,
     text_of,
 )
+from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes_pods import signals
 from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes_pods.judging import (
     STUCK,
     State,
@@ -42,6 +47,9 @@ from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes_pods.recor
 )
 from ansible_collections.gpufarm.core.plugins.module_utils.problem import Finding, Problem, problem_of
 
+if TYPE_CHECKING:
+    Now = tuple[Node | None, list[PodUse] | None]
+
 # Programs side by side, each with some 30 MB.
 AT_ONCE = 16
 PAUSE_S = 1.0
@@ -50,6 +58,8 @@ ATTEMPTS = 4
 FREE_WAIT_S = 10.0
 # The log of a container comes to the disk of the node some time after it was written.
 LOG_WAIT_S = 10.0
+# After so long without an answer of the kubelet there is none to be waited for.
+UNREADABLE_WAIT_S = 60.0
 # After so long without a container the events of a pod are asked for the cause.
 EVENTS_AFTER_S = 15.0
 # How long the kubelet may take to end a container.
@@ -90,6 +100,8 @@ class _Watched:
     since: dict[str, float] = dataclasses.field(default_factory=dict)
     """When something was first seen."""
     state: State | None = None
+    unreadable: KubernetesError | None = None
+    """Why its log could not be read the last time."""
 
     def lasts(self, what: str, seconds: float) -> bool:
         """Whether this has been so for so long; every look has to say it."""
@@ -111,9 +123,14 @@ def prove(run: Run, nodes: Sequence[Sequence[Slot]]) -> dict[Slot, PodResult]:
             continue
         # Before the first pod, because a signal can come in between.
         try:
-            results.update(_watch(run, _create(run, watched, results)))
+            try:
+                results.update(_watch(run, _create(run, watched, results)))
+            finally:
+                # In a try of its own, because one can come here too.
+                came = signals.hold()
         finally:
             run.left.extend(_remove(run, watched))
+        signals.release(came)
     return results
 
 
@@ -140,7 +157,8 @@ def _create(run: Run, watched: Sequence[_Watched], results: dict[Slot, PodResult
                 # A request that failed may have arrived all the same.
                 if not isinstance(answer, KubernetesError) or answer.reason == "AlreadyExists":
                     taken.append(each)
-                elif answer.transient and attempt < ATTEMPTS:
+                # A quota that was changed at the same moment is a conflict (kubernetes/kubernetes#67761).
+                elif (answer.transient or answer.reason == "Conflict") and attempt < ATTEMPTS:
                     again.append(each)
                 elif not taken and not results:
                     # The first refusal holds for all.
@@ -193,13 +211,14 @@ def _look(run: Run, pending: Sequence[_Watched]) -> dict[str, PodResult]:
     pods = _pods(run)
     verdicts: dict[str, PodResult] = {}
     to_read: list[_Watched] = []
+    now: dict[str, Now] = {}
     for each in pending:
         pod = pods.get(each.name)
         each.state = read_state(pod) if pod is not None else None
         if each.state is not None and each.state.started:
             to_read.append(each)
             continue
-        result = _judge_unstarted(run, each)
+        result = _judge_unstarted(run, each, now)
         if result is not None:
             verdicts[each.name] = result
     for part in _in_parts(to_read):
@@ -215,7 +234,18 @@ def _log_path(run: Run, pod: str) -> str:
     return path_of(*run.pods, pod, "log", container=CONTAINER, limitBytes=LOG_BYTES)
 
 
-def _judge_unstarted(run: Run, each: _Watched) -> PodResult | None:
+def _now(run: Run, name: str) -> Now:
+    """A node and what pods hold there, each as far as it is there and may be seen."""
+    node = next(iter(read_nodes(run.client, name=name)), None)
+    try:
+        return node, read_uses(run.client, [name])[name]
+    except KubernetesError as error:
+        if error.reason != "Forbidden":
+            raise
+        return node, None
+
+
+def _judge_unstarted(run: Run, each: _Watched, now: dict[str, Now]) -> PodResult | None:
     state, slot, pod = each.state, each.slot, each.name
     if state is None:
         # A list may be a little older than the answer to who created it.
@@ -224,7 +254,12 @@ def _judge_unstarted(run: Run, each: _Watched) -> PodResult | None:
     if state.ended or state.waiting in STUCK:
         return result_of(slot, failed_pod(state.why), pod=pod)
     if state.unscheduled:
-        return unplaced(slot, run.settings, state.unscheduled, pod) if each.lasts("unplaced", FREE_WAIT_S) else None
+        if not each.lasts("unplaced", FREE_WAIT_S):
+            return None
+        if slot.node not in now:
+            now[slot.node] = _now(run, slot.node)
+        node, uses = now[slot.node]
+        return unplaced(slot, run.settings, state.unscheduled, pod, node=node, uses=uses)
     if each.lasts("unstarted", EVENTS_AFTER_S):
         # Where the engine cannot even begin with the pod, only its events say so.
         each.since["unstarted"] = time.monotonic()
@@ -256,19 +291,23 @@ def _judge_started(each: _Watched, log: str | KubernetesError) -> PodResult | No
     state = each.state
     if state is None:
         return None
+    each.unreadable = log if isinstance(log, KubernetesError) else None
     if not isinstance(log, KubernetesError):
+        each.since.pop("unreadable", None)
         result = judge_log(each.slot, log, state, each.name)
         if result is not None:
             return result
+    elif log.reason == "Forbidden" or (not state.ended and each.lasts("unreadable", UNREADABLE_WAIT_S)):
+        return result_of(each.slot, unreadable(log), pod=each.name)
     if not state.ended or not each.lasts("ended", LOG_WAIT_S):
         return None
     if state.why or not isinstance(log, KubernetesError):
         why = state.why or "its log ends before nvidia-smi has"
         return result_of(each.slot, failed_pod(why), pod=each.name)
-    return result_of(each.slot, _unreadable(log), pod=each.name)
+    return result_of(each.slot, unreadable(log), pod=each.name)
 
 
-def _unreadable(error: KubernetesError) -> Finding:
+def unreadable(error: KubernetesError) -> Finding:
     step = "check that the apiserver reaches the kubelet of the node (port 10250)"
     if error.reason == "Forbidden":
         step = "give the user of the kubeconfig the right to get pods/log in the namespace"
@@ -277,6 +316,8 @@ def _unreadable(error: KubernetesError) -> Finding:
 
 def _late(run: Run, each: _Watched, trouble: str) -> PodResult:
     state = each.state
+    if each.unreadable and not trouble:
+        return result_of(each.slot, unreadable(each.unreadable), pod=each.name)
     if trouble:
         found = f"no usable answer ({trouble})"
     elif state is None:

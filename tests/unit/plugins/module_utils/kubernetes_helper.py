@@ -234,7 +234,10 @@ class Cluster:
     def serve(self, request: Any, path: str, query: dict[str, str]) -> None:
         parts = path.strip("/").split("/")[2:]
         if request.command == "GET" and parts == ["nodes"]:
-            self.page(request, "NodeList", self.nodes, query)
+            name = query.get("fieldSelector", "").partition("metadata.name=")[2]
+            self.page(
+                request, "NodeList", [node for node in self.nodes if name in ("", node["metadata"]["name"])], query
+            )
         elif parts[0] == "nodes" and len(parts) == 2:
             self.serve_node(request, parts[1])
         elif request.command == "GET" and parts == ["pods"]:
