@@ -162,8 +162,9 @@ notes:
     and C(deletecollection) pods and to C(get) C(pods/log). With that to C(list) pods in all namespaces it is known
     beforehand which GPUs are free, without it O(priority_class) is needed. With that to C(list) events more causes can
     be told.
-  - The names of its pods begin with C(gpufarm-verify-). They end by themselves a minute after O(timeout), and what a
-    former run that was killed left behind is removed then.
+  - The names of its pods begin with C(gpufarm-verify-). Where a run was killed, those that have started end by
+    themselves a minute after O(timeout). One that waits for a place goes on waiting, and ends as soon as it starts. The
+    next run in the same O(namespace) removes them all, once that minute is over.
   - Where GPUs are shared by time slices or MPS, several pods may see the same.
 seealso:
   - module: gpufarm.core.kubernetes_gpu_verify

@@ -17,7 +17,8 @@ LABEL = "gpufarm.core/verify"
 """With the name of the run."""
 GIVES_UP_AT = "gpufarm.core/gives-up-at"
 CONTAINER = "see"
-# What ends a proof that was killed: its pods end by themselves, and a later one removes them.
+# What ends a proof that was killed: its pods end by themselves, and a later one removes them. One that has no place yet
+# does not end (activeDeadlineSeconds counts from the start); as soon as it starts it gives up.
 GRACE_S = 60
 # Of nobody; nvidia-smi needs no rights.
 USER = 65534
@@ -52,7 +53,7 @@ def pod_of(name: str, run: str, slot: Slot, settings: Settings, *, seconds: int,
                 "image": settings.image,
                 "imagePullPolicy": "IfNotPresent",
                 # An entry point of the image could print anything, or run something else.
-                "command": ["/bin/sh", "-c", script(seconds)],
+                "command": ["/bin/sh", "-c", _unless_given_up(gives_up_at) + script(seconds)],
                 "resources": {
                     "requests": {"cpu": "100m", "memory": "256Mi"},
                     "limits": {"memory": "256Mi", slot.resource: "1"},
@@ -76,6 +77,12 @@ def pod_of(name: str, run: str, slot: Slot, settings: Settings, *, seconds: int,
         },
         "spec": spec,
     }
+
+
+def _unless_given_up(gives_up_at: int) -> str:
+    """Before the script. An image without C(date) goes on. What is written there Kubernetes tells of the pod."""
+    over = "by the clock of its node the proof was over when it started"
+    return f"""if [ "$(date +%s)" -ge {gives_up_at} ]; then echo '{over}' >/dev/termination-log; exit 1; fi\n"""
 
 
 def leftovers(pods: Iterable[Mapping[str, Any]], now: float) -> list[str]:

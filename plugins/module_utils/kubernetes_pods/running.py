@@ -365,7 +365,7 @@ def _remove(run: Run, watched: Sequence[_Watched]) -> list[Problem]:
             f"that pod {run.settings.namespace}/{name} could not be removed" + (f" ({error})" if error else ""),
             "no pod of this proof to be left",
             f"run 'kubectl -n {run.settings.namespace} delete pod {name}'; a later proof does it too, and it ends by "
-            "itself",
+            "itself unless it still waits for a place",
         )
         for name, node in left.items()
     ]

@@ -7,6 +7,7 @@ from __future__ import annotations
 import platform
 import re
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -667,6 +668,28 @@ def test_a_signal_during_the_removal_leaves_no_pod(cluster: farm.Cluster) -> Non
 
 
 # --- pure ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("date", "code"), [(2000, 1), (1000, 0), (None, 0)])
+def test_a_pod_that_starts_when_the_proof_is_over_ends_at_once(tmp_path: Path, date: int | None, code: int) -> None:
+    """One without a place waits for it without end, whoever has made it."""
+    pod = podspec.pod_of("a", "run", Slot("n", GPU, 0), Settings(), seconds=0, gives_up_at=2000)
+    programs = {"nvidia-smi": "true", "sleep": "true", "uname": "true", **({"date": f"echo {date}"} if date else {})}
+    for name, line in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n", encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
+    shell, option, script = pod["spec"]["containers"][0]["command"]
+    # An image without a program has it nowhere.
+    script = script.replace("/dev/termination-log", f"{tmp_path}/told").replace(
+        "PATH=$PATH:/usr/bin:/bin", "PATH=$PATH"
+    )
+    done = subprocess.run(
+        [shell, option, script], env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code and ("end 0" in done.stdout) is (code == 0)
+    if code:
+        assert "the proof was over" in (tmp_path / "told").read_text(encoding="utf-8")
+
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),
