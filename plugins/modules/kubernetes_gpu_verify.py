@@ -82,8 +82,10 @@ options:
         type: bool
       mig_profiles:
         description:
-          - Number of MIG devices of each profile, such as C(1g.10gb). With the strategy V(single) of the device plugin
-            these are its whole GPUs.
+          - Number of MIG devices of each profile, such as C(1g.10gb).
+          - With the strategy V(single) of the device plugin they have the name of whole GPUs, and their profile is in
+            the label C(nvidia.com/gpu.product) of GPU feature discovery. Where it does not run, only their number is
+            compared.
         type: dict
   timeout:
     description:

@@ -27,6 +27,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes.nodes impo
     devices,
     model_key,
     profile_key,
+    profile_of_gpus,
 )
 from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes.plugin import Plugin
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad import expected_of_facts as nomad_expected_of_facts
@@ -83,10 +84,13 @@ def not_compared(wanted: Expected, node: Node | None) -> list[str]:
     """What was expected of a node and Kubernetes does not tell."""
     if node is None:
         return []
+    unknown_mig = profile_of_gpus(node) is None and bool(node["gpus_capacity"])
     asked = {
         "models": (wanted.models is not None or wanted.model_counts is not None) and node["product"] is None,
         "memory_mib_min": wanted.memory_mib_min is not None and node["memory_mib"] is None,
         "driver_version": wanted.driver_version is not None and node["driver_version"] is None,
+        "mig": wanted.mig is not None and unknown_mig,
+        "mig_profiles": wanted.mig_profiles is not None and unknown_mig,
     }
     return [name for name, unknown in asked.items() if unknown]
 
@@ -202,17 +206,21 @@ def _judge_mig(wanted: Expected, node: Node) -> list[Problem]:
 
     found = {str(profile): devices(each) for profile, each in divided.items()}
     layout = {profile_key(name): number for name, number in (wanted.mig_profiles or {}).items() if number}
-    # With the strategy single, MIG devices of one profile have the name of whole GPUs.
-    single = strategy == "single" or (strategy is None and not divided and len(layout) == 1)
-    if wanted.mig is not None and not single:
+    profile = profile_of_gpus(node)
+    if profile and whole:
+        found, whole = {profile: whole}, 0
+    if wanted.mig is not None and profile is not None:
         wrong = whole if wanted.mig else sum(found.values())
         if wrong:
             kind = "whole GPUs" if wanted.mig else "MIG devices"
             return problem(f"{wrong} {kind}", "only MIG devices" if wanted.mig else "no MIG device")
     if wanted.mig_profiles is None:
         return []
-    if single and len(layout) == 1 and not divided:
-        return [] if whole == sum(layout.values()) else problem(f"{whole} x {PLUGIN_GPU}", counted(layout))
+    # They may be MIG devices, but then they have one profile all.
+    if profile is None and (not layout or (len(layout) == 1 and whole == sum(layout.values()))):
+        return []
+    if not found:
+        found = {PLUGIN_GPU: whole} if whole and layout else {}
     return [] if found == layout else problem(counted(found), counted(layout))
 
 

@@ -144,6 +144,20 @@ def _product(labels: Mapping[str, str]) -> str | None:
     return re.sub(r"(-MIG-.*)?(-SHARED)?$", "", label) or None if label else None
 
 
+def profile_of_gpus(node: Node) -> str | None:
+    """The MIG profile of what this node calls C(nvidia.com/gpu); empty for whole GPUs, None where nobody tells it.
+
+    With the strategy C(single) MIG devices have the name of whole GPUs, and only the label of the model differs.
+    """
+    if node["mig_strategy"] not in (None, "single") or any(each["mig_profile"] for each in node["resources"]):
+        return ""
+    label = node["labels"].get("nvidia.com/gpu.product")
+    if not label:
+        return None
+    match = re.search(r"-MIG-(.+?)(?:-SHARED)?$", label)
+    return match[1] if match else ""
+
+
 def devices(resource: Resource, key: str = "capacity") -> int:
     """How many GPUs or MIG devices these are, of which each may be offered more than once."""
     number: int = resource["capacity"] if key == "capacity" else resource["allocatable"]

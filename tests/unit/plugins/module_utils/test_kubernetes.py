@@ -197,6 +197,12 @@ def test_a_good_node() -> None:
     assert codes(verdicts) == [] and verdicts[0].gpus_found == 2 and verdicts[0].status == "ready"
 
 
+def single(profile: str = "", more: str = "", strategy: str = "single") -> dict[str, str]:
+    """Labels of GPU feature discovery where MIG devices have the name of whole GPUs."""
+    product = f"{helper.PRODUCT}-MIG-{profile}{more}" if profile else helper.PRODUCT
+    return {"nvidia.com/gpu.product": product, **({"nvidia.com/mig.strategy": strategy} if strategy else {})}
+
+
 @pytest.mark.parametrize(
     ("wanted", "node", "options", "code"),
     [
@@ -232,6 +238,21 @@ def test_a_good_node() -> None:
         ({"mig_profiles": {"1g.10gb": 7}}, helper.make_node(0, 7, labels={}), {}, None),
         ({"mig_profiles": {"1g.10gb": 7}}, helper.make_node(0, 6, labels={}), {}, "mig_mismatch"),
         ({"mig_profiles": {"1g.10gb": 7, "2g.20gb": 1}}, helper.make_node(0, 8, labels={}), {}, "mig_mismatch"),
+        ({"mig_profiles": {}}, helper.make_node(0, 8, labels={}), {}, None),
+        # The label of the model tells it.
+        ({"mig": True}, helper.make_node(0, 8, labels=single()), {}, "mig_mismatch"),
+        ({"mig": False}, helper.make_node(0, 8, labels=single()), {}, None),
+        ({"mig": True}, helper.make_node(0, 8, labels=single("7g.80gb")), {}, None),
+        ({"mig": False}, helper.make_node(0, 8, labels=single("7g.80gb")), {}, "mig_mismatch"),
+        ({"mig": False}, helper.make_node(0, 8, labels=single("7g.80gb", "-SHARED")), {}, "mig_mismatch"),
+        ({"mig_profiles": {"7g.80gb": 8}}, helper.make_node(0, 8, labels=single()), {}, "mig_mismatch"),
+        ({"mig_profiles": {"7g.80gb": 8}}, helper.make_node(0, 8, labels=single("7g.80gb")), {}, None),
+        ({"mig_profiles": {"7g.80gb": 8}}, helper.make_node(0, 7, labels=single("7g.80gb")), {}, "mig_mismatch"),
+        ({"mig_profiles": {"1g.10gb": 8}}, helper.make_node(0, 8, labels=single("3g.40gb")), {}, "mig_mismatch"),
+        ({"mig_profiles": {"1g.10gb+me": 8}}, helper.make_node(0, 8, labels=single("1g.10gb.me", "-SHARED")), {}, None),
+        ({"mig_profiles": {}}, helper.make_node(0, 8, labels=single("3g.40gb")), {}, "mig_mismatch"),
+        # No strategy, so pods get whole GPUs however these are divided.
+        ({"mig_profiles": {"7g.80gb": 8}}, helper.make_node(0, 8, labels=single(strategy="")), {}, "mig_mismatch"),
     ],
 )
 def test_every_wish_is_compared(
@@ -300,6 +321,13 @@ def test_what_could_not_be_compared_is_said() -> None:
     node = kubernetes.describe_node(helper.make_node(0, 1, labels={}))
     assert kubernetes.not_compared(wanted, node) == ["models", "memory_mib_min", "driver_version"]
     assert kubernetes.not_compared(wish(count=1), node) == kubernetes.not_compared(wanted, None) == []
+    divided = wish(mig=True, mig_profiles={"1g.10gb": 7})
+    assert kubernetes.not_compared(divided, node) == ["mig", "mig_profiles"]
+    # With resources of their own it needs no label.
+    mixed = helper.make_node(0, 0, labels={}, **{"nvidia.com/mig-1g.10gb": 7})
+    told = helper.make_node(0, 7, labels=single("1g.10gb"))
+    for each in (mixed, told, helper.make_node(0, 0)):
+        assert kubernetes.not_compared(divided, kubernetes.describe_node(each)) == []
 
 
 def test_messages_as_recorded() -> None:
