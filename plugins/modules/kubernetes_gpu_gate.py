@@ -16,6 +16,10 @@ description:
     probe. Pods that run there are left alone.
   - It uncordons only what it has cordoned itself, which it knows by its mark among the node's annotations. What
     somebody else has cordoned stays cordoned, and so does what C(gpufarm.core/maintenance) says is in maintenance.
+  - Kubernetes does not tell who cordons a node that is cordoned already, nor that C(kubectl drain) has emptied it. So
+    the gate uncordons a node of its own after a clean probe even if somebody else works there. Who does so has to set
+    the annotation C(gpufarm.core/maintenance) to the reason, C(kubectl annotate node gpu01
+    gpufarm.core/maintenance=new-power-supply), and to remove it afterwards.
   - What is to be done is decided by the rules of M(gpufarm.core.nomad_gpu_gate), so a node that is in both schedulers
     is open in both or in neither.
 extends_documentation_fragment:
@@ -40,7 +44,7 @@ attributes:
 options:
   nodes:
     description:
-      - The verdict on every node that was probed.
+      - The verdict on every node that was probed. If there is none, as where no host could be reached, nothing is done.
     type: list
     elements: dict
     required: true
@@ -90,6 +94,7 @@ notes:
     C(gpufarm.core/gate-since), C(gpufarm.core/gate-closed-by) and C(gpufarm.core/gate-memory)."
   - The user of the kubeconfig needs the right to C(list), C(get) and C(patch) nodes.
 seealso:
+  - module: gpufarm.core.kubernetes_gpu_info
   - module: gpufarm.core.kubernetes_gpu_verify
   - module: gpufarm.core.nomad_gpu_gate
 """
@@ -105,6 +110,27 @@ EXAMPLES = r"""
         healthy: true
   delegate_to: localhost
   run_once: true
+
+- name: Read what the node is before it is probed
+  gpufarm.core.kubernetes_gpu_info:
+    node_name: ["{{ inventory_hostname }}"]
+    gather_pods: false
+  register: before
+  delegate_to: localhost
+
+- name: Judge the GPUs of the node
+  gpufarm.core.nvidia_gpu_health:
+    gpus: 8
+  register: health
+
+- name: Cordon a sick node, and uncordon a healthy one if nothing newer is known
+  gpufarm.core.kubernetes_gpu_gate:
+    nodes:
+      - node: "{{ inventory_hostname }}"
+        healthy: "{{ health.verdict != 'critical' }}"
+        reason: "{{ health.reason }}"
+        index: "{{ before.nodes[0].resource_version }}"
+  delegate_to: localhost
 """
 
 RETURN = r"""

@@ -62,6 +62,7 @@ options:
 notes:
   - The user of the kubeconfig needs the right to C(list) nodes, and pods in all namespaces with O(gather_pods=true).
 seealso:
+  - module: gpufarm.core.kubernetes_gpu_gate
   - module: gpufarm.core.kubernetes_gpu_verify
   - module: gpufarm.core.nomad_gpu_info
 """
@@ -75,9 +76,12 @@ EXAMPLES = r"""
   delegate_to: localhost
   run_once: true
 
-- name: Show how many GPUs are free on each node
+- name: Show how many GPUs pods can still get on each node, each as often as it is offered
   ansible.builtin.debug:
-    msg: "{{ item.name }}: {{ item.gpus_allocatable - item.gpus_used }}"
+    msg: >-
+      {{ item.name }}:
+      {{ [(item.resources | map(attribute='allocatable') | sum)
+      - (item.resources | map(attribute='used') | sum), 0] | max }}
   loop: "{{ farm.nodes }}"
   loop_control:
     label: "{{ item.name }}"
@@ -183,7 +187,9 @@ nodes:
       type: int
       sample: 8
     gpus_used:
-      description: What pods hold of all kinds together, as they request it; null with O(gather_pods=false).
+      description: >-
+        What pods hold of all kinds together, as they request it; where GPUs are shared that can be more than there are.
+        Null with O(gather_pods=false).
       type: int
       sample: 3
     product:

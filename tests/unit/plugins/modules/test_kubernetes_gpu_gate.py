@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes import client as kubernetes_client
-from ansible_collections.gpufarm.core.plugins.modules import kubernetes_gpu_gate
+from ansible_collections.gpufarm.core.plugins.modules import kubernetes_gpu_gate, kubernetes_gpu_info
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import kubernetes_helper as farm
 from ansible_collections.gpufarm.core.tests.unit.plugins.modules import release_helper as helper
 
@@ -119,6 +120,30 @@ def test_an_older_clean_probe_opens_nothing(cluster: farm.Cluster, capsys: pytes
     assert action(run(capsys, cluster, {**WELL, "index": now})) == "open"
 
 
+def test_the_index_is_what_the_info_tells(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    def version() -> str:
+        given = {**cluster.arguments, "node_name": ["node00000"], "gather_pods": False}
+        (node,) = helper.run_module(kubernetes_gpu_info.main, capsys, given)["nodes"]
+        return str(node["resource_version"])
+
+    before = version()
+    run(capsys, cluster, SICK)
+    assert action(run(capsys, cluster, {**WELL, "index": before})) == "none"
+    assert action(run(capsys, cluster, {**WELL, "index": version()})) == "open"
+
+
+def test_another_cordon_on_top_is_not_seen(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    """As the documentation says, with what to do about it."""
+    run(capsys, cluster, SICK)
+    # 'kubectl cordon' of a node that is cordoned asks for nothing.
+    assert cordoned(cluster) and action(run(capsys, cluster, WELL)) == "open"
+    said = " ".join(yaml.safe_load(kubernetes_gpu_gate.DOCUMENTATION)["description"])
+    (key, value) = re.search(r"kubectl annotate node gpu01\s+([a-z./]+)=([a-z-]+)", said).groups()  # type: ignore[union-attr]
+    run(capsys, cluster, SICK)
+    cluster.nodes[0]["metadata"]["annotations"][key] = value
+    assert action(run(capsys, cluster, WELL)) == "none" and cordoned(cluster)
+
+
 def test_clean_probes_are_counted(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     run(capsys, cluster, SICK)
     assert [action(run(capsys, cluster, WELL, open_after=2)) for _time in range(2)] == ["wait", "open"]
@@ -179,6 +204,12 @@ def test_check_mode_and_diff(cluster: farm.Cluster, capsys: pytest.CaptureFixtur
 def test_most_nodes_cost_no_request(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     result = run(capsys, cluster, *({"node": f"node0000{number}", "healthy": True} for number in range(3)))
     assert {node["message"] for node in result["nodes"]} == {"healthy and open"} and len(cluster.requests) == 1
+
+
+def test_where_no_host_was_probed_nothing_is_done(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    result = run(capsys, cluster)
+    assert not result.get("failed") and result["nodes"] == [] and result["changed"] is False
+    assert cluster.paths("PATCH") == []
 
 
 def test_a_node_that_is_not_there(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]) -> None:

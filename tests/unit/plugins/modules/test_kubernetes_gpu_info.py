@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pytest
 import yaml
 from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes import client as kubernetes_client
@@ -116,6 +117,18 @@ def test_an_apiserver_that_hangs(cluster: farm.Cluster, capsys: pytest.CaptureFi
     result = run(capsys, cluster, request_timeout=1)
     ended.set()
     assert "Unable to connect to the server: " in result["msg"]
+
+
+def test_the_example_tells_of_no_less_than_nothing(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    example = yaml.safe_load(kubernetes_gpu_info.EXAMPLES)[1]["ansible.builtin.debug"]["msg"]
+    # Two GPUs, each offered four times, and one that is lost under a pod.
+    cluster.nodes = [farm.make_node(0, 8), farm.make_node(1, 2, 0)]
+    cluster.nodes[0]["metadata"]["labels"]["nvidia.com/gpu.replicas"] = "4"
+    cluster.pods = [farm.make_pod(f"pod{number}", f"node0000{number % 4 // 3}", 1) for number in range(4)]
+    nodes = run(capsys, cluster)["nodes"]
+    assert nodes[0]["gpus_used"] == 3 > nodes[0]["gpus_allocatable"] == 2
+    told = [jinja2.Environment(autoescape=True).from_string(example).render(item=node) for node in nodes]
+    assert told == ["node00000: 5", "node00001: 0"]
 
 
 def test_returned_keys_are_the_documented_ones(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
