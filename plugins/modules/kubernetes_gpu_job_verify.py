@@ -130,7 +130,9 @@ options:
     default: [{key: nvidia.com/gpu, operator: Exists}]
   timeout:
     description:
-      - Seconds for the whole proof. What has no verdict then has failed with the code C(timeout).
+      - Seconds for the whole proof, however many nodes there are. Where a pod has no verdict then, its GPU has failed
+        with the code C(timeout). GPUs of nodes on which no pod has begun by then are V(skipped), and each such node is
+        a problem with the code C(not_begun).
     type: int
     default: 600
   parallel:
@@ -154,10 +156,11 @@ notes:
   - "The codes of GPUs that are V(busy) are: C(gpu_busy), another pod holds the GPU; C(node_full), the node has no room
     for the pod."
   - "The codes of GPUs that are V(skipped) are: C(not_sampled), O(sample) left it out; C(node_closed), the node is
-    cordoned, perhaps only since the proof began, and was not named; C(check_mode), a pod would have run."
+    cordoned, perhaps only since the proof began, and was not named; C(not_begun), the time was over before;
+    C(check_mode), a pod would have run."
   - "The codes of nodes are: C(node_missing), no node has this name; C(node_down), it is not ready; C(no_devices), pods
-    can get not one of its GPUs; C(gpu_unhealthy), they cannot get all; C(gpu_not_seen), as above; C(job_left), a pod
-    could not be removed."
+    can get not one of its GPUs; C(gpu_unhealthy), they cannot get all; C(gpu_not_seen), as above; C(not_begun), the
+    time was over before a pod ran there; C(job_left), a pod could not be removed."
   - The user of the kubeconfig needs the right to C(list) nodes, and in the namespace to C(create), C(list), C(delete)
     and C(deletecollection) pods and to C(get) C(pods/log). With that to C(list) pods in all namespaces it is known
     beforehand which GPUs are free, without it O(priority_class) is needed. With that to C(list) events more causes can
@@ -453,7 +456,7 @@ def prove(client: kubernetes.Client, params: Mapping[str, Any], check_mode: bool
     found = {slot: result for slot, result in results.items() if result is not None}
     judged, more = judge_together(found, own)
     everything = list(judged.values())
-    problems += [*nomad_jobs.problems_of(everything), *more, *run.left]
+    problems += [*nomad_jobs.problems_of(everything), *more, *run.unproven, *run.left]
     # An empty UUID is one that nobody knows.
     return Proof(
         everything, [dataclasses.replace(each, uuid=each.uuid or None) for each in problems], leftovers, warnings

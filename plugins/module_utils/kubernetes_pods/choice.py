@@ -81,13 +81,13 @@ def plan(
             # Free ones first.
             known: PodResult | None = None
             if slot.number >= chosen:
-                known = _skipped(slot, "not_sampled", "that it is not part of the sample", "run without 'sample'")
+                known = skipped(slot, "not_sampled", "that it is not part of the sample", "run without 'sample'")
             elif not node["schedulable"]:
                 known = closed(slot)
             elif slot.number >= free:
                 known = busy(slot, settings, _held(holders))
             elif check_mode:
-                known = _skipped(slot, "check_mode", "check mode, so no pod ran", "run without check mode")
+                known = skipped(slot, "check_mode", "check mode, so no pod ran", "run without check mode")
             planned.append((slot, known))
     return planned
 
@@ -112,10 +112,10 @@ def busy(
 
 def closed(slot: Slot, **more: str) -> PodResult:
     if not slot.named:
-        return _skipped(slot, "node_closed", "that the node is cordoned", "name the node in 'nodes' to insist", **more)
+        return skipped(slot, "node_closed", "that the node is cordoned", "name the node in 'nodes' to insist", **more)
     step = f"find out why it was taken out, then run 'kubectl uncordon {slot.node}'"
     return result_of(slot, Finding("not_placed", "that the node is cordoned", "a node that takes work", step), **more)
 
 
-def _skipped(slot: Slot, code: str, found: str, next_step: str, **more: str) -> PodResult:
+def skipped(slot: Slot, code: str, found: str, next_step: str, **more: str) -> PodResult:
     return result_of(slot, Finding(code, found, "a proof of every GPU", next_step), "skipped", **more)

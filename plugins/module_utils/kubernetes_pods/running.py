@@ -22,6 +22,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes import (
     text_of,
 )
 from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes_pods import signals
+from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes_pods.choice import skipped
 from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes_pods.judging import (
     STUCK,
     State,
@@ -77,6 +78,8 @@ class Run:
     deadline: float
     left: list[Problem] = dataclasses.field(default_factory=list)
     """Pods that could not be removed."""
+    unproven: list[Problem] = dataclasses.field(default_factory=list)
+    """Nodes to which the proof did not come."""
 
     def seconds_left(self) -> float:
         return self.deadline - time.monotonic()
@@ -117,9 +120,7 @@ def prove(run: Run, nodes: Sequence[Sequence[Slot]]) -> dict[Slot, PodResult]:
         watched = [_Watched(slot, pod_name(run.name, number + place), 0.0) for place, slot in enumerate(slots)]
         number += len(slots)
         if run.seconds_left() <= 0:
-            results.update(
-                (slot, _out_of_time(run, slot, "that no pod of this node had begun", None)) for slot in slots
-            )
+            results.update(_not_begun(run, slots))
             continue
         # Before the first pod, because a signal can come in between.
         try:
@@ -132,6 +133,15 @@ def prove(run: Run, nodes: Sequence[Sequence[Slot]]) -> dict[Slot, PodResult]:
             run.left.extend(_remove(run, watched))
         signals.release(came)
     return results
+
+
+def _not_begun(run: Run, slots: Sequence[Slot]) -> dict[Slot, PodResult]:
+    """Nothing is known of these GPUs, so none has failed; but their nodes are not proven."""
+    found = f"that no pod of this node had begun when the {run.settings.timeout:g} s were over"
+    step = "raise 'timeout' or 'parallel', or prove fewer nodes at once"
+    for node in dict.fromkeys(slot.node for slot in slots):
+        run.unproven.append(problem_of(node, "not_begun", found, "a proof of every GPU", step))
+    return {slot: skipped(slot, "not_begun", found, step) for slot in slots}
 
 
 def _in_parts(items: Sequence[Any]) -> list[Sequence[Any]]:
@@ -330,7 +340,7 @@ def _late(run: Run, each: _Watched, trouble: str) -> PodResult:
     return _out_of_time(run, each.slot, found, each.name)
 
 
-def _out_of_time(run: Run, slot: Slot, found: str, pod: str | None) -> PodResult:
+def _out_of_time(run: Run, slot: Slot, found: str, pod: str) -> PodResult:
     seconds = f"{run.settings.timeout:g} s"
     step = f"look at 'kubectl describe node {slot.node}', and raise 'timeout' where images are large or nodes are many"
     finding = Finding("timeout", f"{found} when the {seconds} were over", f"a verdict within {seconds}", step)

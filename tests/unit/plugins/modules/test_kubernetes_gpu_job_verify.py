@@ -442,9 +442,16 @@ def test_time_that_is_over(
         running.Run, "seconds_left", lambda _run: 0 if any("/events" in path for path in cluster.paths()) else 9
     )
     result = run(capsys, cluster, parallel=1)
-    assert verdicts(result) == [("failed", "timeout")] * 4
+    # Of the second node nothing is known, so nothing there has failed, and yet it is not proven.
+    assert verdicts(result) == [("failed", "timeout")] * 2 + [("skipped", "not_begun")] * 2
     assert "that the pod was still Pending (ContainerCreating)" in result["gpus"][0]["message"]
     assert "that no pod of this node had begun" in result["gpus"][2]["message"]
+    assert [(problem["node"], problem["code"]) for problem in result["problems"]] == [
+        ("node00000", "timeout"),
+        ("node00000", "timeout"),
+        ("node00001", "not_begun"),
+    ]
+    assert result["failed"] and "raise 'timeout' or 'parallel'" in result["msg"]
     all_end(cluster)
 
 
