@@ -269,7 +269,10 @@ def _judge_unstarted(run: Run, each: _Watched, now: dict[str, Now]) -> PodResult
         if slot.node not in now:
             now[slot.node] = _now(run, slot.node)
         node, uses = now[slot.node]
-        return unplaced(slot, run.settings, state.unscheduled, pod, node=node, uses=uses)
+        result = unplaced(slot, run.settings, state.unscheduled, pod, node=node, uses=uses)
+        # Who held the GPU may have ended between the two looks, and then the pod has a place at once.
+        just_free = result.code == "not_placed" and f"Insufficient {slot.resource}" in state.unscheduled
+        return result if not just_free or each.lasts("just free", FREE_WAIT_S) else None
     if each.lasts("unstarted", EVENTS_AFTER_S):
         # Where the engine cannot even begin with the pod, only its events say so.
         each.since["unstarted"] = time.monotonic()

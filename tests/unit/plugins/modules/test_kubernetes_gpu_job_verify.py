@@ -348,6 +348,28 @@ def test_a_node_that_changes_during_the_proof(
     all_end(cluster)
 
 
+def test_a_gpu_that_comes_free_between_two_looks(
+    cluster: farm.Cluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.nodes = cluster.nodes[:1]
+    cluster.fate_of = lambda _pod, _node, _resource: Fate(farm.unplaced(f"1 Insufficient {GPU}."))
+    looks: list[str] = []
+
+    def ends(request: Any) -> bool:
+        if request.command == "GET" and request.path.startswith("/api/v1/pods?"):
+            looks.append(request.path)
+            if len(looks) == 2:
+                cluster.fate_of = lambda _pod, _node, _resource: Fate()
+                for pod in cluster.pods:
+                    pod["status"] = {"phase": "Pending"}
+        return False
+
+    cluster.answer = ends
+    monkeypatch.setattr(running, "FREE_WAIT_S", 0.3)
+    assert verdicts(run(capsys, cluster)) == [("ok", None)] * 2
+    all_end(cluster)
+
+
 @pytest.mark.parametrize(("code", "found"), [(0, ("ok", None)), (9, ("failed", "task_failed"))])
 def test_a_container_beside_ours(
     cluster: farm.Cluster, capsys: pytest.CaptureFixture[str], code: int, found: tuple[str, str | None]
