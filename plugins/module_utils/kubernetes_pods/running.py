@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes import (
     Client,
@@ -47,9 +47,6 @@ from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes_pods.recor
     result_of,
 )
 from ansible_collections.gpufarm.core.plugins.module_utils.problem import Finding, Problem, problem_of
-
-if TYPE_CHECKING:
-    Now = tuple[Node | None, list[PodUse] | None]
 
 # Programs side by side, each with some 30 MB.
 AT_ONCE = 16
@@ -221,7 +218,7 @@ def _look(run: Run, pending: Sequence[_Watched]) -> dict[str, PodResult]:
     pods = _pods(run)
     verdicts: dict[str, PodResult] = {}
     to_read: list[_Watched] = []
-    now: dict[str, Now] = {}
+    now: dict[str, tuple[Node | None, list[PodUse] | None]] = {}
     for each in pending:
         pod = pods.get(each.name)
         each.state = read_state(pod) if pod is not None else None
@@ -244,7 +241,7 @@ def _log_path(run: Run, pod: str) -> str:
     return path_of(*run.pods, pod, "log", container=CONTAINER, limitBytes=LOG_BYTES)
 
 
-def _now(run: Run, name: str) -> Now:
+def _now(run: Run, name: str) -> tuple[Node | None, list[PodUse] | None]:
     """A node and what pods hold there, each as far as it is there and may be seen."""
     node = next(iter(read_nodes(run.client, name=name)), None)
     try:
@@ -255,7 +252,9 @@ def _now(run: Run, name: str) -> Now:
         return node, None
 
 
-def _judge_unstarted(run: Run, each: _Watched, now: dict[str, Now]) -> PodResult | None:
+def _judge_unstarted(
+    run: Run, each: _Watched, now: dict[str, tuple[Node | None, list[PodUse] | None]]
+) -> PodResult | None:
     state, slot, pod = each.state, each.slot, each.name
     if state is None:
         # A list may be a little older than the answer to who created it.
