@@ -20,7 +20,7 @@ PLUGIN_NODES = 20
 
 
 def read_nodes(client: Client, selector: str | None = None, name: str | None = None) -> list[Node]:
-    """All nodes, or those with these labels, or the one of this name, sorted by name."""
+    """All nodes, or those with these labels, or the one of this name, sorted by name; that takes the right to list."""
     field = None if name is None else f"metadata.name={name}"
 
     def described(items: Iterator[dict[str, Any]]) -> dict[str, Node]:
