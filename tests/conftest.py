@@ -32,6 +32,11 @@ LONG = (
     "test_scenario[",
     "test_sanity[",
     "tests/scenarios/",
+    "test_servers_go_one_after_the_other",
+    "simulator/gpu/test_accept.py",
+    "test_sized_volumes.py",
+    "test_turns.py",
+    "test_wsl_hosts.py",
 )
 
 

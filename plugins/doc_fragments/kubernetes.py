@@ -23,7 +23,8 @@ options:
     type: str
   kubectl:
     description:
-      - C(kubectl) by its name in E(PATH) or by its path. It knows every way to log in, so nothing else is needed.
+      - C(kubectl) by its name in E(PATH) or by its path, or both words of V(k3s kubectl). It knows every way to log
+        in, so nothing else is needed.
     type: path
     default: kubectl
   request_timeout:

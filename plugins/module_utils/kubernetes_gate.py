@@ -17,13 +17,9 @@ from ansible_collections.gpufarm.core.plugins.module_utils import gate
 from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes import (
     READY,
     Client,
-    KubernetesError,
     Node,
-    read_node,
+    change_node,
 )
-
-# So often somebody else may change the node between a look and a change. The kubelet does it now and then.
-ATTEMPTS = 5
 
 
 def annotation(key: str) -> str:
@@ -55,15 +51,10 @@ def is_marked(node: Node) -> bool:
     return bool(gate_node(node).marks) and not node["schedulable"]
 
 
-def patch_of(node: Node, decision: gate.Decision) -> dict[str, Any]:
-    """The one change that a decision comes to, for the node as it was when it was decided."""
+def patch_of(decision: gate.Decision) -> dict[str, Any]:
+    """The one change that a decision comes to."""
     marks: Mapping[str, str | None] = decision.meta or {}
-    patch: dict[str, Any] = {
-        "metadata": {
-            "resourceVersion": node["resource_version"],
-            "annotations": {annotation(key): value for key, value in marks.items()},
-        }
-    }
+    patch: dict[str, Any] = {"metadata": {"annotations": {annotation(key): value for key, value in marks.items()}}}
     if decision.eligible is not None:
         patch["spec"] = {"unschedulable": None if decision.eligible else True}
     return patch
@@ -73,18 +64,11 @@ def set_node(
     client: Client, name: str, wish: gate.Wish, now: Callable[[], str], check_mode: bool
 ) -> tuple[Node | None, gate.Decision]:
     """Do what a node's health asks for, by what the node is now. C(None) where Kubernetes knows no such node."""
-    for attempt in range(1, ATTEMPTS + 1):
-        node = read_node(client, name)
-        if node is None:
-            break
+    decision = gate.Decision("failed", "Kubernetes knows no such node")
+
+    def change(node: Node) -> Mapping[str, Any] | None:
+        nonlocal decision
         decision = gate.decide(gate_node(node, closing=not wish.healthy), wish, now())
-        if not decision.changes or check_mode:
-            return node, decision
-        try:
-            client.patch_node(name, patch_of(node, decision))
-        except KubernetesError as error:
-            if error.reason != "Conflict" or attempt == ATTEMPTS:
-                raise
-        else:
-            return node, decision
-    return None, gate.Decision("failed", "Kubernetes knows no such node")
+        return patch_of(decision) if decision.changes and not check_mode else None
+
+    return change_node(client, name, change), decision

@@ -113,7 +113,7 @@ def work_of(allocations: Iterable[Mapping[str, Any]], running: Mapping[str, str]
     return tuple(sorted([*alive.values(), *unseen.values()], key=lambda work: (work.name, work.id)))
 
 
-def told(work: Iterable[Work]) -> str:
+def told(work: Iterable[object]) -> str:
     """Names for people, the first few."""
     names = [str(each) for each in work]
     more = f" and {len(names) - TOLD} more" if len(names) > TOLD else ""

@@ -8,11 +8,12 @@ from typing import Any
 from tests.simulator.docker import docker
 from tests.simulator.gpu import faults
 from tests.testinfra.helpers import UUID, wait_for
-from tests.testinfra.playbooks import changed_tasks, enter, run_in_scenario
+from tests.testinfra.playbooks import changed_tasks, enter, run_in_scenario, words
 
 NODE = "kubernetes-node"
 CONVERGE = "molecule/kubernetes/converge.yml"
 HEALTH = "playbooks/kubernetes_health.yml"
+OUT, BACK = "node_maintenance/take_out", "node_maintenance/put_back"
 RESTART = "Start a device plugin again that misses GPUs which are well"
 GATE = "Cordon sick nodes and uncordon healthy ones"
 IMAGE = "docker.io/library/gpufarm-test:1"
@@ -143,6 +144,57 @@ def test_a_lost_gpu_cordons_the_node_which_comes_back_after_its_repair() -> None
     assert cordoned() == (False, "") and allocatable() == 4
     run = run_in_scenario(HEALTH)
     assert (run.code, run.changed) == (0, {NODE: 0}), run.output
+
+
+def marks() -> dict[str, str]:
+    """Return what the node's annotations tell of its maintenance."""
+    annotations = get("node", NODE)["metadata"]["annotations"]
+    return {name.partition("/")[2]: text for name, text in annotations.items() if "core/maintenance" in name}
+
+
+def pods_of_test() -> list[str]:
+    return [pod["metadata"]["name"] for pod in get("pods")["items"]]
+
+
+def test_a_change_ends_no_pod_unasked_and_drains_the_node_with_consent() -> None:
+    pod("train", 1)
+    seen("train")
+    change = {"node_maintenance_change": "another driver", "node_maintenance_owner": "gpufarm.core"}
+    run = enter(OUT, **change)
+    assert run.code == 2, run.output
+    assert "1 running pod, which another driver would end: default/train (1 GPU)." in words(run.output), run.output
+    assert pods_of_test() == ["train"] and cordoned() == (False, "") and marks() == {}
+    run = enter(OUT, node_maintenance_policy="drain", node_maintenance_deadline=1, **change)
+    assert (run.code, changed_tasks(run.output)) == (0, ["Have no pods on the node"]), run.output
+    assert pods_of_test() == [] and cordoned() == (True, "")
+    assert marks()["maintenance"] == "another driver" and marks()["maintenance-gpus"] == "4"
+    # Another change of the same run, and the gate, leave it as it is.
+    assert enter(OUT, **{**change, "node_maintenance_change": "a reboot"}).changed == {NODE: 0}
+    run = run_in_scenario(HEALTH)
+    assert (run.code, run.changed) == (0, {NODE: 0}), run.output
+    assert cordoned() == (True, "")
+
+
+def test_a_node_that_is_out_comes_back_when_its_gpus_are_well() -> None:
+    """The device plugin has lost them meanwhile, as it does where the driver was exchanged beneath it."""
+    faults.apply_to_container(NODE, lambda profile: faults.lose_gpu(profile, 1))
+    wait_for("all GPUs are taken for lost", lambda: allocatable() == 0)
+    run = enter(BACK, gpu_node_gpus=4)
+    assert run.code == 2 and "gpu_lost" in run.output, run.output
+    assert "Expected: healthy GPUs; the node stays out of work." in words(run.output), run.output
+    assert cordoned()[0] and marks()["maintenance"] == "another driver"
+    faults.apply_to_container(NODE, lambda profile: faults.recover_gpu(profile, 1))
+    run = enter(BACK, gpu_node_gpus=4)
+    assert run.code == 0 and RESTART in changed_tasks(run.output), run.output
+    assert cordoned() == (False, "") and marks() == {} and allocatable() == 4
+    run = enter(BACK)
+    assert (run.code, run.changed) == (0, {NODE: 0}), run.output
+
+
+def test_a_node_whose_group_nobody_has_told_is_not_changed() -> None:
+    run = enter(OUT, node_maintenance_change="another driver", __node_maintenance_of_kubernetes=False)
+    assert run.code == 2 and "Expected: a host of the group kubernetes_nodes" in words(run.output), run.output
+    assert cordoned() == (False, "")
 
 
 def test_removal_leaves_a_node_that_hands_out_nothing() -> None:

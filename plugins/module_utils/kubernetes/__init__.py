@@ -9,6 +9,7 @@ described at once, because one with its list of images is up to 50 KB of JSON an
 
 from __future__ import annotations
 
+from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes.changing import change_node
 from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes.client import (
     Client,
     Connection,
@@ -37,13 +38,16 @@ from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes.plugin imp
 from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes.pods import (
     NOT_ENDED,
     PodUse,
+    Work,
     gpus_of_pod,
     pod_uses,
     with_uses,
+    work_of,
 )
 from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes.reading import (
     read_node,
     read_nodes,
     read_plugins,
     read_uses,
+    read_work,
 )

@@ -179,7 +179,8 @@ class Client:
             *([f"--context={self.connection.context}"] if self.connection.context else ()),
             f"--request-timeout={self.connection.request_timeout}s",
         ]
-        return [self.connection.kubectl, *given, *words]
+        # k3s has kubectl in it, so it can be two words.
+        return [*self.connection.kubectl.split(), *given, *words]
 
     def calls(self, calls: Sequence[Sequence[str]]) -> list[str | KubernetesError]:
         """What calls of kubectl print, run side by side; a refusal stands in its place."""

@@ -1,10 +1,11 @@
 # Copyright (c) 2026, gpufarm contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which pods hold GPUs."""
+"""Which pods hold GPUs, and which of a node's pods are its work."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -60,3 +61,52 @@ def with_uses(node: Node, uses: Iterable[PodUse]) -> Node:
     used = sum((Counter(pod["gpus"]) for pod in pods), Counter[str]())
     resources = [{**each, "used": used[each["name"]]} for each in node["resources"]]
     return {**node, "resources": resources, "gpus_used": sum(used.values()), "pods": pods}  # type: ignore[typeddict-item]
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """A pod that runs on a node and can run elsewhere: none of a DaemonSet's, none that the kubelet has by itself."""
+
+    namespace: str
+    name: str
+    uid: str
+    gpus: int
+    ends: bool
+    """Whether it may end by itself, as a Job's does, or is one that nothing would start again."""
+    ending: bool
+    """Whether it has been told to end."""
+
+    def __str__(self) -> str:
+        gpus = f" ({self.gpus} GPU{'s' * (self.gpus > 1)})" if self.gpus else ""
+        return f"{self.namespace}/{self.name}{gpus}"
+
+
+MIRROR = "kubernetes.io/config.mirror"
+
+
+def _controller(metadata: Mapping[str, Any]) -> str:
+    """The kind of what starts a pod anew when it is gone, empty where nothing does."""
+    owners = map(mapping, listing(metadata.get("ownerReferences")))
+    return next((text_of(owner.get("kind")) for owner in owners if owner.get("controller") is True), "")
+
+
+def work_of(pods: Iterable[Mapping[str, Any]]) -> list[Work]:
+    """What runs on a node and ends with it, by namespace and name."""
+    found = []
+    for pod in pods:
+        metadata, spec, status = (mapping(pod.get(key)) for key in ("metadata", "spec", "status"))
+        owner = _controller(metadata)
+        if owner == "DaemonSet" or MIRROR in mapping(metadata.get("annotations")):
+            continue
+        if text_of(status.get("phase")) not in ENDED:
+            found.append(
+                Work(
+                    namespace=text_of(metadata.get("namespace")),
+                    name=text_of(metadata.get("name")),
+                    uid=text_of(metadata.get("uid")),
+                    gpus=sum(gpus_of_pod(spec).values()),
+                    ends=owner in ("", "Job"),
+                    ending=bool(metadata.get("deletionTimestamp")),
+                )
+            )
+    return sorted(found, key=lambda work: (work.namespace, work.name))

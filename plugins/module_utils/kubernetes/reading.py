@@ -11,7 +11,13 @@ from typing import Any
 from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes.client import Client, KubernetesError, path_of
 from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes.nodes import Node, describe_node
 from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes.plugin import Plugin, plugin_of
-from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes.pods import NOT_ENDED, PodUse, pod_uses
+from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes.pods import (
+    NOT_ENDED,
+    PodUse,
+    Work,
+    pod_uses,
+    work_of,
+)
 
 # So many nodes are asked for their pods one by one; of more, the pods of all nodes are read.
 SINGLE_NODES = 8
@@ -48,6 +54,11 @@ def read_uses(client: Client, names: Iterable[str]) -> dict[str, list[PodUse]]:
     for selector in selectors:
         uses.update(client.read(pod_uses, "api", "v1", "pods", fieldSelector=f"{selector}{NOT_ENDED}"))
     return {name: uses.get(name, []) for name in wanted}
+
+
+def read_work(client: Client, node: str) -> list[Work]:
+    """What runs on a node and ends with it."""
+    return client.read(work_of, "api", "v1", "pods", fieldSelector=f"spec.nodeName={node},{NOT_ENDED}")
 
 
 def read_plugins(client: Client, names: Iterable[str]) -> dict[str, Plugin]:

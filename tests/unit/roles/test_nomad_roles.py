@@ -239,12 +239,22 @@ def test_agent_that_knows_another_driver(known: list[str] | None, given: dict[st
         ({"__nomad_ready": {"state": "ok", "maintenance": "a reboot"}}, True),
         ({"__nomad_ready": {"state": "ok", "maintenance": None}, "__node_maintenance_out": {"maintenance": "a"}}, True),
         ({"ansible_check_mode": True}, False),
+        # Kubernetes tells it itself.
+        (
+            {
+                "__nomad_ready": {"state": "ok", "maintenance": None},
+                "groups": {"kubernetes_nodes": ["gpu1"]},
+                "inventory_hostname": "gpu1",
+            },
+            True,
+        ),
     ],
 )
 def test_node_that_is_out_is_put_back(given: dict[str, Any], back: bool) -> None:
     (condition,) = [
         task["when"]
         for path in files("playbooks/tasks")
+        if path.name == "gpu_node.yml"
         for task in tasks(path)
         if "put_back.yml" in str(task.get("ansible.builtin.include_role"))
     ]

@@ -130,6 +130,8 @@ class Cluster:
         self.removed: list[str] = []
         self.undying = False
         """Whether pods stay whatever is asked."""
+        self.held: list[str] = []
+        """Pods that a disruption budget keeps."""
         self.fate_of: Callable[[dict[str, Any], str, str], Fate] = lambda _pod, _node, _resource: Fate()
         """By the pod, its node and the resource that it asks for."""
         self.requests: list[tuple[str, str, dict[str, str]]] = []
@@ -283,12 +285,14 @@ class Cluster:
             return
         here = [pod for pod in self.pods if pod["metadata"]["namespace"] == namespace and selected(pod, query)]
         named = [pod for pod in here if rest and pod["metadata"]["name"] == rest[0]]
-        if request.command == "POST":
+        if request.command == "POST" and not rest:
             self.create(request, namespace)
         elif rest and not named:
             request.refuse(404, "NotFound", f'pods "{rest[0]}" not found')
         elif rest[1:] == ["log"]:
             self.log(request, named[0])
+        elif rest[1:] == ["eviction"]:
+            self.evict(request, named[0])
         elif request.command == "DELETE":
             doomed = [pod["metadata"]["name"] for pod in (named if rest else here) if not self.undying]
             self.removed += doomed
@@ -309,6 +313,23 @@ class Cluster:
         self.pods.append(pod)
         self.created.append(name)
         request.reply(201, pod)
+
+    def evict(self, request: Any, pod: dict[str, Any]) -> None:
+        metadata, body = pod["metadata"], request.body
+        assert (body["kind"], body["metadata"]["name"]) == ("Eviction", metadata["name"])
+        wanted = body["deleteOptions"]["preconditions"]["uid"]
+        if wanted != metadata["uid"]:
+            words = f"Precondition failed: UID in precondition: {wanted}, UID in object meta: {metadata['uid']}"
+            request.refuse(409, "Conflict", words)
+        elif metadata["name"] in self.held:
+            request.refuse(429, "TooManyRequests", "Cannot evict pod as it would violate the pod's disruption budget.")
+        else:
+            if self.undying:
+                metadata["deletionTimestamp"] = "2026-11-25T18:00:00Z"
+            else:
+                self.pods.remove(pod)
+            self.removed.append(metadata["name"])
+            request.reply(201, {"kind": "Status", "status": "Success"})
 
     def run(self, pod: dict[str, Any]) -> None:
         """What becomes of a pod of a proof by its fate; others stay as they are."""

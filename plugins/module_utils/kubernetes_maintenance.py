@@ -1,0 +1,235 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A node of Kubernetes out of work: C(maintenance) for the other scheduler, with the same marks among its annotations.
+
+Pods are evicted, so disruption budgets hold. Kubernetes does not tell who cordons a node that is cordoned already; so
+one that was open before is open again after the maintenance, whoever cordoned it meanwhile.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from ansible_collections.gpufarm.core.plugins.module_utils import gate
+from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes import (
+    Client,
+    KubernetesError,
+    Node,
+    Work,
+    change_node,
+    path_of,
+    read_work,
+)
+from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes_gate import annotation
+from ansible_collections.gpufarm.core.plugins.module_utils.maintenance import (
+    CHANGE_KEY,
+    GRACE_S,
+    LOOKS,
+    OPENS_KEY,
+    OWNER_KEY,
+    REFUSE,
+    SINCE_KEY,
+    Plan,
+    told,
+)
+from ansible_collections.gpufarm.core.plugins.module_utils.text import utc
+
+PAUSE_S = 2.0
+GPUS_KEY = "gpufarm_maintenance_gpus"
+"""How many GPUs the node had for pods before; without any it need not have them afterwards."""
+KEYS = {key: annotation(key) for key in (CHANGE_KEY, OWNER_KEY, SINCE_KEY, OPENS_KEY, GPUS_KEY)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What became of the node."""
+
+    action: str
+    """V(out), V(in), or V(none)"""
+    message: str
+    work: tuple[Work, ...] = ()
+    """What was there before, and was moved away."""
+    maintenance: str | None = None
+    """What the node is out for now."""
+    gpus: int | None = None
+    """How many GPUs it had for pods when it was taken out."""
+
+
+def marks_of(node: Node) -> dict[str, str]:
+    return {key: node["annotations"][name] for key, name in KEYS.items() if name in node["annotations"]}
+
+
+def patch_of(marks: Mapping[str, str | None], schedulable: bool | None) -> dict[str, Any]:
+    """One change of marks, and of the cordon where that is given."""
+    patch: dict[str, Any] = {"metadata": {"annotations": {KEYS[key]: value for key, value in marks.items()}}}
+    if schedulable is not None:
+        patch["spec"] = {"unschedulable": None if schedulable else True}
+    return patch
+
+
+def eviction_of(work: Work) -> tuple[str, dict[str, Any]]:
+    """Where a pod's end is asked for, and how: of this very pod, not of a later one of its name."""
+    body = {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": work.name, "namespace": work.namespace},
+        "deleteOptions": {"preconditions": {"uid": work.uid}},
+    }
+    return path_of("api", "v1", "namespaces", work.namespace, "pods", work.name, "eviction"), body
+
+
+class Maintenance:
+    """Takes one node out, and puts it back."""
+
+    def __init__(
+        self,
+        client: Client,
+        name: str,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.client = client
+        self.name = name
+        self._clock = clock
+        self._pause = pause
+        self.closed = False
+        """Whether the owner that was given has the node out, or may have, whatever came after that."""
+
+    def _change(self, patch: Callable[[Node], Mapping[str, Any] | None]) -> Node:
+        node = change_node(self.client, self.name, patch)
+        if node is None:
+            raise KubernetesError(
+                f"no node {self.name} in the cluster",
+                "one of this name",
+                "compare it with 'kubectl get nodes', and check which cluster the kubeconfig means",
+            )
+        return node
+
+    def _node(self) -> Node:
+        return self._change(lambda _node: None)
+
+    # --- out ---
+
+    def take_out(self, plan: Plan) -> Result:
+        """Cordon the node and see it empty; KubernetesError where that may not be or does not come."""
+        node, work = self._node(), read_work(self.client, self.name)
+        marks = marks_of(node)
+        change = marks.get(CHANGE_KEY)
+        if change and marks.get(OWNER_KEY) != plan.owner:
+            raise KubernetesError(
+                f"a node that {marks.get(OWNER_KEY, 'somebody else')} took out of work for {change}",
+                "one that nobody else works on",
+                "let that end, or put the node back with owner set to theirs; where nobody is at it any more, remove "
+                f"the annotation ('kubectl annotate node {self.name} {KEYS[CHANGE_KEY]}-')",
+            )
+        self.closed = bool(change)
+        if work and plan.policy == REFUSE:
+            raise _refused(plan, work)
+        if change and not work and not node["schedulable"]:
+            return Result("none", f"already out for {change}", maintenance=change)
+        if not plan.check_mode:
+            self._empty(plan)
+        message = f"out for {plan.change}" + (f", after it was drained of {told(work)}" if work else "")
+        return Result("out", message, tuple(work), change or plan.change)
+
+    def _close(self, plan: Plan) -> bool:
+        """Mark and cordon the node, in one change; whether an earlier run had marked it."""
+
+        def patch(node: Node) -> dict[str, Any]:
+            before = marks_of(node)
+            marks = {
+                CHANGE_KEY: gate.clean_reason(plan.change),
+                SINCE_KEY: utc(),
+                GPUS_KEY: str(node["gpus_capacity"]),
+                **before,
+                OWNER_KEY: plan.owner,
+                OPENS_KEY: "yes" if node["schedulable"] else before.get(OPENS_KEY, "no"),
+            }
+            return patch_of(marks, False if node["schedulable"] else None)
+
+        self.closed = True
+        return CHANGE_KEY in marks_of(self._change(patch))
+
+    def _empty(self, plan: Plan) -> None:
+        """Close the node, and look until it is empty."""
+        before = self._close(plan)
+        ends = self._clock() + plan.deadline_s
+        looks, held = 0, ""
+        while looks < LOOKS:
+            try:
+                node, work = self._node(), read_work(self.client, self.name)
+                if work and plan.policy == REFUSE:
+                    # It was placed before the node was cordoned.
+                    if not before:
+                        self.put_back(plan.owner)
+                        self.closed = False
+                    raise _refused(plan, work)
+                if node["schedulable"]:
+                    self._close(plan)
+                held = self._evict([each for each in work if not (each.ends and self._clock() < ends)])
+                looks = 0 if work or node["schedulable"] else looks + 1
+            except KubernetesError as error:
+                if not error.transient or self._clock() > ends + GRACE_S:
+                    raise
+                looks = 0
+            else:
+                if work and self._clock() > ends + GRACE_S:
+                    raise KubernetesError(
+                        f"{told(work)}, {plan.deadline_s + GRACE_S} s after the drain for {plan.change} began{held}",
+                        "a node that is empty by then; it stays cordoned",
+                        "end them ('kubectl delete pod'), or let their disruption budgets allow it, and run this "
+                        "again, or give them more time",
+                    )
+            if looks < LOOKS:
+                self._pause(PAUSE_S)
+
+    def _evict(self, work: Iterable[Work]) -> str:
+        """Ask for the end of pods; what holds the first of those that are held, for the end of a sentence."""
+        asked: Sequence[Work] = [each for each in work if not each.ending]
+        held = ""
+        answers = self.client.create([eviction_of(each) for each in asked]) if asked else []
+        for each, answer in zip(asked, answers):  # Python 3.9 has no strict
+            # Not found is gone, and a conflict is another pod of that name.
+            if not isinstance(answer, KubernetesError) or answer.reason in ("NotFound", "Conflict"):
+                continue
+            if not answer.transient:
+                raise answer
+            held = held or f"; of {each}, {answer.found}"
+        return held
+
+    # --- in ---
+
+    def put_back(self, owner: str, check_mode: bool = False) -> Result:
+        """Give the node back what it was before, as it is now; in check mode say so."""
+        result = Result("none", f"{owner} has not taken this node out")
+
+        def patch(node: Node) -> dict[str, Any] | None:
+            nonlocal result
+            marks = marks_of(node)
+            if marks.get(OWNER_KEY) != owner:
+                return None
+            opens = marks.get(OPENS_KEY) == "yes" and not node["schedulable"]
+            state = "open again" if opens else "open" if node["schedulable"] else "still cordoned, as it was before"
+            gpus = marks.get(GPUS_KEY, "")
+            result = Result(
+                "in", f"{state}, after {marks.get(CHANGE_KEY)}", gpus=int(gpus) if gpus.isdecimal() else None
+            )
+            return None if check_mode else patch_of(dict.fromkeys(KEYS), True if opens else None)
+
+        self._change(patch)
+        return result
+
+
+def _refused(plan: Plan, work: Sequence[Work]) -> KubernetesError:
+    number = f"{len(work)} running pod{'s' * (len(work) > 1)}"
+    return KubernetesError(
+        f"{number}, which {plan.change} would end: {told(work)}",
+        "a node on which none runs but those of DaemonSets and of the kubelet itself; they go on",
+        "wait for their end, or set policy (node_maintenance_policy of the roles) to drain, which evicts them and "
+        "gives those of jobs time to end",
+    )
