@@ -14,6 +14,7 @@ NODE = "kubernetes-node"
 CONVERGE = "molecule/kubernetes/converge.yml"
 HEALTH = "playbooks/kubernetes_health.yml"
 OUT, BACK = "node_maintenance/take_out", "node_maintenance/put_back"
+OURS = {"node_maintenance_owner": "gpufarm.core"}
 RESTART = "Start a device plugin again that misses GPUs which are well"
 GATE = "Cordon sick nodes and uncordon healthy ones"
 IMAGE = "docker.io/library/gpufarm-test:1"
@@ -159,7 +160,7 @@ def pods_of_test() -> list[str]:
 def test_a_change_ends_no_pod_unasked_and_drains_the_node_with_consent() -> None:
     pod("train", 1)
     seen("train")
-    change = {"node_maintenance_change": "another driver", "node_maintenance_owner": "gpufarm.core"}
+    change = {"node_maintenance_change": "another driver", **OURS}
     run = enter(OUT, **change)
     assert run.code == 2, run.output
     assert "1 running pod, which another driver would end: default/train (1 GPU)." in words(run.output), run.output
@@ -179,15 +180,15 @@ def test_a_node_that_is_out_comes_back_when_its_gpus_are_well() -> None:
     """The device plugin has lost them meanwhile, as it does where the driver was exchanged beneath it."""
     faults.apply_to_container(NODE, lambda profile: faults.lose_gpu(profile, 1))
     wait_for("all GPUs are taken for lost", lambda: allocatable() == 0)
-    run = enter(BACK, gpu_node_gpus=4)
+    run = enter(BACK, gpu_node_gpus=4, **OURS)
     assert run.code == 2 and "gpu_lost" in run.output, run.output
     assert "Expected: healthy GPUs; the node stays out of work." in words(run.output), run.output
     assert cordoned()[0] and marks()["maintenance"] == "another driver"
     faults.apply_to_container(NODE, lambda profile: faults.recover_gpu(profile, 1))
-    run = enter(BACK, gpu_node_gpus=4)
+    run = enter(BACK, gpu_node_gpus=4, **OURS)
     assert run.code == 0 and RESTART in changed_tasks(run.output), run.output
     assert cordoned() == (False, "") and marks() == {} and allocatable() == 4
-    run = enter(BACK)
+    run = enter(BACK, **OURS)
     assert (run.code, run.changed) == (0, {NODE: 0}), run.output
 
 
