@@ -178,9 +178,10 @@ class Maintenance:
                     raise
                 looks = 0
             else:
-                if work and self._clock() > ends + GRACE_S:
+                if (work or node["schedulable"]) and self._clock() > ends + GRACE_S:
+                    left = told(work) or "a node that somebody uncordons"
                     raise KubernetesError(
-                        f"{told(work)}, {plan.deadline_s + GRACE_S} s after the drain for {plan.change} began{held}",
+                        f"{left}, {plan.deadline_s + GRACE_S} s after the drain for {plan.change} began{held}",
                         "a node that is empty by then; it stays cordoned",
                         "end them ('kubectl delete pod'), or let their disruption budgets allow it, and run this "
                         "again, or give them more time",

@@ -247,6 +247,25 @@ def test_who_uncordons_meanwhile_is_not_heard(host: Host) -> None:
     assert host.marks[f"{MARK}-opens"] == "yes"
 
 
+def test_who_uncordons_without_end_ends_the_maintenance(host: Host) -> None:
+    def uncordon(request: Any) -> bool:
+        if request.command == "GET":
+            host.object["spec"].pop("unschedulable", None)
+        return False
+
+    host.cluster.answer = uncordon
+    result = host.out(deadline=30)
+    assert result["failed"] and "a node that somebody uncordons, 330 s after the drain" in result["msg"]
+
+
+def test_what_a_later_run_does_keeps_the_first_reason(host: Host) -> None:
+    host.cluster.pods, host.cluster.held = [pod("db", 0, **owned("StatefulSet"))], ["db"]
+    host.drain(deadline=30)
+    first = host.marks
+    host.drain(deadline=30, change="a reboot")
+    assert host.marks == first
+
+
 def test_a_node_that_was_cordoned_is_emptied_and_stays_cordoned(host: Host) -> None:
     host.object["spec"]["unschedulable"] = True
     host.cluster.pods = [pod("web", 0, **owned("ReplicaSet"))]
