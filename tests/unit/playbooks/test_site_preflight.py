@@ -22,6 +22,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "gpu_health": {"gpu_health_state": "gone"},
     "kubernetes_device_plugin": {"kubernetes_device_plugin_mig_strategy": "double"},
     "kubernetes_node": {"kubernetes_node_distribution": "minikube"},
+    "minikube": {"minikube_state": "stopped"},
     "nomad": {"nomad_log_level": "LOUD"},
     "nomad_client": {"nomad_client_host_volumes": [{"name": "results"}]},
     "nomad_device_nvidia": {"nomad_device_nvidia_ignored_gpu_ids": {"a": 1}},
