@@ -51,12 +51,11 @@ def is_marked(node: Node) -> bool:
     return bool(gate_node(node).marks) and not node["schedulable"]
 
 
-def patch_of(decision: gate.Decision) -> dict[str, Any]:
-    """The one change that a decision comes to."""
-    marks: Mapping[str, str | None] = decision.meta or {}
+def patch_of(marks: Mapping[str, str | None], schedulable: bool | None) -> dict[str, Any]:
+    """One change of marks, by their keys in Nomad's meta, and of the cordon where that is given."""
     patch: dict[str, Any] = {"metadata": {"annotations": {annotation(key): value for key, value in marks.items()}}}
-    if decision.eligible is not None:
-        patch["spec"] = {"unschedulable": None if decision.eligible else True}
+    if schedulable is not None:
+        patch["spec"] = {"unschedulable": None if schedulable else True}
     return patch
 
 
@@ -69,6 +68,6 @@ def set_node(
     def change(node: Node) -> Mapping[str, Any] | None:
         nonlocal decision
         decision = gate.decide(gate_node(node, closing=not wish.healthy), wish, now())
-        return patch_of(decision) if decision.changes and not check_mode else None
+        return patch_of(decision.meta or {}, decision.eligible) if decision.changes and not check_mode else None
 
     return change_node(client, name, change), decision

@@ -24,7 +24,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes import (
     path_of,
     read_work,
 )
-from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes_gate import annotation
+from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes_gate import annotation, patch_of
 from ansible_collections.gpufarm.core.plugins.module_utils.maintenance import (
     CHANGE_KEY,
     GRACE_S,
@@ -61,14 +61,6 @@ class Result:
 
 def marks_of(node: Node) -> dict[str, str]:
     return {key: node["annotations"][name] for key, name in KEYS.items() if name in node["annotations"]}
-
-
-def patch_of(marks: Mapping[str, str | None], schedulable: bool | None) -> dict[str, Any]:
-    """One change of marks, and of the cordon where that is given."""
-    patch: dict[str, Any] = {"metadata": {"annotations": {KEYS[key]: value for key, value in marks.items()}}}
-    if schedulable is not None:
-        patch["spec"] = {"unschedulable": None if schedulable else True}
-    return patch
 
 
 def eviction_of(work: Work) -> tuple[str, dict[str, Any]]:
