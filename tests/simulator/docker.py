@@ -29,14 +29,16 @@ class DockerError(BuildError):
     """Docker cannot be had or did not do what was asked; the message holds the next step."""
 
 
+def docker_client() -> str:
+    """Return Docker's own client: the distribution's, or the first on PATH."""
+    return "/usr/bin/docker" if Path("/usr/bin/docker").exists() else shutil.which("docker") or "/usr/bin/docker"
+
+
 @cache
 def docker_binary() -> str:
-    """Return the docker client: ``$GPUFARM_DOCKER``, the distribution's, or the first on PATH."""
+    """Return the client that is used: ``$GPUFARM_DOCKER``, or Docker's own."""
     named = os.environ.get("GPUFARM_DOCKER")
-    for candidate in [named, "/usr/bin/docker", shutil.which("docker")]:
-        if candidate and Path(candidate).exists():
-            return candidate
-    return "/usr/bin/docker"
+    return named if named and Path(named).exists() else docker_client()
 
 
 def docker(*args: str, stdin: bytes | None = None, timeout: float = PATIENCE) -> str:
