@@ -199,6 +199,12 @@ class Client:
         hurried.connection = dataclasses.replace(self.connection, request_timeout=timeout)
         return hurried
 
+    def in_namespace(self, namespace: str) -> Client:
+        """The same client, which asks for what is in that namespace."""
+        other = copy.copy(self)
+        other.connection = dataclasses.replace(self.connection, namespace=namespace)
+        return other
+
     def url(self, path: str, query: Mapping[str, str]) -> str:
         fields = {"region": self.connection.region, "namespace": self.connection.namespace, **query}
         text = urllib.parse.urlencode({name: value for name, value in fields.items() if value})

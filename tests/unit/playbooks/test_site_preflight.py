@@ -34,6 +34,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "nvidia_mig": {"nvidia_mig_gpus": {"index": 0}},
     "nvidia_repository": {"nvidia_repository_key_fingerprints": {"a": 1}},
     "shared_data": {"shared_data_version": "3"},
+    "wandb_launch_agent": {"wandb_launch_agent_way": "cron"},
     "wsl": {"wsl_terminate": "perhaps"},
 }
 
