@@ -344,8 +344,8 @@ from ansible_collections.gpufarm.core.plugins.module_utils import (
     kubernetes_options,
     kubernetes_pods,
     nomad_jobs,
+    signals,
 )
-from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes_pods import signals
 from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes_pods.judging import judge_together
 from ansible_collections.gpufarm.core.plugins.module_utils.problem import Problem
 

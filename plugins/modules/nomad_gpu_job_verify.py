@@ -414,13 +414,18 @@ waited_s:
 import dataclasses
 import platform
 import secrets
-import signal
 import time
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufarm.core.plugins.module_utils import gpu_verdicts, nomad, nomad_jobs, nomad_options
+from ansible_collections.gpufarm.core.plugins.module_utils import (
+    gpu_verdicts,
+    nomad,
+    nomad_jobs,
+    nomad_options,
+    signals,
+)
 from ansible_collections.gpufarm.core.plugins.module_utils.problem import Finding, Problem
 
 DEFAULTS = nomad_jobs.Settings()
@@ -580,10 +585,6 @@ def result_of(proof: Proof, waited: float) -> dict[str, Any]:
     }
 
 
-def _interrupted(number: int, _frame: Any) -> NoReturn:
-    raise SystemExit(128 + number)
-
-
 def main() -> None:
     module = AnsibleModule(
         argument_spec=argument_spec(),
@@ -591,8 +592,7 @@ def main() -> None:
         supports_check_mode=True,
     )
     # An end from outside must unwind too, so that no job is left.
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        signal.signal(number, _interrupted)
+    signals.unwind()
     started = time.monotonic()
     try:
         client = nomad.Client(nomad_options.connection_of(module.params))

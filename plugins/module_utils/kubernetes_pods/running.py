@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ansible_collections.gpufarm.core.plugins.module_utils import signals
 from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes import (
     Client,
     KubernetesError,
@@ -21,7 +22,6 @@ from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes import (
     read_uses,
     text_of,
 )
-from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes_pods import signals
 from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes_pods.choice import skipped
 from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes_pods.judging import (
     STUCK,

@@ -368,6 +368,22 @@ def test_an_end_from_outside_leaves_no_job(nomad_server: FakeNomad, number: sign
     assert nomad_server.jobs == {}
 
 
+def test_another_end_from_outside_waits_for_the_removal(nomad_server: FakeNomad) -> None:
+    for uuid in nomad_server.uuids(0):
+        nomad_server.fates[uuid] = Fate(runs_for_s=math.inf)
+    arguments = {"address": nomad_server.url, "timeout": 10 * PATIENCE_S}
+    with program_helper.start("nomad_gpu_job_verify", arguments) as process:
+        wait_for(lambda: nomad_server.jobs)
+        nomad_server.refuse["DELETE", "/v1/job/"] = [503]
+        process.send_signal(signal.SIGTERM)
+        wait_for(lambda: any(method == "DELETE" for method, *_path in nomad_server.requests))
+        for number in SIGNALS:
+            process.send_signal(number)
+        nomad_server.refuse["DELETE", "/v1/job/"] = [200]
+        assert process.wait(timeout=PATIENCE_S) == 128 + signal.SIGTERM
+    assert nomad_server.jobs == {}
+
+
 def test_documentation_spec_and_settings_have_the_same_options() -> None:
     documented = yaml.safe_load(nomad_gpu_job_verify.DOCUMENTATION)["options"]
     spec = nomad_gpu_job_verify.argument_spec()

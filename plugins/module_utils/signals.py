@@ -1,7 +1,7 @@
 # Copyright (c) 2026, gpufarm contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""An end from outside, which must leave no pod: it unwinds the program, and waits while pods are removed."""
+"""An end from outside, which must leave no work behind: it unwinds the program, and waits while that is removed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def unwind() -> None:
 
 
 def _interrupted(number: int, _frame: Any) -> NoReturn:
-    # Another one must not interrupt the removal of pods.
+    # Another one must not interrupt the removal.
     for each in SIGNALS:
         signal.signal(each, signal.SIG_IGN)
     raise SystemExit(128 + number)
