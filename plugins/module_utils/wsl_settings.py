@@ -26,6 +26,8 @@ NAME = re.compile(r"[A-Za-z][A-Za-z0-9]*")
 BOTH = {"networkingmode", "dnstunneling", "firewall", "autoproxy"}
 
 _SECTION = re.compile(r"\[([A-Za-z][A-Za-z0-9]*)\][ \t]*(?=[\r\n#]|\Z)")
+# A line that begins as a section and is none ends with a carriage return alone, too.
+_CUT_SECTION = re.compile(r"\[(?:[A-Za-z][A-Za-z0-9]*)?\]?[ \t]*(?=\r)")
 _KEY = re.compile(r"([A-Za-z][A-Za-z0-9]*)[ \t]*=[ \t]*")
 # ParseBool (stringshared.h).
 _BOOLEANS = {"true": "true", "1": "true", "false": "false", "0": "false"}
@@ -68,9 +70,10 @@ def items(text: str, windows: bool) -> Iterator[Item]:
             stop = at if value is None else max(stop, named.end())
             yield Item(section, named.group(1).lower(), value, begin, named.end(), stop, at)
         else:
-            at = end
+            cut = _CUT_SECTION.match(text, at)
+            at = cut.end() if cut else end
             if text[begin] != "#":
-                yield Item(section, "", None, begin, begin, end, end)
+                yield Item(section, "", None, begin, begin, at, at)
 
 
 def _line_end(text: str, at: int) -> int:

@@ -103,6 +103,9 @@ def test_wsl_reads_the_new_value_and_all_others_as_before(text: str, section: st
         assert all(char in kept for char in text)
 
 
+@example("[\ra=")
+@example("[ab \rc=1")
+@example("[1\rc=1\nd=2")
 @given(texts)
 def test_both_read_the_same(text: str) -> None:
     read = wsl_settings.read(text, windows=True)
