@@ -6,21 +6,23 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: farm_report
-short_description: Put together what a farm's nodes and Nomad say about its GPUs
+short_description: Put together what a farm's nodes and schedulers say about its GPUs
 version_added: 1.0.0
 author:
   - gpufarm contributors (@gpufarm)
 description:
-  - Makes one document of the results of M(gpufarm.core.nvidia_gpu_health) on each host and of
-    M(gpufarm.core.nomad_gpu_info), the texts of a page about it, and one more line of a history.
-  - It never fails because of a host or of Nomad. Who gave no answer is in the document with the reason.
+  - Makes one document of the results of M(gpufarm.core.nvidia_gpu_health) on each host, of
+    M(gpufarm.core.nomad_gpu_info) and of M(gpufarm.core.kubernetes_gpu_info), the texts of a page about it, and one
+    more line of a history.
+  - It never fails because of a host or of a scheduler. Who gave no answer is in the document with the reason.
   - The playbook C(gpufarm.core.report) uses it. C(plugins/plugin_utils/report/records.py) has every key of the
     document with its unit.
 options:
   _input:
     description:
       - One entry for each host that was asked, with C(name), C(nomad_name), C(asked_at) (ISO 8601), C(gpus_expected)
-        (number or V(null)) and C(health), the registered result of M(gpufarm.core.nvidia_gpu_health).
+        (number or V(null)) and C(health), the registered result of M(gpufarm.core.nvidia_gpu_health). A node of
+        Kubernetes has C(kubernetes_name) as well, its name there.
     type: list
     elements: dict
     required: true
@@ -45,9 +47,14 @@ options:
     default: []
   regions:
     description:
-      - Nomad's region of each host. One that is not named is in C(global).
+      - Nomad's region of each host. One that is not named is in C(global), or in Kubernetes alone.
     type: dict
     default: {}
+  kubernetes:
+    description:
+      - What was asked of Kubernetes, where there are nodes of it, with C(hosts), those in the inventory, C(host), who
+        asked, C(asked_at), and C(result), the registered result of M(gpufarm.core.kubernetes_gpu_info).
+    type: dict
   models:
     description:
       - Names of GPU models as C(nvidia-smi) writes them, each with C(relative_throughput) and C(price_per_hour).
@@ -140,6 +147,7 @@ def farm_report(
     *,
     servers: Sequence[Mapping[str, Any]] = (),
     regions: Mapping[str, str] | None = None,
+    kubernetes: Mapping[str, Any] | None = None,
     models: Any = None,
     productivity: float = 1.0,
     currency: str = "EUR",
@@ -172,6 +180,7 @@ def farm_report(
         made_at=str(made_at),
         history=str(history or ""),
         regions=plain(regions or {}),
+        kubernetes=plain(kubernetes or {}),
     )
     # What nobody reads by eye any more need not have the size of its indentation.
     indent = 1 if data["summary"]["gpus"] <= INDENTED_GPUS else None

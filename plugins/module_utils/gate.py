@@ -165,6 +165,12 @@ def gate_node(node: Mapping[str, Any]) -> GateNode:
     )
 
 
+def closed_for(meta: Mapping[str, str]) -> str | None:
+    """Why a maintenance or the gate has taken a node out of work, by its marks."""
+    change = meta.get(MAINTENANCE_KEY)
+    return f"maintenance: {change}" if change else meta.get(REASON_KEY)
+
+
 def clean_reason(text: str | None) -> str:
     """A reason fit for Nomad's meta: one line of printable ASCII."""
     plain = "".join(letter if " " <= letter <= "~" else " " for letter in text or "")

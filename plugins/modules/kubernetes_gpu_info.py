@@ -117,6 +117,11 @@ nodes:
       description: Whether the scheduler may place pods on the node; V(false) where it is cordoned.
       type: bool
       sample: true
+    closed_for:
+      description: >-
+        Why the gate or a maintenance has cordoned the node; null when neither has, or it takes work.
+      type: str
+      sample: "GPU GPU-551ac2af-e5cb-e273-ad80-0bc34a4646c1: found Xid 79. Expected: none. Next step: restart the node."
     taints:
       description: Taints of the node, from its specification.
       type: list
@@ -241,10 +246,19 @@ import platform
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufarm.core.plugins.module_utils import kubernetes, kubernetes_options
+from ansible_collections.gpufarm.core.plugins.module_utils import (
+    gate,
+    kubernetes,
+    kubernetes_gate,
+    kubernetes_options,
+)
 
-# Those of all tools, which are no business of GPUs.
-NOT_TOLD = ("annotations",)
+
+def told(node: kubernetes.Node) -> dict[str, Any]:
+    """A node as it is returned: annotations of all tools are no business of GPUs."""
+    values: dict[str, Any] = {key: value for key, value in node.items() if key != "annotations"}
+    marks = kubernetes_gate.gate_node(node).meta
+    return {**values, "closed_for": None if node["schedulable"] else gate.closed_for(marks)}
 
 
 def apply(params: dict[str, Any]) -> dict[str, Any]:
@@ -259,7 +273,7 @@ def apply(params: dict[str, Any]) -> dict[str, Any]:
         nodes = [kubernetes.with_uses(node, uses.get(node["name"], [])) for node in nodes]
     return {
         "changed": False,
-        "nodes": [{key: value for key, value in node.items() if key not in NOT_TOLD} for node in nodes],
+        "nodes": [told(node) for node in nodes],
         "gpu_count": sum(node["gpus_capacity"] for node in nodes),
     }
 

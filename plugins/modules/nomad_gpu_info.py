@@ -388,8 +388,7 @@ def read_reasons(client: nomad.Client, nodes: list[nomad.Node]) -> dict[str, str
     for node_id in closed[:READ_REASONS]:
         with contextlib.suppress(nomad.NomadError):
             meta = (hurried.call("GET", gate.node_path(node_id)) or {}).get("Meta") or {}
-            change = meta.get(gate.MAINTENANCE_KEY)
-            reasons[node_id] = f"maintenance: {change}" if change else meta.get(gate.REASON_KEY)
+            reasons[node_id] = gate.closed_for(meta)
     return reasons
 
 

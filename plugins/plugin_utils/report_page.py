@@ -122,19 +122,25 @@ def _job(held: Mapping[str, Any]) -> str:
     return f"{held.get('job_id')}" if namespace in (None, "default") else f"{namespace}/{held.get('job_id')}"
 
 
-def _used_by(gpu: Gpu) -> str:
+def _used_by(gpu: Gpu, with_pods: bool) -> str:
     if gpu["allocations"]:
         jobs = Counter(_job(held) for held in gpu["allocations"])
         return ", ".join(f"{number} x {job}" if number > 1 else job for job, number in jobs.items())
     computing = [process for process in gpu["processes"] or [] if "C" in str(process.get("type"))]
     if computing:
-        return f"{count_text(len(computing), 'process', 'processes')}, no allocation"
+        number = count_text(len(computing), "process", "processes")
+        return f"{number}, perhaps of a pod" if with_pods else f"{number}, no allocation"
     if gpu["in_nomad"] is None:
         return UNKNOWN
     return "free" if gpu["in_nomad"] else "not in Nomad"
 
 
-def _gpu_view(gpu: Gpu) -> dict[str, Any]:
+def _with_pods(node: Node) -> bool:
+    """Whether pods hold GPUs of the node, of which Kubernetes does not tell which."""
+    return bool(node["kubernetes"] and node["kubernetes"]["gpus_used"])
+
+
+def _gpu_view(gpu: Gpu, with_pods: bool) -> dict[str, Any]:
     return {
         "index": UNKNOWN if gpu["index"] is None else str(gpu["index"]),
         "uuid": gpu["uuid"] or "no UUID told",
@@ -149,7 +155,7 @@ def _gpu_view(gpu: Gpu) -> dict[str, Any]:
         "power": power_text(gpu["power_draw_w"]),
         "power_bar": _share(gpu["power_draw_w"], gpu["power_limit_w"]),
         "temperature": UNKNOWN if gpu["temperature_gpu_c"] is None else f"{gpu['temperature_gpu_c']} °C",
-        "used_by": _used_by(gpu),
+        "used_by": _used_by(gpu, with_pods),
         "migs": [
             {
                 "uuid": device["uuid"] or "no UUID told",
@@ -164,7 +170,7 @@ def _gpu_view(gpu: Gpu) -> dict[str, Any]:
 def _nomad_text(node: Node, with_nomad: bool) -> str:
     known = node["nomad"]
     if not with_nomad:
-        return "Nomad gave no answer"
+        return "no answer"
     if not known:
         return "not in Nomad"
     words = [str(known["status"]), str(known["eligibility"])]
@@ -172,8 +178,32 @@ def _nomad_text(node: Node, with_nomad: bool) -> str:
     return ", ".join(words) + (f": {known['reason']}" if known["reason"] else "")
 
 
+def _kubernetes_text(node: Node, data: Document) -> str:
+    """How Kubernetes has a node; nothing where that is not to be expected."""
+    known = node["kubernetes"]
+    if not known:
+        # What should be there and is not is a problem of the node.
+        return "" if node["region"] is not None or not data["kubernetes"] else "not known"
+    words = [known["status"], "takes work" if known["schedulable"] else "cordoned"]
+    words += [f"pods hold {known['gpus_used']} of {count_text(known['gpus_allocatable'], 'allocatable GPU')}"]
+    return ", ".join(words) + (f": {known['reason']}" if known["reason"] else "")
+
+
+def _schedulers_text(node: Node, data: Document) -> str:
+    found = {
+        "Nomad": _nomad_text(node, node["region"] in _answered(data)) if node["region"] is not None else "",
+        "Kubernetes": _kubernetes_text(node, data),
+    }
+    return ". ".join(f"{name}: {text}" for name, text in found.items() if text)
+
+
 def _closed_text(node: Node) -> str:
-    """Why Nomad places no work on a node, for its row; nothing for one that takes work."""
+    """Why no work is placed on a node, for its row; nothing for one that takes work."""
+    cordoned = node["kubernetes"] and not node["kubernetes"]["schedulable"]
+    return ", ".join(text for text in (_closed_in_nomad(node), "cordoned in Kubernetes" if cordoned else "") if text)
+
+
+def _closed_in_nomad(node: Node) -> str:
     known = node["nomad"]
     if not known or (known["status"] == "ready" and known["eligibility"] == "eligible" and not known["drain"]):
         return ""
@@ -225,7 +255,7 @@ def _node_view(node: Node, number: int, data: Document) -> dict[str, Any]:
         "utilization": _percent_text(node["utilization_percent"]),
         "utilization_bar": _share(node["utilization_percent"], 100),
         "power": power_text(node["power_draw_w"]),
-        "nomad": _nomad_text(node, with_nomad),
+        "schedulers": _schedulers_text(node, data),
         "closed": _closed_text(node),
         "age": age_text(node["asked_at"], data["made_at"]) if node["asked_at"] else "",
         "from_nomad": any(gpu["source"] == "nomad" for gpu in node["gpus"]),
@@ -236,7 +266,7 @@ def _compact_lines(node: Node) -> str:
     """The GPUs of a node as text: a table for each of thousands of nodes is what a browser cannot open."""
     rows = []
     for gpu in node["gpus"]:
-        view = _gpu_view(gpu)
+        view = _gpu_view(gpu, _with_pods(node))
         state = "" if gpu["verdict"] == "ok" else f"  {view['word']}"
         rows.append(
             f"{view['index']:>2}  {view['uuid']}  {view['utilization']:>5}  {view['power']:>6}  "
@@ -254,7 +284,14 @@ def _groups(nodes: Sequence[tuple[int, Node]], data: Document) -> list[dict[str,
     for number, node in nodes:
         key = (node["verdict"], node["state"], _models_text(node), _versions_text(node, data))
         view = _node_view(node, number, data)
-        words = [view["count"], view["utilization"], view["power"], view["allocated"], view["reason"], view["nomad"]]
+        words = [
+            view["count"],
+            view["utilization"],
+            view["power"],
+            view["allocated"],
+            view["reason"],
+            view["schedulers"],
+        ]
         alike[key].append(
             {
                 "id": view["id"],
@@ -472,6 +509,8 @@ def _cost_view(data: Document) -> dict[str, Any]:
 def _users_view(data: Document) -> dict[str, Any]:
     namespaces, jobs, outside = data["users"]["namespaces"], data["users"]["jobs"], data["users"]["outside"]
 
+    pods = data["users"]["pods"]
+
     def placed(use: NamespaceUse | JobUse) -> str:
         return f"{use['region']}, " * (len(data["nomad"]["regions"]) > 1) + use["namespace"]
 
@@ -514,7 +553,21 @@ def _users_view(data: Document) -> dict[str, Any]:
             }
             for entry in outside[:TABLE_ROWS]
         ],
+        "nomad": bool(data["nomad"]["regions"]),
         "answered": data["nomad"]["answered"],
+        "kubernetes": bool(data["kubernetes"]),
+        "kubernetes_answered": bool(data["kubernetes"] and data["kubernetes"]["answered"]),
+        "pods": [
+            {
+                "pod": use["pod"],
+                "namespace": use["namespace"],
+                "gpus": count_text(use["gpus"]),
+                "node": use["node"],
+                "phase": use["phase"],
+            }
+            for use in pods[:TABLE_ROWS]
+        ],
+        "more_pods": count_text(len(pods) - TABLE_ROWS, "more pod") if len(pods) > TABLE_ROWS else "",
     }
 
 
@@ -546,6 +599,7 @@ def _drift_view(data: Document) -> list[dict[str, Any]]:
                     ),
                 }
                 for field in group["fields"]
+                if field["field"] != "nomad_driver_version" or data["nomad"]["regions"]
             ],
         }
         for group in data["drift"]
@@ -621,6 +675,9 @@ def _headline(data: Document) -> dict[str, str]:
     if silent:
         parts.append(f"{_nomad_of(silent, data)} without an answer")
         level = "unknown" if level == "ok" else level
+    if data["kubernetes"] and not data["kubernetes"]["answered"]:
+        parts.append("Kubernetes without an answer")
+        level = "unknown" if level == "ok" else level
     over = sum(map(is_over, data["users"]["namespaces"]))
     if over:
         parts.append(f"{count_text(over, 'namespace')} over budget")
@@ -635,6 +692,20 @@ def _headline(data: Document) -> dict[str, str]:
     return {"level": level, "text": ", ".join(parts)}
 
 
+def _allocated(data: Document) -> tuple[float | None, str]:
+    """How many GPUs jobs and pods hold, and what that is of."""
+    summary = data["summary"]
+    held = {
+        "Nomad": summary["allocated_gpus"] if data["nomad"]["regions"] else 0.0,
+        "Kubernetes": summary["pod_gpus"] if data["kubernetes"] else 0.0,
+    }
+    silent = [name for name, number in held.items() if number is None]
+    if silent:
+        return None, f"{' and '.join(silent)} gave no answer"
+    by_pods = f", {count_text(held['Kubernetes'])} by pods" if data["kubernetes"] and data["nomad"]["regions"] else ""
+    return sum(number or 0 for number in held.values()), f"of {count_text(summary['gpus'], 'GPU')}{by_pods}"
+
+
 def _tiles(data: Document) -> list[dict[str, Any]]:
     summary, currency, money = data["summary"], data["currency"], data["cost"]["total"]
     verdicts = summary["verdicts"]
@@ -643,7 +714,7 @@ def _tiles(data: Document) -> list[dict[str, Any]]:
     if expected is not None and summary["gpus_expected_nodes"] == summary["nodes"] and expected != summary["gpus"]:
         others.insert(0, f"{expected:,} expected")
     told = f"{summary['utilization_gpus']:,} of {count_text(summary['gpus'], 'GPU')} told it"
-    allocated = summary["allocated_gpus"]
+    allocated, note = _allocated(data)
     tiles: list[dict[str, Any]] = [
         {"label": "GPUs", "value": count_text(summary["gpus"]), "note": ", ".join(others), "bar": None},
         {
@@ -657,7 +728,7 @@ def _tiles(data: Document) -> list[dict[str, Any]]:
         {
             "label": "Allocated",
             "value": count_text(allocated),
-            "note": f"of {count_text(summary['gpus'], 'GPU')}" if allocated is not None else "Nomad gave no answer",
+            "note": note,
             "bar": _share(allocated, summary["gpus"]),
         },
         {
@@ -696,7 +767,7 @@ def page(data: Document) -> dict[str, Any]:
             {
                 **_node_view(node, number, data),
                 "open": (sick and number < OPEN_NODES) or len(nodes) <= OPEN_NODES,
-                "gpus": [_gpu_view(gpu) for gpu in node["gpus"]],
+                "gpus": [_gpu_view(gpu, _with_pods(node)) for gpu in node["gpus"]],
                 "problems": [_sentence(problem) for problem in _alike(node)],
             }
         )
@@ -726,6 +797,9 @@ def page(data: Document) -> dict[str, Any]:
         "nodes": detailed,
         "groups": _groups(numbered[DETAILED_NODES:], data),
         "ages": _ages_text(ages, data["made_at"]),
+        "schedulers": " and ".join(
+            name for name, there in (("Nomad", data["nomad"]["regions"]), ("Kubernetes", data["kubernetes"])) if there
+        ),
         "nomad": ", ".join(
             f"{each['server']}, asked {age_text(each['asked_at'], data['made_at'])} before"
             for each in data["nomad"]["regions"]

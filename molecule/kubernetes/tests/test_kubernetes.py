@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 from tests.simulator.docker import docker
@@ -85,7 +86,7 @@ def test_the_control_plane_went_on_while_its_engine_was_given_the_runtime() -> N
     assert set(restarts().values()) == {0}, restarts()
 
 
-def test_each_pod_sees_its_gpus_alone_and_who_gets_none_waits() -> None:
+def test_each_pod_sees_its_gpus_alone_and_who_gets_none_waits(tmp_path: Path) -> None:
     pod("three", 3)
     pod("one", 1)
     three, one = seen("three"), seen("one")
@@ -98,6 +99,14 @@ def test_each_pod_sees_its_gpus_alone_and_who_gets_none_waits() -> None:
         return any("Insufficient nvidia.com/gpu" in condition.get("message", "") for condition in conditions)
 
     wait_for("the third pod is told why it waits", refused)
+    path = json.dumps({"report_path": f"{tmp_path}/farm.html"})
+    report = run_in_scenario("playbooks/report.yml", "--extra-vars", path)
+    assert report.code == 0, report.output
+    told = json.loads((tmp_path / "farm.json").read_text(encoding="utf-8"))
+    (node,) = told["nodes"]
+    assert (node["verdict"], node["kubernetes"]["gpus_allocatable"], node["kubernetes"]["gpus_used"]) == ("ok", 4, 4)
+    held = {use["pod"]: use["gpus"] for use in told["users"]["pods"]}
+    assert (held["three"], held["one"], told["notices"]) == (3, 1, [])
     kubectl("delete", "pod", "one", "--wait=true")
     assert seen("late") == one
     kubectl("delete", "pod", "--selector=of=test", "--wait=true")

@@ -18,7 +18,14 @@ from ansible_collections.gpufarm.core.plugins.plugin_utils.report.history import
     points_of,
     read_history,
 )
-from ansible_collections.gpufarm.core.plugins.plugin_utils.report.nodes import REGION, NomadView, nodes_of, nomad_views
+from ansible_collections.gpufarm.core.plugins.plugin_utils.report.nodes import (
+    REGION,
+    Cluster,
+    NomadView,
+    cluster_of,
+    nodes_of,
+    nomad_views,
+)
 from ansible_collections.gpufarm.core.plugins.plugin_utils.report.records import (
     SCHEMA,
     Document,
@@ -50,20 +57,29 @@ def build(
     made_at: str,
     history: str = "",
     regions: Mapping[str, str] | None = None,
+    kubernetes: Mapping[str, Any] | None = None,
 ) -> tuple[Document, str | None]:
     """The document, and the new text of the history; None where the present one must not be written over.
 
     C(answers) has for each host C(name), C(nomad_name), C(asked_at), C(gpus_expected) and C(health), the registered
     result of nvidia_gpu_health. C(servers) has for each Nomad server that was asked C(server), C(asked_at), and
     C(result), the registered result of nomad_gpu_info. Where Nomad has several regions its C(region) is there, too, and
-    C(regions) has that of each host.
+    C(regions) has that of each host. C(kubernetes), where the inventory has nodes of it, has C(host), who asked the
+    cluster, C(hosts), its nodes in the inventory, C(asked_at), and C(result), the registered result of
+    kubernetes_gpu_info; answers of its nodes have C(kubernetes_name). Those without a region are in Kubernetes alone.
     """
     views, failures = nomad_views(servers)
-    placed = {host: (regions or {}).get(host) or REGION for host in hosts}
-    known = sorted({*placed.values(), *views, *(entry["region"] for entry in failures)} or {REGION})
+    cluster = cluster_of(kubernetes)
+    alone = set((kubernetes or {}).get("hosts") or []) - set(regions or {})
+    placed = {host: None if host in alone else (regions or {}).get(host) or REGION for host in hosts}
+    named = {region for region in placed.values() if region is not None}
+    known = sorted({*named, *views, *(entry["region"] for entry in failures)} or (set() if alone else {REGION}))
     # With a region that is silent nobody knows what is allocated in the whole farm.
-    answered = all(region in views for region in known)
-    nodes = nodes_of(placed, answers, views)
+    answered = bool(known) and all(region in views for region in known)
+    nodes = nodes_of(placed, answers, views, cluster)
+    users = users_of(nodes, views, cluster)
+    # Nobody knows which GPUs a pod holds, nor so what those of a model cost that nobody does.
+    by_gpu = answered and cluster is None
     prices, notices = read_prices(options.models)
     productivity = number_of(options.productivity)
     if productivity is None:
@@ -78,20 +94,24 @@ def build(
         "made_at": made_at,
         "currency": options.currency,
         "productivity": productivity,
-        "summary": summary_of(nodes, answered),
+        "summary": summary_of(nodes, answered, users["pods"] if cluster and cluster.nodes is not None else None),
         "nomad": {
             "answered": answered,
             "regions": [_region(region, views.get(region)) for region in known],
             "failures": failures,
         },
+        "kubernetes": None
+        if cluster is None
+        else {"answered": cluster.nodes is not None, "host": cluster.host, "asked_at": cluster.asked_at},
         "notices": _nomad_notices([region for region in known if region not in views], failures)
+        + _kubernetes_notices(cluster, answers)
         + notices
         + ([damaged] if damaged else []),
         "nodes": nodes,
         "drift": drift_of(nodes),
-        "mig": mig_of(nodes, answered),
-        "users": users_of(nodes, views),
-        "cost": cost_of(nodes, prices, productivity, answered),
+        "mig": mig_of(nodes, by_gpu),
+        "users": users,
+        "cost": cost_of(nodes, prices, productivity, by_gpu),
         "history": {"path": options.history_path, "points": []},
     }
     line = history_line(data)
@@ -107,19 +127,41 @@ def _region(region: str, view: NomadView | None) -> NomadRegion:
     }
 
 
-def _nomad_notices(silent: Sequence[str], failures: list[dict[str, str]]) -> list[Notice]:
-    notices = []
-    for failure in failures:
-        # The modules' own errors say what to do; others, such as Ansible's, only what happened.
-        found, _word, rest = failure["reason"].partition(" Expected: ")
-        expected, _word, action = rest.partition(" Next step: ")
-        notices.append(
-            notice(
-                f"Nomad could not be asked on {failure['server']}: {found.rstrip('.')}",
-                expected.rstrip(".") or "an answer from each server that was asked",
-                action.rstrip(".") or "run playbooks/verify.yml and read 'journalctl -u nomad' on that server",
-            )
+def _kubernetes_notices(cluster: Cluster | None, answers: Sequence[Mapping[str, Any]]) -> list[Notice]:
+    if cluster is None:
+        return []
+    if cluster.nodes is None:
+        return [
+            _failed(f"Kubernetes could not be asked on {cluster.host}", str(cluster.failure), "an answer of its API",
+                    "run playbooks/kubernetes_verify.yml")
+        ]  # fmt: skip
+    names = {str(answer.get("kubernetes_name")) for answer in answers}
+    others = sorted(node["name"] for node in cluster.nodes if node["gpus_capacity"] and node["name"] not in names)
+    if not others:
+        return []
+    return [
+        notice(
+            f"Kubernetes has GPUs on {', '.join(others)}",
+            "nodes with GPUs that are hosts of the group kubernetes_nodes and part of this run",
+            "add them to the inventory, or make the report without --limit",
         )
+    ]
+
+
+def _failed(what: str, reason: str, wanted: str, step: str) -> Notice:
+    """A failure as a notice: the modules' own errors say what to do, others, such as Ansible's, only what happened."""
+    found, _word, rest = reason.partition(" Expected: ")
+    expected, _word, action = rest.partition(" Next step: ")
+    return notice(f"{what}: {found.rstrip('.')}", expected.rstrip(".") or wanted, action.rstrip(".") or step)
+
+
+def _nomad_notices(silent: Sequence[str], failures: list[dict[str, str]]) -> list[Notice]:
+    notices = [
+        _failed(f"Nomad could not be asked on {failure['server']}", failure["reason"],
+                "an answer from each server that was asked",
+                "run playbooks/verify.yml and read 'journalctl -u nomad' on that server")
+        for failure in failures
+    ]  # fmt: skip
     asked = {entry["region"] for entry in failures}
     for region in silent:
         if region in asked:

@@ -16,12 +16,13 @@ from ansible_collections.gpufarm.core.plugins.plugin_utils.report.records import
     Mig,
     MigGpu,
     Node,
+    PodUse,
     Summary,
 )
 from ansible_collections.gpufarm.core.plugins.plugin_utils.report.sums import known_numbers, mean, natural_key, total
 
 
-def summary_of(nodes: list[Node], with_nomad: bool) -> Summary:
+def summary_of(nodes: list[Node], with_nomad: bool, pods: list[PodUse] | None) -> Summary:
     gpus = [gpu for node in nodes for gpu in node["gpus"]]
     verdicts = Counter(gpu["verdict"] for gpu in gpus)
     node_verdicts = Counter(node["verdict"] for node in nodes)
@@ -39,6 +40,7 @@ def summary_of(nodes: list[Node], with_nomad: bool) -> Summary:
         "node_verdicts": {verdict: node_verdicts[verdict] for verdict in VERDICTS},
         "mig_devices": sum(len(gpu["mig_devices"]) for gpu in gpus),
         "allocated_gpus": round(sum(known_numbers(gpu["allocated_share"] for gpu in gpus)), 2) if with_nomad else None,
+        "pod_gpus": None if pods is None else sum(pod["gpus"] for pod in pods),
         "utilization_percent": mean(utilization),
         "utilization_gpus": len(utilization),
         "power_draw_w": total(power),

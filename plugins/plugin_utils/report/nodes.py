@@ -11,13 +11,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
-from ansible_collections.gpufarm.core.plugins.module_utils import nomad, problem
+from ansible_collections.gpufarm.core.plugins.module_utils import kubernetes, nomad, problem
 from ansible_collections.gpufarm.core.plugins.module_utils.pci import normal_bus_id
 from ansible_collections.gpufarm.core.plugins.plugin_utils.report.records import (
     VERDICTS,
     Gpu,
     MigDevice,
     Node,
+    NodeInKubernetes,
     NodeInNomad,
     NodeSums,
     Problem,
@@ -34,6 +35,12 @@ class ListedNode(nomad.Node):
     closed_for: str | None
 
 
+class ListedKubernetesNode(kubernetes.Node):
+    """A node as kubernetes_gpu_info lists it."""
+
+    closed_for: str | None
+
+
 @dataclasses.dataclass(frozen=True)
 class NomadView:
     """What the first server of a region that answered knows."""
@@ -42,6 +49,28 @@ class NomadView:
     asked_at: str | None
     nodes: list[ListedNode]
     namespaces: list[nomad.NamespaceUse]
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """What the host that asked Kubernetes was told; nodes as kubernetes_gpu_info lists them, None without an answer."""
+
+    host: str
+    asked_at: str | None
+    nodes: list[ListedKubernetesNode] | None
+    failure: str | None
+
+
+def cluster_of(entry: Mapping[str, Any] | None) -> Cluster | None:
+    """The answer of Kubernetes; None where the inventory has no nodes of it."""
+    if not entry:
+        return None
+    result = entry.get("result") or {}
+    nodes = result.get("nodes")
+    listed = list(nodes) if isinstance(nodes, Sequence) else None
+    return Cluster(
+        str(entry.get("host")), entry.get("asked_at"), listed, None if listed is not None else failure_reason(result)
+    )
 
 
 def failure_reason(result: Mapping[str, Any]) -> str:
@@ -199,8 +228,11 @@ def _gpus_of_nomad(node: nomad.Node) -> list[Gpu]:
     return gpus + [_gpu(parent, "unknown", devices, "nomad") for parent in parents.values()]
 
 
-def _wanted_of_nomad(name: str, told: Sequence[Mapping[str, Any]], driver: str | None) -> nomad.Expected:
-    """What Nomad should list for a host that answered; None where a driver does not tell UUIDs of MIG devices."""
+def _wanted(name: str, node: Node, told: Sequence[Mapping[str, Any]]) -> nomad.Expected:
+    """What a scheduler should have of a host; no UUIDs where a driver does not tell those of MIG devices."""
+    if node["state"] != "answered":
+        return nomad.Expected(node=name)
+    driver = node["driver_version"]
     uuids: list[str] | None = []
     for gpu in told:
         if gpu.get("status", "ok") != "ok" or not gpu.get("uuid"):
@@ -220,7 +252,7 @@ def _problem_of_node(found: Mapping[str, Any]) -> Problem:
     return cast(Problem, {**{key: found.get(key) for key in keys}, "source": "node"})
 
 
-def _problem_of_nomad(found: problem.Problem, gpus: Iterable[Gpu]) -> Problem:
+def _problem_of(source: str, found: problem.Problem, gpus: Iterable[Gpu]) -> Problem:
     # Until driver 470 the UUID of a MIG device has that of its GPU in it.
     named = (found.uuid or "").lower()
     return {
@@ -232,7 +264,7 @@ def _problem_of_nomad(found: problem.Problem, gpus: Iterable[Gpu]) -> Problem:
         "expected": found.expected,
         "action": found.message.partition("Next step: ")[2].rstrip("."),
         "message": found.message,
-        "source": "nomad",
+        "source": source,
     }
 
 
@@ -254,18 +286,23 @@ def _worse(*verdicts: str) -> str:
 
 
 def nodes_of(
-    hosts: Mapping[str, str], answers: Sequence[Mapping[str, Any]], views: Mapping[str, NomadView]
+    hosts: Mapping[str, str | None],
+    answers: Sequence[Mapping[str, Any]],
+    views: Mapping[str, NomadView],
+    cluster: Cluster | None = None,
 ) -> list[Node]:
-    """The nodes of hosts by their regions."""
+    """The nodes of hosts by their regions; those of none are in Kubernetes alone."""
     nodes = []
-    for region in sorted({*hosts.values(), *views}):
+    for region in sorted({*hosts.values(), *views}, key=str):
         inside = [host for host, other in hosts.items() if other == region]
-        nodes += _nodes_of_region(region, inside, answers, views.get(region))
+        nodes += _nodes_of_region(region, inside, answers, None if region is None else views.get(region))
+    if cluster and cluster.nodes is not None:
+        _add_kubernetes(nodes, answers, cluster)
     return sorted(nodes, key=lambda node: (VERDICTS.index(node["verdict"]), natural_key(node["name"])))
 
 
 def _nodes_of_region(
-    region: str, hosts: Sequence[str], answers: Sequence[Mapping[str, Any]], view: NomadView | None
+    region: str | None, hosts: Sequence[str], answers: Sequence[Mapping[str, Any]], view: NomadView | None
 ) -> list[Node]:
     by_host = {answer["name"]: answer for answer in answers}
     by_name: dict[str, ListedNode] = {}
@@ -278,11 +315,8 @@ def _nodes_of_region(
         name = str((answer or {}).get("nomad_name") or host)
         node, told = _node(host, name, region, answer, known=by_name.get(name), view=view)
         nodes.append(node)
-        driver = node["driver_version"]
-        wanted.append(
-            _wanted_of_nomad(name, told, driver) if node["state"] == "answered" else nomad.Expected(node=name)
-        )
-    if view:
+        wanted.append(_wanted(name, node, told))
+    if view and region is not None:
         _add_nomads_problems(nodes, wanted, view)
         names = {node["nomad_name"] for node in nodes}
         for name, extra in by_name.items():
@@ -294,7 +328,7 @@ def _nodes_of_region(
 def _node(
     host: str,
     name: str,
-    region: str,
+    region: str | None,
     answer: Mapping[str, Any] | None,
     *,
     known: ListedNode | None,
@@ -324,6 +358,7 @@ def _node(
         "cuda_version": facts.get("cuda_version"),
         "gpus_expected": (answer or {}).get("gpus_expected"),
         "nomad": _nomad_of_node(known) if known else None,
+        "kubernetes": None,
         "problems": [_problem_of_node(problem) for problem in health.get("problems") or []],
         "gpus": gpus,
         **_sums_of(gpus),
@@ -348,6 +383,7 @@ def _node_outside(name: str, region: str, known: ListedNode) -> Node:
         "cuda_version": None,
         "gpus_expected": None,
         "nomad": _nomad_of_node(known),
+        "kubernetes": None,
         "problems": [],
         "gpus": gpus,
         **_sums_of(gpus),
@@ -370,7 +406,7 @@ def _add_nomads_problems(nodes: list[Node], wanted: list[nomad.Expected], view: 
     for node in nodes:
         sick = {gpu["uuid"] for gpu in node["gpus"] if gpu["verdict"] == "critical"}
         for found in by_name.get(node["nomad_name"], []):
-            described = _problem_of_nomad(found, node["gpus"])
+            described = _problem_of("nomad", found, node["gpus"])
             # A GPU that is sick on the node may still be listed; the node's own problem says what is wrong with it.
             if found.code == "gpu_unexpected" and described["uuid"] in sick:
                 continue
@@ -379,3 +415,34 @@ def _add_nomads_problems(nodes: list[Node], wanted: list[nomad.Expected], view: 
             for gpu in node["gpus"]:
                 if described["uuid"] == gpu["uuid"]:
                     gpu["verdict"] = _worse(gpu["verdict"], "warning")
+
+
+def _in_kubernetes(node: ListedKubernetesNode) -> NodeInKubernetes:
+    return {
+        "name": node["name"],
+        "status": node["status"],
+        "schedulable": node["schedulable"],
+        "reason": node["closed_for"],
+        "version": node["kubelet_version"],
+        "gpus_capacity": node["gpus_capacity"],
+        "gpus_allocatable": node["gpus_allocatable"],
+        "gpus_used": node["gpus_used"] or 0,
+    }
+
+
+def _add_kubernetes(nodes: list[Node], answers: Sequence[Mapping[str, Any]], cluster: Cluster) -> None:
+    """Judge Kubernetes as kubernetes_gpu_verify does, so that both say the same in the same words."""
+    by_host = {answer["name"]: answer for answer in answers if answer.get("kubernetes_name")}
+    by_name = {node["name"]: node for node in cluster.nodes or []}
+    for node in nodes:
+        answer = by_host.get(node["name"])
+        if answer is None:
+            continue
+        name = str(answer["kubernetes_name"])
+        known = by_name.get(name)
+        node["kubernetes"] = _in_kubernetes(known) if known else None
+        told = _gpus_of_answer(answer["health"], None)[1] if node["state"] == "answered" else []
+        (verdict,) = kubernetes.compare([_wanted(name, node, told)], [known] if known else [])
+        for found in verdict.problems:
+            node["problems"].append(_problem_of("kubernetes", found, node["gpus"]))
+            node["verdict"] = _worse(node["verdict"], "warning")

@@ -64,7 +64,7 @@ class Gpu(TypedDict):
 
 
 class Problem(health.Problem):
-    # node or nomad.
+    # node, nomad or kubernetes.
     source: str
 
 
@@ -80,6 +80,31 @@ class NodeInNomad(TypedDict):
     reason: str | None
 
 
+class PodUse(TypedDict):
+    """A pod that holds GPUs; Kubernetes does not tell which."""
+
+    node: str
+    namespace: str
+    pod: str
+    phase: str
+    # Its kinds together, each MIG device as one.
+    gpus: int
+
+
+class NodeInKubernetes(TypedDict):
+    name: str
+    # ready, not ready or unknown.
+    status: str
+    schedulable: bool
+    # Why the gate or a maintenance cordoned it.
+    reason: str | None
+    version: str | None
+    # MIG devices count as one each.
+    gpus_capacity: int
+    gpus_allocatable: int
+    gpus_used: int
+
+
 class NodeSums(TypedDict):
     utilization_percent: float | None
     power_draw_w: float | None
@@ -91,8 +116,8 @@ class Node(NodeSums):
 
     name: str
     nomad_name: str
-    # Nomad's.
-    region: str
+    # Nomad's; None of a node of Kubernetes alone.
+    region: str | None
     asked_at: str | None
     # answered, unreachable, failed, not_asked or not_in_inventory.
     state: str
@@ -103,6 +128,7 @@ class Node(NodeSums):
     cuda_version: str | None
     gpus_expected: int | None
     nomad: NodeInNomad | None
+    kubernetes: NodeInKubernetes | None
     problems: list[Problem]
     gpus: list[Gpu]
 
@@ -118,8 +144,10 @@ class Summary(TypedDict):
     verdicts: dict[str, int]
     node_verdicts: dict[str, int]
     mig_devices: int
-    # MIG devices count as the share of their GPU; None without Nomad.
+    # In Nomad. MIG devices count as the share of their GPU; None without Nomad.
     allocated_gpus: float | None
+    # What pods of Kubernetes hold, each MIG device as one; None without an answer of Kubernetes.
+    pod_gpus: int | None
     # The mean, of so many GPUs that told it; power is a sum.
     utilization_percent: float | None
     utilization_gpus: int
@@ -142,6 +170,13 @@ class NomadAnswer(TypedDict):
     regions: list[NomadRegion]
     # Each with server, region and reason.
     failures: list[dict[str, str]]
+
+
+class KubernetesAnswer(TypedDict):
+    answered: bool
+    # The host that asked the cluster.
+    host: str
+    asked_at: str | None
 
 
 class DriftValue(TypedDict):
@@ -192,7 +227,7 @@ class Mig(TypedDict):
 
 
 class JobUse(TypedDict):
-    region: str
+    region: str | None
     namespace: str
     job_id: str
     devices: int
@@ -224,6 +259,8 @@ class Users(TypedDict):
     # Those that a budget or a job has. Empty without Nomad.
     namespaces: list[NamespaceUse]
     jobs: list[JobUse]
+    pods: list[PodUse]
+    # Left out are nodes on which pods hold GPUs.
     outside: list[ProgramUse]
 
 
@@ -302,6 +339,8 @@ class Document(TypedDict):
     productivity: float
     summary: Summary
     nomad: NomadAnswer
+    # None where the inventory has no nodes of Kubernetes.
+    kubernetes: KubernetesAnswer | None
     notices: list[Notice]
     nodes: list[Node]
     drift: list[Drift]

@@ -10,12 +10,13 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from ansible_collections.gpufarm.core.plugins.plugin_utils.report.nodes import NomadView
+from ansible_collections.gpufarm.core.plugins.plugin_utils.report.nodes import Cluster, NomadView
 from ansible_collections.gpufarm.core.plugins.plugin_utils.report.records import (
     Gpu,
     JobUse,
     NamespaceUse,
     Node,
+    PodUse,
     ProgramUse,
     Users,
 )
@@ -37,15 +38,34 @@ def is_over(use: NamespaceUse) -> bool:
     return use["budget"] is not None and use["gpus"] > use["budget"]
 
 
-def users_of(nodes: list[Node], views: Mapping[str, NomadView]) -> Users:
-    jobs: dict[tuple[str, str, str], list[tuple[str, Gpu, dict[str, Any]]]] = defaultdict(list)
+def pods_of(nodes: list[Node], cluster: Cluster | None) -> list[PodUse]:
+    """The pods that hold GPUs of the whole cluster, by the names of hosts where the inventory has them."""
+    hosts = {node["kubernetes"]["name"]: node["name"] for node in nodes if node["kubernetes"]}
+    found: list[PodUse] = [
+        {
+            "node": hosts.get(listed["name"], listed["name"]),
+            "namespace": pod["namespace"],
+            "pod": pod["name"],
+            "phase": pod["phase"],
+            "gpus": sum(pod["gpus"].values()),
+        }
+        for listed in (cluster.nodes if cluster else None) or []
+        for pod in listed["pods"] or []
+    ]
+    return sorted(found, key=lambda use: (-use["gpus"], use["namespace"], use["pod"]))
+
+
+def users_of(nodes: list[Node], views: Mapping[str, NomadView], cluster: Cluster | None) -> Users:
+    jobs: dict[tuple[str | None, str, str], list[tuple[str, Gpu, dict[str, Any]]]] = defaultdict(list)
     outside: dict[str, list[tuple[str, str, int | None]]] = defaultdict(list)
     for node in nodes:
+        # Kubernetes does not tell which GPUs a pod holds, so a process there may be a pod's.
+        with_pods = bool(node["kubernetes"] and node["kubernetes"]["gpus_used"])
         for gpu in node["gpus"]:
             for held in gpu["allocations"]:
                 key = (node["region"], str(held.get("namespace")), str(held.get("job_id")))
                 jobs[key].append((node["name"], gpu, held))
-            if not gpu["allocations"]:
+            if not gpu["allocations"] and not with_pods:
                 for process in gpu["processes"] or []:
                     # Displays draw on every gaming PC; only what computes uses the farm.
                     if "C" in str(process.get("type")):
@@ -70,7 +90,7 @@ def users_of(nodes: list[Node], views: Mapping[str, NomadView]) -> Users:
                 "power_draw_w": total(gpu["power_draw_w"] for gpu in whole.values()),
             }
         )
-    found.sort(key=lambda user: (-user["gpus"], -user["devices"], user["namespace"], user["job_id"], user["region"]))
+    found.sort(key=lambda use: (-use["gpus"], -use["devices"], use["namespace"], use["job_id"], str(use["region"])))
     programs: list[ProgramUse] = [
         {
             "program": program,
@@ -83,6 +103,7 @@ def users_of(nodes: list[Node], views: Mapping[str, NomadView]) -> Users:
     return {
         "namespaces": namespaces_of(views),
         "jobs": found,
+        "pods": pods_of(nodes, cluster),
         "outside": sorted(programs, key=lambda entry: (-entry["gpus"], entry["program"])),
     }
 

@@ -13,11 +13,29 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import kubernetes_helper
 
 ROOT = Path(__file__).resolve().parents[3]
 LOCAL = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
 # Seconds after which a playbook hangs, also on a machine that does much else.
 HANGS_S = 600
+
+
+# What roles ask of kubectl beside modules, who ask the API itself.
+KUBECTL = f"""#!/bin/sh
+case "$*" in
+    *' get nodes --output=name '*) echo node/node00000; echo node/node00001 ;;
+    *) exec {kubernetes_helper.KUBECTL} "$@" ;;
+esac
+"""
+
+
+def asked_of(cluster: kubernetes_helper.Cluster, folder: Path) -> dict[str, str]:
+    """Variables of hosts whose cluster this is."""
+    kubectl = folder / "kubectl"
+    kubectl.write_text(KUBECTL, encoding="utf-8")
+    kubectl.chmod(0o755)
+    return {"kubernetes_kubectl": str(kubectl), "kubernetes_kubeconfig": str(cluster.kubeconfig)}
 
 
 def run_playbook(

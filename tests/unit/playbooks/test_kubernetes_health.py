@@ -12,19 +12,8 @@ from ansible_collections.gpufarm.core.tests.unit.playbooks import playbook_helpe
 from ansible_collections.gpufarm.core.tests.unit.playbooks.playbook_helper import LOCAL
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import kubernetes_helper as farm
 
-# What roles ask of kubectl beside modules, who ask the API itself.
-KUBECTL = f"""#!/bin/sh
-case "$*" in
-    *' get nodes --output=name '*) echo node/node00000; echo node/node00001 ;;
-    *) exec {farm.KUBECTL} "$@" ;;
-esac
-"""
-
 
 def test_a_sick_node_is_cordoned_and_one_that_nobody_reaches_stays_as_it_is(tmp_path: Path) -> None:
-    kubectl = tmp_path / "kubectl"
-    kubectl.write_text(KUBECTL, encoding="utf-8")
-    kubectl.chmod(0o755)
     cluster = farm.Cluster(tmp_path)
     cluster.nodes = [farm.make_node(number, 2) for number in range(2)]
     patched: list[tuple[str, Any]] = []
@@ -44,7 +33,7 @@ def test_a_sick_node_is_cordoned_and_one_that_nobody_reaches_stays_as_it_is(tmp_
         # More than any machine has.
         "sick": {"kubernetes_node_name": "node00000", "gpu_node_gpus": 99},
     }
-    asked = {"kubernetes_kubectl": str(kubectl), "kubernetes_kubeconfig": str(cluster.kubeconfig)}
+    asked = playbook_helper.asked_of(cluster, tmp_path)
     inventory = {
         "all": {
             "vars": {**LOCAL, **asked, "ansible_become": False},

@@ -19,7 +19,7 @@ import pytest
 from ansible_collections.gpufarm.core.plugins.plugin_utils import report_page
 from ansible_collections.gpufarm.core.tests.unit.playbooks import playbook_helper
 from ansible_collections.gpufarm.core.tests.unit.playbooks.playbook_helper import LOCAL
-from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import nomad_helper
+from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import kubernetes_helper, nomad_helper
 from ansible_collections.gpufarm.core.tests.unit.plugins.plugin_utils import report_helper as helper
 from jinja2 import nodes as jinja_nodes
 
@@ -373,3 +373,41 @@ def test_playbook_refuses_a_path_that_is_no_page(tmp_path: Path) -> None:
     assert result.returncode != 0
     assert "good: report_path is report.json. Expected: " in " ".join(result.stdout.split())
     assert not (tmp_path / "report.json").exists()
+
+
+def test_playbook_reports_nodes_of_kubernetes_alone(tmp_path: Path, fake_smi: Path) -> None:
+    cluster = kubernetes_helper.Cluster(tmp_path)
+    cluster.nodes = [kubernetes_helper.make_node(0, 1), kubernetes_helper.make_node(1, 4, labels={})]
+    asked = playbook_helper.asked_of(cluster, tmp_path)
+    local = {**LOCAL, "gpu_health_options": {"path": str(fake_smi), "dcgm": False}}
+    away = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
+    inventory = {
+        "all": {
+            "vars": {**asked, "kubernetes_api_host": "localhost"},
+            "children": {
+                "kubernetes_nodes": {
+                    "hosts": {
+                        "good": {**local, "kubernetes_node_name": "node00000"},
+                        "away": {**away, "kubernetes_node_name": "node00001"},
+                    }
+                }
+            },
+        }
+    }
+    try:
+        result = run_playbook(tmp_path, inventory)
+    finally:
+        cluster.close()
+    assert result.returncode == 0, result.stdout + result.stderr
+    data = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    nodes = {node["name"]: node for node in data["nodes"]}
+    assert {name: node["state"] for name, node in nodes.items()} == {"good": "answered", "away": "unreachable"}
+    assert {name: node["kubernetes"]["gpus_allocatable"] for name, node in nodes.items()} == {"good": 1, "away": 4}
+    assert (data["kubernetes"]["host"], data["kubernetes"]["answered"]) == ("localhost", True)
+    assert data["notices"] == [] and data["nomad"]["regions"] == []
+    # A cluster that is gone costs the report nothing else.
+    result = run_playbook(tmp_path, inventory)
+    assert result.returncode == 0, result.stdout + result.stderr
+    data = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    assert "Kubernetes could not be asked on localhost" in data["notices"][0]["found"]
+    assert {node["name"]: node["verdict"] for node in data["nodes"]}["good"] == "ok"

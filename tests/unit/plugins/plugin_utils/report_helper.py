@@ -19,10 +19,11 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jinja2
-from ansible_collections.gpufarm.core.plugins.module_utils import nvidia_smi
+from ansible_collections.gpufarm.core.plugins.module_utils import kubernetes, nvidia_smi
+from ansible_collections.gpufarm.core.plugins.modules import kubernetes_gpu_info
 from ansible_collections.gpufarm.core.plugins.plugin_utils import report, report_page
 
 CORPUS = Path(__file__).parents[1] / "module_utils/nvidia_smi_corpus"
@@ -191,6 +192,32 @@ def server(
     return {**entry, **values}
 
 
+def kubernetes_node(name: str, gpus: int, well: int | None = None, **values: Any) -> dict[str, Any]:
+    """A node as kubernetes_gpu_info returns it, without GPU feature discovery; C(pods) are names to numbers of GPUs."""
+    pods = [
+        {"namespace": "lab", "name": pod, "phase": "Running", "gpus": {"nvidia.com/gpu": number}}
+        for pod, number in values.pop("pods", {}).items()
+    ]
+    item = {
+        "metadata": {"name": name, "uid": f"{name}-uid", "resourceVersion": "7", **values.pop("metadata", {})},
+        "spec": {"unschedulable": True} if values.pop("cordoned", False) else {},
+        "status": {
+            "conditions": [{"type": "Ready", "status": "True"}],
+            "capacity": {"nvidia.com/gpu": str(gpus)},
+            "allocatable": {"nvidia.com/gpu": str(gpus if well is None else well)},
+            "nodeInfo": {"kubeletVersion": "v1.34.1"},
+        },
+    }
+    node = kubernetes.with_uses(kubernetes.describe_node(item), cast(list[kubernetes.PodUse], pods))
+    return kubernetes_gpu_info.told(node)
+
+
+def cluster(nodes: list[dict[str, Any]], *hosts: str, **values: Any) -> dict[str, Any]:
+    """What report.yml notes of a cluster."""
+    entry = {"host": "control", "hosts": list(hosts), "asked_at": MADE_AT, "result": {"nodes": nodes}}
+    return {**entry, **values}
+
+
 def farm(nodes: int, gpus: int = 8, name: str = H100, sick: int = 0) -> dict[str, Any]:
     """A whole farm's arguments for report.build; the first C(sick) nodes have a sick GPU."""
     answers = []
@@ -222,6 +249,7 @@ def build(arguments: dict[str, Any], history: str = "", **options: Any) -> tuple
         made_at=made_at,
         history=history,
         regions=arguments.get("regions"),
+        kubernetes=arguments.get("kubernetes"),
     )
 
 

@@ -67,6 +67,112 @@ def test_who_gives_no_answer_stays_with_the_reason(result: dict[str, Any], state
     assert [node["name"] for node in data["nodes"]] == ["bad", "good"]
 
 
+# Kubernetes
+
+
+def in_kubernetes(name: str, gpus: int = 2, **values: Any) -> dict[str, Any]:
+    return {**one(name, gpus=gpus, **values), "kubernetes_name": f"{name}.example"}
+
+
+def test_a_farm_of_kubernetes_alone_needs_no_nomad() -> None:
+    nodes = [helper.kubernetes_node("k1.example", 2, pods={"train-0": 1}), helper.kubernetes_node("k2.example", 2)]
+    arguments = of(in_kubernetes("k1"), in_kubernetes("k2"), kubernetes=helper.cluster(nodes, "k1", "k2"))
+    data = helper.document(arguments)
+    assert (data["notices"], data["nomad"]["regions"], data["summary"]["allocated_gpus"]) == ([], [], None)
+    assert (data["kubernetes"]["answered"], data["summary"]["pod_gpus"]) == (True, 1)
+    assert [(node["name"], node["verdict"], node["region"], node["nomad"]) for node in data["nodes"]] == [
+        ("k1", "ok", None, None), ("k2", "ok", None, None),
+    ]  # fmt: skip
+    assert by_name(data, "k1")["kubernetes"] == {
+        "name": "k1.example", "status": "ready", "schedulable": True, "reason": None, "version": "v1.34.1",
+        "gpus_capacity": 2, "gpus_allocatable": 2, "gpus_used": 1,
+    }  # fmt: skip
+    assert data["users"]["pods"] == [
+        {"node": "k1", "namespace": "lab", "pod": "train-0", "phase": "Running", "gpus": 1}
+    ]
+    view = report_page.page(data)
+    assert view["headline"]["text"] == "All 4 GPUs healthy"
+    assert [node["schedulers"] for node in view["nodes"]] == [
+        "Kubernetes: ready, takes work, pods hold 1 of 2 allocatable GPUs",
+        "Kubernetes: ready, takes work, pods hold 0 of 2 allocatable GPUs",
+    ]
+    assert [(tile["value"], tile["note"]) for tile in view["tiles"] if tile["label"] == "Allocated"] == [
+        ("1", "of 4 GPUs")
+    ]
+    # Whose GPUs are idle is not told, so neither is what that costs.
+    assert data["cost"]["total"]["idle_cost_per_hour"] is None and data["cost"]["models"][0]["allocated_gpus"] is None
+    page = helper.render(data)
+    assert "train-0" in page and "Nomad" not in page.split("</style>")[1]
+
+
+def test_what_kubernetes_lacks_is_told_in_the_words_of_its_verification() -> None:
+    lost = helper.kubernetes_node("k1.example", 2, well=0)
+    arguments = of(in_kubernetes("k1"), in_kubernetes("k2"), kubernetes=helper.cluster([lost], "k1", "k2"))
+    data = helper.document(arguments)
+    found = {node["name"]: [problem["code"] for problem in node["problems"]] for node in data["nodes"]}
+    assert found == {"k1": ["gpu_unhealthy"], "k2": ["node_missing"]}
+    (problem,) = by_name(data, "k2")["problems"]
+    assert (problem["source"], problem["severity"], by_name(data, "k2")["verdict"]) == (
+        "kubernetes", "warning", "warning",
+    )  # fmt: skip
+    assert problem["expected"] == "a node of this name in Kubernetes" and "kubelet" in problem["action"]
+
+
+def test_a_cordoned_node_says_why() -> None:
+    marks = {"annotations": {"gpufarm.core/gate-reason": "GPU 3: Xid 79"}}
+    node = helper.kubernetes_node("k1.example", 2, cordoned=True, metadata=marks)
+    data = helper.document(of(in_kubernetes("k1"), kubernetes=helper.cluster([node], "k1")))
+    (view,) = report_page.page(data)["nodes"]
+    assert view["closed"] == "cordoned in Kubernetes"
+    assert view["schedulers"].startswith("Kubernetes: ready, cordoned, ")
+    assert view["schedulers"].endswith(": GPU 3: Xid 79")
+
+
+def test_a_cluster_that_does_not_answer_is_told() -> None:
+    told = {"msg": "k1: control has no kubectl. Expected: kubectl. Next step: install it."}
+    data = helper.document(of(in_kubernetes("k1"), kubernetes=helper.cluster([], "k1", result=told)))
+    assert data["notices"] == [
+        {
+            "found": "Kubernetes could not be asked on control: k1: control has no kubectl",
+            "expected": "kubectl", "action": "install it",
+        }
+    ]  # fmt: skip
+    assert (data["nodes"][0]["verdict"], data["nodes"][0]["kubernetes"], data["summary"]["pod_gpus"]) == (
+        "ok", None, None,
+    )  # fmt: skip
+    view = report_page.page(data)
+    assert view["headline"] == {"level": "unknown", "text": "Kubernetes without an answer"}
+    assert view["nodes"][0]["schedulers"] == "Kubernetes: not known"
+    (tile,) = [tile for tile in view["tiles"] if tile["label"] == "Allocated"]
+    assert (tile["value"], tile["note"]) == (report_page.UNKNOWN, "Kubernetes gave no answer")
+
+
+def test_gpus_of_the_cluster_that_are_not_in_the_inventory_are_told() -> None:
+    nodes = [helper.kubernetes_node("k1.example", 2), helper.kubernetes_node("stray", 8, pods={"a": 8})]
+    data = helper.document(of(in_kubernetes("k1"), kubernetes=helper.cluster(nodes, "k1")))
+    assert [notice["found"] for notice in data["notices"]] == ["Kubernetes has GPUs on stray"]
+    assert [use["node"] for use in data["users"]["pods"]] == ["stray"]
+
+
+def test_a_node_of_both_schedulers_has_both() -> None:
+    smi = helper.facts(helper.H100, 1, 2)
+    smi["gpus"][0]["processes"] = [{"pid": 1, "type": "C", "name": "/usr/bin/python3", "memory_used_mib": 10}]
+    both = {**helper.answer("gpu01", helper.health(smi)), "kubernetes_name": "gpu01"}
+    node = helper.nomad_node("gpu01", helper.devices(smi, {1: "train"}))
+    cluster = helper.cluster([helper.kubernetes_node("gpu01", 2, pods={"infer": 1})], "gpu01")
+    data = helper.document(of(both, nomad=[node], regions={"gpu01": "global"}, kubernetes=cluster))
+    assert (data["summary"]["allocated_gpus"], data["summary"]["pod_gpus"]) == (1.0, 1)
+    # It may be the pod's, so nobody says that it is outside.
+    assert data["users"]["outside"] == []
+    view = report_page.page(data)
+    assert view["nodes"][0]["schedulers"] == (
+        "Nomad: ready, eligible. Kubernetes: ready, takes work, pods hold 1 of 2 allocatable GPUs"
+    )
+    assert [gpu["used_by"] for gpu in view["nodes"][0]["gpus"]] == ["1 process, perhaps of a pod", "train"]
+    (tile,) = [tile for tile in view["tiles"] if tile["label"] == "Allocated"]
+    assert (tile["value"], tile["note"]) == ("2", "of 2 GPUs, 1 by pods")
+
+
 def test_host_without_an_entry_is_reported() -> None:
     data = helper.document(of(one(), hosts=["gpu01", "gpu02"]))
     assert by_name(data, "gpu02")["state"] == "not_asked"
@@ -202,7 +308,9 @@ def test_a_region_without_an_answer_is_told_and_the_other_goes_on() -> None:
     assert (west["gpus"][0]["in_nomad"], west["allocated_gpus"], west["problems"]) == (None, None, [])
     view = report_page.page(data)
     assert "Nomad in west without an answer" in view["headline"]["text"]
-    assert [node["nomad"] for node in view["nodes"]] == ["ready, eligible", "Nomad gave no answer"]
+    assert [node["schedulers"] for node in view["nodes"]] == [
+        "Nomad: ready, eligible", "Nomad: no answer"
+    ]  # fmt: skip
 
 
 def test_a_region_that_was_not_asked_or_has_no_host_is_told() -> None:
@@ -753,7 +861,7 @@ def test_plot_of_one_moment_is_no_division_by_zero() -> None:
     ],
 )
 def test_who_uses_a_gpu(gpu: dict[str, Any], text: str) -> None:
-    assert report_page._used_by({"allocations": [], "processes": [], "in_nomad": True, **gpu}) == text
+    assert report_page._used_by({"allocations": [], "processes": [], "in_nomad": True, **gpu}, False) == text
 
 
 @pytest.mark.parametrize(
