@@ -132,7 +132,9 @@ def _used_by(gpu: Gpu, with_pods: bool) -> str:
         return f"{number}, perhaps of a pod" if with_pods else f"{number}, no allocation"
     if gpu["in_nomad"] is None:
         return UNKNOWN
-    return "free" if gpu["in_nomad"] else "not in Nomad"
+    if not gpu["in_nomad"]:
+        return "not in Nomad"
+    return "free in Nomad" if with_pods else "free"
 
 
 def _with_pods(node: Node) -> bool:
@@ -175,7 +177,7 @@ def _nomad_text(node: Node, with_nomad: bool) -> str:
         return "not in Nomad"
     words = [str(known["status"]), str(known["eligibility"])]
     words += ["draining"] if known["drain"] else []
-    return ", ".join(words) + (f": {known['reason']}" if known["reason"] else "")
+    return ", ".join(words) + (f": {known['reason'].rstrip('.')}" if known["reason"] else "")
 
 
 def _kubernetes_text(node: Node, data: Document) -> str:
@@ -186,7 +188,7 @@ def _kubernetes_text(node: Node, data: Document) -> str:
         return "" if node["region"] is not None or not data["kubernetes"] else "not known"
     words = [known["status"], "takes work" if known["schedulable"] else "cordoned"]
     words += [f"pods hold {known['gpus_used']} of {count_text(known['gpus_allocatable'], 'allocatable GPU')}"]
-    return ", ".join(words) + (f": {known['reason']}" if known["reason"] else "")
+    return ", ".join(words) + (f": {known['reason'].rstrip('.')}" if known["reason"] else "")
 
 
 def _schedulers_text(node: Node, data: Document) -> str:

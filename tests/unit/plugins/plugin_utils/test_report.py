@@ -119,7 +119,7 @@ def test_what_kubernetes_lacks_is_told_in_the_words_of_its_verification() -> Non
 
 
 def test_a_cordoned_node_says_why() -> None:
-    marks = {"annotations": {"gpufarm.core/gate-reason": "GPU 3: Xid 79"}}
+    marks = {"annotations": {"gpufarm.core/gate-reason": "GPU 3: Xid 79."}}
     node = helper.kubernetes_node("k1.example", 2, cordoned=True, metadata=marks)
     data = helper.document(of(in_kubernetes("k1"), kubernetes=helper.cluster([node], "k1")))
     (view,) = report_page.page(data)["nodes"]
@@ -169,6 +169,9 @@ def test_a_node_of_both_schedulers_has_both() -> None:
         "Nomad: ready, eligible. Kubernetes: ready, takes work, pods hold 1 of 2 allocatable GPUs"
     )
     assert [gpu["used_by"] for gpu in view["nodes"][0]["gpus"]] == ["1 process, perhaps of a pod", "train"]
+    smi["gpus"][0]["processes"] = []
+    view = report_page.page(helper.document(of(both, nomad=[node], regions={"gpu01": "global"}, kubernetes=cluster)))
+    assert view["nodes"][0]["gpus"][0]["used_by"] == "free in Nomad"
     (tile,) = [tile for tile in view["tiles"] if tile["label"] == "Allocated"]
     assert (tile["value"], tile["note"]) == ("2", "of 2 GPUs, 1 by pods")
 
