@@ -25,6 +25,7 @@ from ansible_collections.gpufarm.core.plugins.plugin_utils.report import (
     Node,
     Problem,
     is_over,
+    may_have_pods,
     mean,
     parse_time,
     total,
@@ -130,16 +131,14 @@ def _used_by(gpu: Gpu, with_pods: bool) -> str:
     if computing:
         number = count_text(len(computing), "process", "processes")
         return f"{number}, perhaps of a pod" if with_pods else f"{number}, no allocation"
+    return "not in Nomad" if gpu["in_nomad"] is False else _unused(gpu, with_pods)
+
+
+def _unused(gpu: Gpu, with_pods: bool) -> str:
+    """What is told of that which no allocation holds."""
     if gpu["in_nomad"] is None:
         return UNKNOWN
-    if not gpu["in_nomad"]:
-        return "not in Nomad"
     return "free in Nomad" if with_pods else "free"
-
-
-def _with_pods(node: Node) -> bool:
-    """Whether pods hold GPUs of the node, of which Kubernetes does not tell which."""
-    return bool(node["kubernetes"] and node["kubernetes"]["gpus_used"])
 
 
 def _gpu_view(gpu: Gpu, with_pods: bool) -> dict[str, Any]:
@@ -162,7 +161,7 @@ def _gpu_view(gpu: Gpu, with_pods: bool) -> dict[str, Any]:
             {
                 "uuid": device["uuid"] or "no UUID told",
                 "profile": device["profile"] or "MIG device",
-                "used_by": _job(device["allocation"]) if device["allocation"] else "free",
+                "used_by": _job(device["allocation"]) if device["allocation"] else _unused(gpu, with_pods),
             }
             for device in gpu["mig_devices"]
         ],
@@ -186,8 +185,10 @@ def _kubernetes_text(node: Node, data: Document) -> str:
     if not known:
         # What should be there and is not is a problem of the node.
         return "" if node["region"] is not None or not data["kubernetes"] else "not known"
-    words = [known["status"], "takes work" if known["schedulable"] else "cordoned"]
-    words += [f"pods hold {known['gpus_used']} of {count_text(known['gpus_allocatable'], 'allocatable GPU')}"]
+    words = [known["status"]] + ["cordoned"] * (not known["schedulable"])
+    words += ["takes work"] * (known["schedulable"] and known["status"] == "ready")
+    noun = "allocatable device" if known["gpus_used"] is None else "allocatable GPU"
+    words += [f"pods hold {known['devices_used']} of {count_text(known['devices_allocatable'], noun)}"]
     return ", ".join(words) + (f": {known['reason'].rstrip('.')}" if known["reason"] else "")
 
 
@@ -201,8 +202,13 @@ def _schedulers_text(node: Node, data: Document) -> str:
 
 def _closed_text(node: Node) -> str:
     """Why no work is placed on a node, for its row; nothing for one that takes work."""
-    cordoned = node["kubernetes"] and not node["kubernetes"]["schedulable"]
-    return ", ".join(text for text in (_closed_in_nomad(node), "cordoned in Kubernetes" if cordoned else "") if text)
+    known = node["kubernetes"]
+    words = [_closed_in_nomad(node)]
+    if known and known["status"] != "ready":
+        words.append(f"{known['status']} in Kubernetes")
+    elif known and not known["schedulable"]:
+        words.append("cordoned in Kubernetes")
+    return ", ".join(filter(None, words))
 
 
 def _closed_in_nomad(node: Node) -> str:
@@ -220,7 +226,8 @@ def _models_text(node: Node) -> str:
 
 
 def _versions_text(node: Node, data: Document) -> str:
-    words = [f"region {node['region']}"] * (len(data["nomad"]["regions"]) > 1) + [node["platform"]]
+    with_region = node["region"] is not None and len(data["nomad"]["regions"]) > 1
+    words = [f"region {node['region']}"] * with_region + [node["platform"]]
     words += [f"driver {node['driver_version']}"] if node["driver_version"] else []
     words += [f"CUDA {node['cuda_version']}"] if node["cuda_version"] else []
     return ", ".join(word for word in words if word)
@@ -251,6 +258,7 @@ def _node_view(node: Node, number: int, data: Document) -> dict[str, Any]:
         "count": _gpus_text(node),
         "allocated": (
             f"{count_text(node['allocated_gpus'])} of {len(node['gpus'])} allocated"
+            + " in Nomad" * node["in_kubernetes"]
             if with_nomad and node["gpus"]
             else ""
         ),
@@ -268,7 +276,7 @@ def _compact_lines(node: Node) -> str:
     """The GPUs of a node as text: a table for each of thousands of nodes is what a browser cannot open."""
     rows = []
     for gpu in node["gpus"]:
-        view = _gpu_view(gpu, _with_pods(node))
+        view = _gpu_view(gpu, may_have_pods(node))
         state = "" if gpu["verdict"] == "ok" else f"  {view['word']}"
         rows.append(
             f"{view['index']:>2}  {view['uuid']}  {view['utilization']:>5}  {view['power']:>6}  "
@@ -627,7 +635,7 @@ def _mig_view(data: Document) -> dict[str, Any]:
                 or "none",
                 "allocated": (
                     f"{sum(1 for device in gpu['devices'] if device['allocation'])} of {len(gpu['devices'])}"
-                    if data["nomad"]["answered"]
+                    if data["nomad"]["answered"] and not data["kubernetes"]
                     else UNKNOWN
                 ),
             }
@@ -701,9 +709,15 @@ def _allocated(data: Document) -> tuple[float | None, str]:
         "Nomad": summary["allocated_gpus"] if data["nomad"]["regions"] else 0.0,
         "Kubernetes": summary["pod_gpus"] if data["kubernetes"] else 0.0,
     }
-    silent = [name for name, number in held.items() if number is None]
+    answered = {
+        "Nomad": data["nomad"]["answered"],
+        "Kubernetes": bool(data["kubernetes"] and data["kubernetes"]["answered"]),
+    }
+    silent = [name for name, number in held.items() if number is None and not answered[name]]
     if silent:
         return None, f"{' and '.join(silent)} gave no answer"
+    if held["Kubernetes"] is None:
+        return None, "pods hold MIG devices or shared GPUs"
     by_pods = f", {count_text(held['Kubernetes'])} by pods" if data["kubernetes"] and data["nomad"]["regions"] else ""
     return sum(number or 0 for number in held.values()), f"of {count_text(summary['gpus'], 'GPU')}{by_pods}"
 
@@ -769,7 +783,7 @@ def page(data: Document) -> dict[str, Any]:
             {
                 **_node_view(node, number, data),
                 "open": (sick and number < OPEN_NODES) or len(nodes) <= OPEN_NODES,
-                "gpus": [_gpu_view(gpu, _with_pods(node)) for gpu in node["gpus"]],
+                "gpus": [_gpu_view(gpu, may_have_pods(node)) for gpu in node["gpus"]],
                 "problems": [_sentence(problem) for problem in _alike(node)],
             }
         )

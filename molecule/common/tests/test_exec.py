@@ -39,7 +39,7 @@ def test_a_process_has_what_docker_gives_it() -> None:
     assert by_docker == quick
     assert by_docker[0] == 3
     assert "typed" not in by_docker[1]
-    given = ("-i", "-w", "/tmp", "-e", "A=b c", "--env", "B=", "-u", "root")
+    given = ("-i", "-w", "/tmp", "-e", "A=b c", "--env", "B=", "-e", "HOME=/srv", "-e", "A=b c", "-u", "root")
     by_docker, quick = answers("exec", *given, NODE, "sh", "-c", WORLD)
     assert by_docker == quick
     assert by_docker[1].endswith("typed")

@@ -104,7 +104,7 @@ def test_each_pod_sees_its_gpus_alone_and_who_gets_none_waits(tmp_path: Path) ->
     assert report.code == 0, report.output
     told = json.loads((tmp_path / "farm.json").read_text(encoding="utf-8"))
     (node,) = told["nodes"]
-    assert (node["kubernetes"]["gpus_allocatable"], node["kubernetes"]["gpus_used"]) == (4, 4)
+    assert (node["kubernetes"]["devices_allocatable"], node["kubernetes"]["gpus_used"]) == (4, 4)
     assert "kubernetes" not in {problem["source"] for problem in node["problems"]}
     held = {use["pod"]: use["gpus"] for use in told["users"]["pods"]}
     assert (held["three"], held["one"], told["notices"]) == (3, 1, [])

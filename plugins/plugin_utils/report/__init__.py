@@ -13,6 +13,7 @@ shares say of how many GPUs they are.
 from __future__ import annotations
 
 from ansible_collections.gpufarm.core.plugins.plugin_utils.report.document import Options, build
+from ansible_collections.gpufarm.core.plugins.plugin_utils.report.nodes import may_have_pods
 from ansible_collections.gpufarm.core.plugins.plugin_utils.report.records import (
     VERDICTS,
     Document,

@@ -69,9 +69,13 @@ def build(
     kubernetes_gpu_info; answers of its nodes have C(kubernetes_name). Those without a region are in Kubernetes alone.
     """
     views, failures = nomad_views(servers)
+    nomad_names = {str(answer["name"]): str(answer.get("nomad_name") or answer["name"]) for answer in answers}
     cluster = cluster_of(kubernetes)
-    alone = set((kubernetes or {}).get("hosts") or []) - set(regions or {})
-    placed = {host: None if host in alone else (regions or {}).get(host) or REGION for host in hosts}
+    alone = (cluster.hosts if cluster else frozenset()) - set(regions or {})
+    listed = {node["name"]: region for region, view in views.items() for node in view.nodes}
+    placed: dict[str, str | None] = {host: (regions or {}).get(host) or REGION for host in hosts}
+    # A host that Nomad knows all the same is in both.
+    placed |= {host: listed.get(nomad_names.get(host, host)) for host in hosts if host in alone}
     named = {region for region in placed.values() if region is not None}
     known = sorted({*named, *views, *(entry["region"] for entry in failures)} or (set() if alone else {REGION}))
     # With a region that is silent nobody knows what is allocated in the whole farm.
@@ -94,7 +98,7 @@ def build(
         "made_at": made_at,
         "currency": options.currency,
         "productivity": productivity,
-        "summary": summary_of(nodes, answered, users["pods"] if cluster and cluster.nodes is not None else None),
+        "summary": summary_of(nodes, answered, bool(cluster and cluster.nodes is not None)),
         "nomad": {
             "answered": answered,
             "regions": [_region(region, views.get(region)) for region in known],
@@ -142,8 +146,8 @@ def _kubernetes_notices(cluster: Cluster | None, answers: Sequence[Mapping[str, 
     return [
         notice(
             f"Kubernetes has GPUs on {', '.join(others)}",
-            "nodes with GPUs that are hosts of the group kubernetes_nodes and part of this run",
-            "add them to the inventory, or make the report without --limit",
+            "nodes with GPUs that are hosts of the group kubernetes_nodes, are part of this run and told their names",
+            "add them to the inventory, make the report without --limit, or set kubernetes_node_name of a silent host",
         )
     ]
 

@@ -16,13 +16,12 @@ from ansible_collections.gpufarm.core.plugins.plugin_utils.report.records import
     Mig,
     MigGpu,
     Node,
-    PodUse,
     Summary,
 )
 from ansible_collections.gpufarm.core.plugins.plugin_utils.report.sums import known_numbers, mean, natural_key, total
 
 
-def summary_of(nodes: list[Node], with_nomad: bool, pods: list[PodUse] | None) -> Summary:
+def summary_of(nodes: list[Node], with_nomad: bool, with_kubernetes: bool) -> Summary:
     gpus = [gpu for node in nodes for gpu in node["gpus"]]
     verdicts = Counter(gpu["verdict"] for gpu in gpus)
     node_verdicts = Counter(node["verdict"] for node in nodes)
@@ -40,7 +39,7 @@ def summary_of(nodes: list[Node], with_nomad: bool, pods: list[PodUse] | None) -
         "node_verdicts": {verdict: node_verdicts[verdict] for verdict in VERDICTS},
         "mig_devices": sum(len(gpu["mig_devices"]) for gpu in gpus),
         "allocated_gpus": round(sum(known_numbers(gpu["allocated_share"] for gpu in gpus)), 2) if with_nomad else None,
-        "pod_gpus": None if pods is None else sum(pod["gpus"] for pod in pods),
+        "pod_gpus": _pod_gpus(nodes) if with_kubernetes else None,
         "utilization_percent": mean(utilization),
         "utilization_gpus": len(utilization),
         "power_draw_w": total(power),
@@ -48,6 +47,12 @@ def summary_of(nodes: list[Node], with_nomad: bool, pods: list[PodUse] | None) -
         "memory_used_mib": total(gpu["memory_used_mib"] for gpu in gpus),
         "memory_total_mib": total(gpu["memory_total_mib"] for gpu in gpus),
     }
+
+
+def _pod_gpus(nodes: list[Node]) -> int | None:
+    used = [node["kubernetes"]["gpus_used"] for node in nodes if node["state"] == "answered" and node["kubernetes"]]
+    known = [number for number in used if number is not None]
+    return sum(known) if len(known) == len(used) else None
 
 
 DRIFT_FIELDS = ("driver_version", "cuda_version", "vbios_version", "gsp_firmware_version", "nomad_driver_version")

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
-from ansible_collections.gpufarm.core.plugins.module_utils import kubernetes, nomad, problem
+from ansible_collections.gpufarm.core.plugins.module_utils import gpu_verdicts, kubernetes, nomad, problem
 from ansible_collections.gpufarm.core.plugins.module_utils.pci import normal_bus_id
 from ansible_collections.gpufarm.core.plugins.plugin_utils.report.records import (
     VERDICTS,
@@ -56,6 +56,7 @@ class Cluster:
     """What the host that asked Kubernetes was told; nodes as kubernetes_gpu_info lists them, None without an answer."""
 
     host: str
+    hosts: frozenset[str]
     asked_at: str | None
     nodes: list[ListedKubernetesNode] | None
     failure: str | None
@@ -69,7 +70,11 @@ def cluster_of(entry: Mapping[str, Any] | None) -> Cluster | None:
     nodes = result.get("nodes")
     listed = list(nodes) if isinstance(nodes, Sequence) else None
     return Cluster(
-        str(entry.get("host")), entry.get("asked_at"), listed, None if listed is not None else failure_reason(result)
+        host=str(entry.get("host")),
+        hosts=frozenset(entry.get("hosts") or ()),
+        asked_at=entry.get("asked_at"),
+        nodes=listed,
+        failure=None if listed is not None else failure_reason(result),
     )
 
 
@@ -296,7 +301,7 @@ def nodes_of(
     for region in sorted({*hosts.values(), *views}, key=str):
         inside = [host for host, other in hosts.items() if other == region]
         nodes += _nodes_of_region(region, inside, answers, None if region is None else views.get(region))
-    if cluster and cluster.nodes is not None:
+    if cluster:
         _add_kubernetes(nodes, answers, cluster)
     return sorted(nodes, key=lambda node: (VERDICTS.index(node["verdict"]), natural_key(node["name"])))
 
@@ -358,6 +363,7 @@ def _node(
         "cuda_version": facts.get("cuda_version"),
         "gpus_expected": (answer or {}).get("gpus_expected"),
         "nomad": _nomad_of_node(known) if known else None,
+        "in_kubernetes": False,
         "kubernetes": None,
         "problems": [_problem_of_node(problem) for problem in health.get("problems") or []],
         "gpus": gpus,
@@ -383,6 +389,7 @@ def _node_outside(name: str, region: str, known: ListedNode) -> Node:
         "cuda_version": None,
         "gpus_expected": None,
         "nomad": _nomad_of_node(known),
+        "in_kubernetes": False,
         "kubernetes": None,
         "problems": [],
         "gpus": gpus,
@@ -417,17 +424,31 @@ def _add_nomads_problems(nodes: list[Node], wanted: list[nomad.Expected], view: 
                     gpu["verdict"] = _worse(gpu["verdict"], "warning")
 
 
-def _in_kubernetes(node: ListedKubernetesNode) -> NodeInKubernetes:
+def may_have_pods(node: Node) -> bool:
+    """Whether a process on the node may be a pod's: Kubernetes does not tell which GPUs a pod holds."""
+    known = node["kubernetes"]
+    return bool(known["devices_used"]) if known else node["in_kubernetes"]
+
+
+def _in_kubernetes(node: ListedKubernetesNode, gpus: Sequence[Gpu]) -> NodeInKubernetes:
+    parts = node["resources"]
+    used = sum(part["used"] or 0 for part in parts)
+    # With the strategy single, MIG devices have the name of whole GPUs.
+    whole = not any(part["shared"] or part["mig_profile"] for part in parts) and not any(map(_is_divided, gpus))
     return {
         "name": node["name"],
         "status": node["status"],
         "schedulable": node["schedulable"],
         "reason": node["closed_for"],
         "version": node["kubelet_version"],
-        "gpus_capacity": node["gpus_capacity"],
-        "gpus_allocatable": node["gpus_allocatable"],
-        "gpus_used": node["gpus_used"] or 0,
+        "devices_allocatable": sum(part["allocatable"] for part in parts),
+        "devices_used": used,
+        "gpus_used": used if whole or not used else None,
     }
+
+
+def _is_divided(gpu: Gpu) -> bool:
+    return bool(gpu["mig_devices"])
 
 
 def _add_kubernetes(nodes: list[Node], answers: Sequence[Mapping[str, Any]], cluster: Cluster) -> None:
@@ -435,14 +456,22 @@ def _add_kubernetes(nodes: list[Node], answers: Sequence[Mapping[str, Any]], clu
     by_host = {answer["name"]: answer for answer in answers if answer.get("kubernetes_name")}
     by_name = {node["name"]: node for node in cluster.nodes or []}
     for node in nodes:
+        if node["state"] == "not_in_inventory" or node["name"] not in cluster.hosts:
+            continue
+        node["in_kubernetes"] = True
         answer = by_host.get(node["name"])
-        if answer is None:
+        if answer is None or cluster.nodes is None:
             continue
         name = str(answer["kubernetes_name"])
         known = by_name.get(name)
-        node["kubernetes"] = _in_kubernetes(known) if known else None
-        told = _gpus_of_answer(answer["health"], None)[1] if node["state"] == "answered" else []
-        (verdict,) = kubernetes.compare([_wanted(name, node, told)], [known] if known else [])
+        node["kubernetes"] = _in_kubernetes(known, node["gpus"]) if known else None
+        # Of a host that gave no answer, the name in Kubernetes is a guess.
+        if known is None and node["state"] != "answered":
+            continue
+        facts = (answer["health"].get("nvidia_smi") or {}) if node["state"] == "answered" else {}
+        wanted = kubernetes.expected_of_facts(facts, name) if facts.get("available") else {"node": name}
+        options = {**dict.fromkeys(gpu_verdicts.EXPECTED["options"]), **wanted}
+        (verdict,) = kubernetes.compare(gpu_verdicts.read_expected([options]), [known] if known else [])
         for found in verdict.problems:
             node["problems"].append(_problem_of("kubernetes", found, node["gpus"]))
             node["verdict"] = _worse(node["verdict"], "warning")

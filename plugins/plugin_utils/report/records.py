@@ -99,10 +99,11 @@ class NodeInKubernetes(TypedDict):
     # Why the gate or a maintenance cordoned it.
     reason: str | None
     version: str | None
-    # MIG devices count as one each.
-    gpus_capacity: int
-    gpus_allocatable: int
-    gpus_used: int
+    # GPUs and MIG devices, each as often as it is offered, and those of them that pods hold.
+    devices_allocatable: int
+    devices_used: int
+    # The GPUs that pods hold; None where some are MIG devices or shared.
+    gpus_used: int | None
 
 
 class NodeSums(TypedDict):
@@ -128,6 +129,8 @@ class Node(NodeSums):
     cuda_version: str | None
     gpus_expected: int | None
     nomad: NodeInNomad | None
+    # Whether the inventory has it in kubernetes_nodes, and how it is there as far as anybody tells.
+    in_kubernetes: bool
     kubernetes: NodeInKubernetes | None
     problems: list[Problem]
     gpus: list[Gpu]
@@ -146,7 +149,8 @@ class Summary(TypedDict):
     mig_devices: int
     # In Nomad. MIG devices count as the share of their GPU; None without Nomad.
     allocated_gpus: float | None
-    # What pods of Kubernetes hold, each MIG device as one; None without an answer of Kubernetes.
+    # What pods of Kubernetes hold on the nodes that answered; None without an answer of Kubernetes, and where some is a
+    # MIG device or a shared GPU.
     pod_gpus: int | None
     # The mean, of so many GPUs that told it; power is a sum.
     utilization_percent: float | None
@@ -260,7 +264,7 @@ class Users(TypedDict):
     namespaces: list[NamespaceUse]
     jobs: list[JobUse]
     pods: list[PodUse]
-    # Left out are nodes on which pods hold GPUs.
+    # Left out are nodes on which pods hold GPUs, or may hold some.
     outside: list[ProgramUse]
 
 

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from ansible_collections.gpufarm.core.plugins.plugin_utils.report.nodes import Cluster, NomadView
+from ansible_collections.gpufarm.core.plugins.plugin_utils.report.nodes import Cluster, NomadView, may_have_pods
 from ansible_collections.gpufarm.core.plugins.plugin_utils.report.records import (
     Gpu,
     JobUse,
@@ -59,13 +59,11 @@ def users_of(nodes: list[Node], views: Mapping[str, NomadView], cluster: Cluster
     jobs: dict[tuple[str | None, str, str], list[tuple[str, Gpu, dict[str, Any]]]] = defaultdict(list)
     outside: dict[str, list[tuple[str, str, int | None]]] = defaultdict(list)
     for node in nodes:
-        # Kubernetes does not tell which GPUs a pod holds, so a process there may be a pod's.
-        with_pods = bool(node["kubernetes"] and node["kubernetes"]["gpus_used"])
         for gpu in node["gpus"]:
             for held in gpu["allocations"]:
                 key = (node["region"], str(held.get("namespace")), str(held.get("job_id")))
                 jobs[key].append((node["name"], gpu, held))
-            if not gpu["allocations"] and not with_pods:
+            if not gpu["allocations"] and not may_have_pods(node):
                 for process in gpu["processes"] or []:
                     # Displays draw on every gaming PC; only what computes uses the farm.
                     if "C" in str(process.get("type")):

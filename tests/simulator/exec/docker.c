@@ -4,6 +4,8 @@
    compares the two). All else is handed to Docker's own client,
    DOCKER: other commands, options that are not known here, and containers that do not run here.
 
+   One thing is other: who waits for the end of its output waits for what a command has left in the background, too.
+
    docker exec [-i] [-e NAME=VALUE] [-w FOLDER] [-u root] CONTAINER COMMAND... */
 #define _GNU_SOURCE
 #include <err.h>
@@ -11,6 +13,7 @@
 #include <fcntl.h>
 #include <grp.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -49,19 +52,30 @@ static int first_process(const char *said) {
     return pid ? atoi(pid + strlen("\"Pid\":")) : 0;
 }
 
+/* Put a variable in, in the place of one of its name. */
+static void put(char **environment, int *count, char *variable) {
+    size_t name = strcspn(variable, "=") + 1;
+    int at = 0;
+    while (at < *count && strncmp(environment[at], variable, name))
+        at++;
+    environment[at] = variable;
+    *count += at == *count;
+}
+
 /* Add the container's own environment, of which an escaped character is not understood: then false. */
 static int add_environment(char *said, char **environment, int *count) {
     static char hostname[128];
     char *next = strstr(said, "\"Env\":["), *end = next ? strstr(next, "],\"") : NULL, *name = strstr(said, "\"Hostname\":\"");
     if (!next || !end || !name || sscanf(name, "\"Hostname\":\"%100[^\"]", hostname + strlen("HOSTNAME=")) != 1)
         return 0;
-    environment[(*count)++] = memcpy(hostname, "HOSTNAME=", strlen("HOSTNAME="));
+    put(environment, count, memcpy(hostname, "HOSTNAME=", strlen("HOSTNAME=")));
     for (next += strlen("\"Env\":["); next < end && *next == '"' && *count < MOST; next++) {
-        environment[(*count)++] = ++next;
+        char *variable = ++next;
         next += strcspn(next, "\"\\");
         if (*next == '\\')
             return 0;
         *next++ = '\0';
+        put(environment, count, variable);
     }
     return next >= end;
 }
@@ -136,14 +150,14 @@ static void enter(int pid) {
 }
 
 int main(int count, char **words) {
-    char *environment[2 * MOST] = {"HOME=/root"}, *folder = "/", **all = words;
-    int variables = 1, input = 0, word = 2, of_ours, status;
-    for (of_ours = count > 2 && !strcmp(words[1], "exec") && !geteuid(); of_ours && word < count && *words[word] == '-'; word++) {
+    char *environment[2 * MOST + 1] = {"HOME=/root"}, *given[MOST], *folder = "/", **all = words;
+    int variables = 0, own = 1, input = 0, word = 2, of_ours, status;
+    for (of_ours = count > 2 && !strcmp(words[1], "exec") && !geteuid() && !getenv("DOCKER_HOST"); of_ours && word < count && *words[word] == '-'; word++) {
         char *option = words[word], *value = word + 1 < count ? words[word + 1] : "";
         if (!strcmp(option, "-i") || !strcmp(option, "--interactive"))
             input = 1;
         else if ((!strcmp(option, "-e") || !strcmp(option, "--env")) && strchr(value, '=') && variables < MOST)
-            environment[MOST + variables++ - 1] = words[++word];
+            given[variables++] = words[++word];
         else if ((!strcmp(option, "-w") || !strcmp(option, "--workdir")) && *value == '/')
             folder = words[++word];
         else if ((!strcmp(option, "-u") || !strcmp(option, "--user")) && !strcmp(value, "root"))
@@ -152,14 +166,16 @@ int main(int count, char **words) {
             of_ours = 0;
     }
     const char *said = of_ours && word + 1 < count ? inspected(words[word]) : "";
-    int pid = first_process(said), given = variables - 1, own = 1;
+    /* A container's own user or folder is left to Docker. */
+    int pid = strstr(said, "\"User\":\"\"") && strstr(said, "\"WorkingDir\":\"\"") ? first_process(said) : 0;
     if (!pid || !add_environment((char *)said, environment, &own)) {
         all[0] = DOCKER;
         execv(DOCKER, all);
         err(CANNOT, "%s", DOCKER);
     }
-    memmove(environment + own, environment + MOST, (size_t)given * sizeof *environment);
-    environment[own + given] = NULL;
+    for (int each = 0; each < variables; each++)
+        put(environment, &own, given[each]);
+    environment[own] = NULL;
 
     join(pid);
     restrict_to(pid);
@@ -168,6 +184,10 @@ int main(int count, char **words) {
     if (child < 0)
         err(FAILED, "fork");
     if (!child) {
+        for (int number = 1; number < NSIG; number++)
+            signal(number, SIG_DFL);
+        sigprocmask(SIG_SETMASK, &(sigset_t){0}, NULL);
+        setpriority(PRIO_PROCESS, 0, 0);
         setsid();
         umask(022);
         if (setgroups(1, &(gid_t){0}) || chdir(folder))

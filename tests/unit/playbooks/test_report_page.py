@@ -402,7 +402,7 @@ def test_playbook_reports_nodes_of_kubernetes_alone(tmp_path: Path, fake_smi: Pa
     data = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     nodes = {node["name"]: node for node in data["nodes"]}
     assert {name: node["state"] for name, node in nodes.items()} == {"good": "answered", "away": "unreachable"}
-    assert {name: node["kubernetes"]["gpus_allocatable"] for name, node in nodes.items()} == {"good": 1, "away": 4}
+    assert {name: node["kubernetes"]["devices_allocatable"] for name, node in nodes.items()} == {"good": 1, "away": 4}
     assert (data["kubernetes"]["host"], data["kubernetes"]["answered"]) == ("localhost", True)
     assert data["notices"] == [] and data["nomad"]["regions"] == []
     # A cluster that is gone costs the report nothing else.

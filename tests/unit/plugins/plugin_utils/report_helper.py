@@ -194,8 +194,9 @@ def server(
 
 def kubernetes_node(name: str, gpus: int, well: int | None = None, **values: Any) -> dict[str, Any]:
     """A node as kubernetes_gpu_info returns it, without GPU feature discovery; C(pods) are names to numbers of GPUs."""
+    resource = values.pop("resource", "nvidia.com/gpu")
     pods = [
-        {"namespace": "lab", "name": pod, "phase": "Running", "gpus": {"nvidia.com/gpu": number}}
+        {"namespace": "lab", "name": pod, "phase": "Running", "gpus": {resource: number}}
         for pod, number in values.pop("pods", {}).items()
     ]
     item = {
@@ -203,8 +204,8 @@ def kubernetes_node(name: str, gpus: int, well: int | None = None, **values: Any
         "spec": {"unschedulable": True} if values.pop("cordoned", False) else {},
         "status": {
             "conditions": [{"type": "Ready", "status": "True"}],
-            "capacity": {"nvidia.com/gpu": str(gpus)},
-            "allocatable": {"nvidia.com/gpu": str(gpus if well is None else well)},
+            "capacity": {resource: str(gpus)},
+            "allocatable": {resource: str(gpus if well is None else well)},
             "nodeInfo": {"kubeletVersion": "v1.34.1"},
         },
     }

@@ -85,7 +85,7 @@ def test_a_farm_of_kubernetes_alone_needs_no_nomad() -> None:
     ]  # fmt: skip
     assert by_name(data, "k1")["kubernetes"] == {
         "name": "k1.example", "status": "ready", "schedulable": True, "reason": None, "version": "v1.34.1",
-        "gpus_capacity": 2, "gpus_allocatable": 2, "gpus_used": 1,
+        "devices_allocatable": 2, "devices_used": 1, "gpus_used": 1,
     }  # fmt: skip
     assert data["users"]["pods"] == [
         {"node": "k1", "namespace": "lab", "pod": "train-0", "phase": "Running", "gpus": 1}
@@ -174,6 +174,90 @@ def test_a_node_of_both_schedulers_has_both() -> None:
     assert view["nodes"][0]["gpus"][0]["used_by"] == "free in Nomad"
     (tile,) = [tile for tile in view["tiles"] if tile["label"] == "Allocated"]
     assert (tile["value"], tile["note"]) == ("2", "of 2 GPUs, 1 by pods")
+
+
+def test_pods_with_mig_devices_or_shares_of_gpus_are_not_counted_as_gpus() -> None:
+    smi = helper.facts(helper.MIG, 1, 1)
+    migs = len(smi["gpus"][0]["mig_devices"])
+    answer = {**helper.answer("k1", helper.health(smi)), "kubernetes_name": "k1"}
+    for values in (
+        {"resource": "nvidia.com/mig-1g.10gb"},
+        {"resource": "nvidia.com/gpu", "metadata": {"labels": {"nvidia.com/mig.strategy": "single"}}},
+    ):
+        node = helper.kubernetes_node("k1", migs, pods={"a": 2}, **values)
+        data = helper.document(of(answer, kubernetes=helper.cluster([node], "k1")))
+        assert by_name(data, "k1")["problems"] == [], values
+        view = report_page.page(data)
+        (tile,) = [tile for tile in view["tiles"] if tile["label"] == "Allocated"]
+        assert (tile["value"], tile["note"]) == (report_page.UNKNOWN, "pods hold MIG devices or shared GPUs")
+        assert f"pods hold 2 of {migs} allocatable devices" in view["nodes"][0]["schedulers"]
+        # Which of them is free, nobody knows.
+        assert {mig["used_by"] for mig in view["nodes"][0]["gpus"][0]["migs"]} == {report_page.UNKNOWN}
+        assert view["mig"]["gpus"][0]["allocated"] == report_page.UNKNOWN
+    labels = {"labels": {"nvidia.com/gpu.replicas": "10"}}
+    shared = helper.kubernetes_node("k1", 20, pods={"a": 12}, metadata=labels)
+    data = helper.document(of(in_kubernetes("k1"), kubernetes=helper.cluster([{**shared, "name": "k1.example"}], "k1")))
+    assert data["summary"]["pod_gpus"] is None
+    assert "pods hold 12 of 20 allocatable devices" in report_page.page(data)["nodes"][0]["schedulers"]
+
+
+def test_a_lost_gpu_is_no_reason_to_start_the_plugin_again() -> None:
+    smi = helper.facts(helper.H100, 1, 4)
+    smi["gpus"][3]["status"] = "lost"
+    answer = {**helper.answer("k1", helper.health(smi)), "kubernetes_name": "k1"}
+    data = helper.document(of(answer, kubernetes=helper.cluster([helper.kubernetes_node("k1", 4, well=0)], "k1")))
+    assert [found["code"] for found in data["nodes"][0]["problems"]] == ["gpu_unhealthy"]
+
+
+def test_of_a_silent_host_nobody_says_that_kubernetes_lacks_it() -> None:
+    silent = {**helper.answer("k1", {"unreachable": True, "msg": "no route"}), "kubernetes_name": "k1"}
+    nodes = [helper.kubernetes_node("k1.example", 2, pods={"a": 2})]
+    data = helper.document(of(silent, kubernetes=helper.cluster(nodes, "k1")))
+    assert (data["nodes"][0]["problems"], data["nodes"][0]["kubernetes"]) == ([], None)
+    assert "of a silent host" in data["notices"][0]["action"]
+    # Of GPUs that no answer has, none is allocated.
+    assert data["summary"]["pod_gpus"] == 0
+
+
+def test_processes_of_a_silent_cluster_may_be_of_pods() -> None:
+    answer = in_kubernetes("k1")
+    answer["health"]["nvidia_smi"]["gpus"][0]["processes"] = [
+        {"pid": 1, "type": "C", "name": "python3", "memory_used_mib": 10}
+    ]
+    data = helper.document(of(answer, kubernetes=helper.cluster([], "k1", result={"msg": "x"})))
+    assert data["users"]["outside"] == []
+    assert report_page.page(data)["nodes"][0]["gpus"][0]["used_by"] == "1 process, perhaps of a pod"
+
+
+def test_a_host_of_kubernetes_alone_that_nomad_knows_is_one() -> None:
+    smi = helper.facts(helper.H100, 1, 2)
+    answer = {**helper.answer("k1", helper.health(smi)), "kubernetes_name": "k1"}
+    listed = helper.nomad_node("k1", helper.devices(smi))
+    data = helper.document(
+        of(answer, nomad=[listed], kubernetes=helper.cluster([helper.kubernetes_node("k1", 2)], "k1"))
+    )
+    assert [(node["name"], node["state"], node["region"]) for node in data["nodes"]] == [("k1", "answered", "global")]
+
+
+def test_a_node_that_is_not_ready_takes_no_work() -> None:
+    node = {**helper.kubernetes_node("k1.example", 2), "status": "not ready"}
+    data = helper.document(of(in_kubernetes("k1"), kubernetes=helper.cluster([node], "k1")))
+    (view,) = report_page.page(data)["nodes"]
+    assert view["schedulers"].startswith("Kubernetes: not ready, pods hold ")
+    assert view["closed"] == "not ready in Kubernetes"
+
+
+def test_regions_are_those_of_nomad() -> None:
+    smi = helper.facts(helper.H100, 1, 2)
+    servers = [helper.server([helper.nomad_node("east", helper.devices(smi))], region="east", server="a"),
+               helper.server([], region="west", server="b")]  # fmt: skip
+    arguments = of(in_kubernetes("k1"), helper.answer("east", helper.health(smi)), regions={"east": "east"},
+                   kubernetes=helper.cluster([helper.kubernetes_node("k1.example", 2)], "k1"))  # fmt: skip
+    view = report_page.page(helper.document({**arguments, "servers": servers}))
+    assert sorted(node["versions"].partition(", driver")[0] for node in view["nodes"]) == [
+        "linux",
+        "region east, linux",
+    ]
 
 
 def test_host_without_an_entry_is_reported() -> None:
