@@ -188,6 +188,8 @@ PAUSE_S = 1.0
 SHORTEST_S = 1.0
 # What Nomad's servers add to the time that they have given a client, heartbeat_grace.
 HEARTBEAT_GRACE_S = 10.0
+# A server that has just started knows no token until it has read again what it knew, a moment after it has a leader.
+REFUSED_S = 30.0
 # HTTP 500 is an answer about a state here; an agent that takes no more connections at the moment has answered nothing.
 REPEAT = frozenset({429})
 STALE = {"stale": "true"}
@@ -427,16 +429,32 @@ def hurried(client: nomad.Client, deadline: float) -> nomad.Client:
     return client.within(max(SHORTEST_S, deadline - time.monotonic()))
 
 
+def has_leader(client: nomad.Client) -> bool:
+    try:
+        ask_leader(client, Answers(), STALE)
+    except nomad.NomadError:
+        return False
+    return True
+
+
 def wait(goal: Goal, client: nomad.Client, answers: Answers, deadline: float) -> None:
     started = time.monotonic()
+    refused: float | None = None
     while True:
         try:
             goal.ask(hurried(client, deadline), answers)
         except nomad.NomadError as error:
-            # A token or a certificate gets no better.
-            if error.status == 403 or (error.status is None and not error.transient):
+            # A certificate gets no better.
+            if error.status is None and not error.transient:
                 raise
             now = time.monotonic()
+            # Neither does a token, once it is known who could know it.
+            if error.status == 403 and has_leader(hurried(client, deadline)):
+                refused = now if refused is None else refused
+                if now - refused >= REFUSED_S or now >= deadline:
+                    raise
+            else:
+                refused = None
             if now >= deadline:
                 raise nomad.NomadError(
                     found=f"{goal.missing} in {now - started:.0f} s, at last {error.found}",
