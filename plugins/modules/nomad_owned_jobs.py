@@ -18,7 +18,7 @@ description:
     whatever their names and namespaces. The owner stands in the meta of each job, as C(gpufarm_owner).
   - A job of that name which is somebody else's is refused, before anything changes.
   - With a job go its Nomad variable and the ACL policy of its workload identity. What a parameterized job has
-    dispatched goes on.
+    dispatched goes on; what still waits for a node would wait there for the variable for ever, so it is stopped.
 extends_documentation_fragment:
   - gpufarm.core.nomad
   - gpufarm.core.nomad.actiongroup_nomad
@@ -94,6 +94,12 @@ removed:
   elements: str
   returned: success
   sample: []
+stopped:
+  description: IDs of jobs that removed ones had dispatched, and that still waited for a node.
+  type: list
+  elements: str
+  returned: success
+  sample: []
 """
 
 import platform
@@ -142,6 +148,7 @@ class Jobs:
         self.changed = False
         self.registered: list[str] = []
         self.removed: list[str] = []
+        self.stopped: list[str] = []
 
     def _in(self, namespace: str) -> nomad.Client:
         return self._client.in_namespace(namespace)
@@ -207,38 +214,62 @@ class Jobs:
         if not same or {key: there["JobACL"].get(key) for key in ("Namespace", "JobID")} != wanted["JobACL"]:
             self._write(self._client, "POST", path, wanted)
 
+    def differs(self, wanted: Mapping[str, Any], index: int = 0) -> dict[str, Any] | None:
+        """The job where Nomad would change something for it, with this index of its variable."""
+        spec = wanted["spec"]
+        meta = {**(spec.get("Meta") or {}), OWNER: self._owner}
+        if wanted["variables"]:
+            meta[SECRET] = str(index)
+        job = {**spec, "Meta": meta}
+        client = self._in(spec.get("Namespace") or "default")
+        planned = client.call("POST", job_path(spec["ID"], "plan"), {"Job": job, "Diff": True})
+        return None if planned["Diff"]["Type"] == "None" else job
+
     def have(self, wanted: Mapping[str, Any], index: int) -> None:
         spec = wanted["spec"]
         name, namespace = spec["ID"], spec.get("Namespace") or "default"
         client = self._in(namespace)
-        meta = {**(spec.get("Meta") or {}), OWNER: self._owner}
-        if wanted["variables"]:
-            meta[SECRET] = str(self.have_variable(client, name, wanted["variables"]))
+        variable = self.have_variable(client, name, wanted["variables"]) if wanted["variables"] else 0
         if wanted["rights"]:
             self.have_rights(namespace, name, wanted["rights"])
-        job = {**spec, "Meta": meta}
-        planned = client.call("POST", job_path(name, "plan"), {"Job": job, "Diff": True})
-        if planned["Diff"]["Type"] != "None":
+        job = self.differs(wanted, variable)
+        if job:
             self.registered.append(name)
             self._write(client, "POST", "/v1/jobs", {"Job": job, "EnforceIndex": True, "JobModifyIndex": index})
 
     def lack(self, namespace: str, name: str) -> None:
-        """Take a job away, and with it what was its alone."""
+        """Take a job away, and with it what was its alone; the job last, because it is what tells of the others."""
         client = self._in(namespace)
-        self._write(client, "DELETE", job_path(name), purge="true")
-        self._write(client, "DELETE", variable_path(name))
+        for child in client.items("/v1/jobs", {"prefix": f"{name}/dispatch-"}).items:
+            if child["Status"] == "pending":
+                self._write(client, "DELETE", job_path(child["ID"]))
+                self.stopped.append(child["ID"])
         try:
             if find(self._client, policy_path(namespace, name)):
                 self._write(self._client, "DELETE", policy_path(namespace, name))
         except nomad.NomadError as error:
             if "ACL support disabled" not in error.said:
                 raise
+        self._write(client, "DELETE", variable_path(name))
+        self._write(client, "DELETE", job_path(name), purge="true")
         self.removed.append(name)
+
+
+def explained(error: nomad.NomadError) -> nomad.NomadError:
+    """What Nomad refuses, with what to do about it here."""
+    if error.status == 403:
+        expected, step = "a management token", "set 'token' or NOMAD_TOKEN to one, or nomad_token of the roles"
+    else:
+        expected, step = "a job that Nomad takes", "correct what it names: a namespace, a node pool or an option"
+    return nomad.NomadError(found=error.found, expected=expected, next_step=step, status=error.status)
 
 
 def apply(jobs: Jobs, wanted: Sequence[Mapping[str, Any]]) -> None:
     indexes = jobs.check(wanted)
     owned = jobs.owned()
+    # What Nomad would refuse it refuses before a secret or a right is written.
+    for each in wanted:
+        jobs.differs(each)
     for each in wanted:
         jobs.have(each, indexes[each["spec"]["ID"]])
     kept = {(each["spec"].get("Namespace") or "default", each["spec"]["ID"]) for each in wanted}
@@ -268,8 +299,10 @@ def main() -> None:
         jobs = Jobs(client, params["owner"], module.check_mode)
         apply(jobs, params["jobs"])
     except nomad.NomadError as error:
-        module.fail_json(msg=f"{platform.node()}: {error}")
-    module.exit_json(changed=jobs.changed, registered=jobs.registered, removed=jobs.removed)
+        # Some of what is wrong with a job is a failure to Nomad.
+        refused = error.status in (400, 403) or (error.status == 500 and "leader" not in error.said)
+        module.fail_json(msg=f"{platform.node()}: {explained(error) if refused else error}")
+    module.exit_json(changed=jobs.changed, registered=jobs.registered, removed=jobs.removed, stopped=jobs.stopped)
 
 
 if __name__ == "__main__":

@@ -136,6 +136,8 @@ class Seen:
     log: str
     ended: str
     read: str
+    # Which start it was, where another one comes by itself.
+    again: str = ""
 
 
 def status_of(log: str) -> str | None:
@@ -165,13 +167,19 @@ def problem(seen: Seen, entity: str, queues: list[str], base_url: str) -> FoundE
 
 
 def wait(look: Callable[[], Seen], timeout: float, clock: Callable[[], float], pause: Callable[[float], None]) -> Seen:
-    """Look until the agent polls or has ended, or the time is over."""
+    """Look until the agent polls or has ended, or the time is over.
+
+    One that had ended before the first look, and is to be started again, says nothing of what has been mended since.
+    """
     deadline = clock() + timeout
+    seen = look()
+    before = seen.again
     while True:
-        seen = look()
-        if seen.ended or status_of(seen.log) or clock() >= deadline:
+        earlier = before and seen.again == before
+        if (not earlier and (seen.ended or status_of(seen.log))) or clock() >= deadline:
             return seen
         pause(PAUSE_S)
+        seen = look()
 
 
 def of_unit(run: Callable[[list[str]], str], unit: str) -> Seen:
@@ -185,7 +193,8 @@ def of_unit(run: Callable[[list[str]], str], unit: str) -> Seen:
     starting = state.get("ActiveState") == "activating" and state.get("SubState") != "auto-restart"
     alive = state.get("ActiveState") in ("active", "reloading") or starting
     ended = "" if alive else f"has ended with {state.get('ExecMainStatus')}"
-    return Seen(log, ended, f"`journalctl -u {unit}` on this host")
+    again = state.get("InvocationID", "") if state.get("SubState") == "auto-restart" else ""
+    return Seen(log, ended, f"`journalctl -u {unit}` on this host", again)
 
 
 def refused(evaluation: Mapping[str, Any]) -> str:
@@ -220,7 +229,7 @@ def of_job(client: nomad.Client, job: str) -> Seen:
     if waits or last["ClientStatus"] in ("failed", "complete", "lost"):
         codes = [event["DisplayMessage"] for event in events if event["Type"] in ("Terminated", "Driver Failure")]
         ended = f"has ended in Nomad ({codes[-1] if codes else last['ClientStatus']})"
-    return Seen(log, ended, read)
+    return Seen(log, ended, read, f"{last['ID']} {state.get('Restarts')}" if waits else "")
 
 
 def main() -> None:

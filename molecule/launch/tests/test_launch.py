@@ -144,6 +144,14 @@ def test_a_run_gets_gpus_that_nomad_handed_out_and_its_result_is_told() -> None:
     assert whole["Job"]["ParentID"] == "wandb-launch-gpus-2"
 
 
+def test_runs_go_on_getting_gpus_after_a_restart_of_nomad() -> None:
+    """The socket by which the agent asks Nomad is another one then."""
+    sh("systemctl restart nomad")
+    item = push(LOOK + "run.finish()", gpus=1)
+    wait_for("a run that has ended", lambda: run_of(item).get("state") == "finished")
+    assert len(UUID.findall("\n".join(run_of(item)["lines"]))) == 1
+
+
 def test_runs_wait_in_nomad_and_end_when_w_and_b_asks_for_it() -> None:
     """Three of two GPUs each on a node of four; one that is stopped makes room for the last."""
     before = len(dispatched())
@@ -235,6 +243,8 @@ def test_another_name_takes_the_former_away() -> None:
         run = converge(wandb_launch_agent_name=name, wandb_launch_agent_gpus=[1])
         assert run.code == 0, run.output
         assert owned() == [name, f"{name}-gpus-1"]
+    refused = converge(wandb_launch_agent_name="three", wandb_launch_agent_run_node_pool="nosuch")
+    assert refused.code != 0 and "Expected: a job that Nomad takes" in words(refused.output), refused.output
     assert sh(f"systemctl list-unit-files --no-legend '{UNIT}*' || true") == ""
     assert sorted(each["Path"] for each in nomad("/v1/vars")) == ["nomad/jobs/two", "nomad/jobs/two-gpus-1"]
 

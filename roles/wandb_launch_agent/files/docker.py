@@ -166,11 +166,15 @@ class Run:
                 told = f"Nomad does not answer ({error})"
             else:
                 last = max(found, key=lambda each: each["CreateIndex"]) if found else None
-                if last and last["ClientStatus"] not in ("pending", "running"):
-                    return self.ended(last)
+                # One that was ended is complete, whatever it had done.
                 if job["Stop"]:
                     say("somebody has stopped the job in Nomad")
                     return STOPPED
+                if last and last["ClientStatus"] not in ("pending", "running"):
+                    if last.get("DesiredStatus") in ("stop", "evict"):
+                        say(f"Nomad has ended it on {last['NodeName']}")
+                        return STOPPED
+                    return self.ended(last)
                 told = (
                     f"{last['ClientStatus']} on {last['NodeName']}"
                     if last
@@ -204,6 +208,11 @@ class Run:
 
 def run(words: list[str], environment: dict[str, str]) -> int:
     wanted = parse(words)
+    if any(word.startswith(f"{SECRET}=") and word != f"{SECRET}={environment.get(SECRET)}" for word in wanted.env):
+        raise Problem(
+            f"a run has a {SECRET} of its own. Expected: none, for a run has the agent's. Next step: take it out of "
+            "the queue's resource_args, or have an agent with that key"
+        )
     jobs = json.loads(environment["GPUFARM_RUN_JOBS"])
     job = jobs[str(count_of(wanted.gpus, [int(count) for count in jobs]))]
     nomad = Nomad(

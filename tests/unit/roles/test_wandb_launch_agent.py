@@ -52,6 +52,10 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     (given(name="Big Agent"), 'wandb_launch_agent_name is "Big Agent". Expected: at most 50 lower-case'),
     (given(max_jobs=0), "wandb_launch_agent_max_jobs is 0. Expected: 1 or more, or -1"),
     (given(options={"queues": []}), "wandb_launch_agent_options has queues. Expected: keys that have no variable"),
+    (
+        given(pip_options=["--index-url=https://me:secret@pypi.example.com/simple"]),
+        "wandb_launch_agent_pip_options has an address with a password. Expected: none",
+    ),
     (given(gpus=[]), "wandb_launch_agent_gpus is []. Expected: numbers of GPUs"),
     (given(gpus=[1, -2]), "wandb_launch_agent_gpus is [1, -2]."),
     (given(way="nomad", nomad_acl_enabled=True), "found no /nowhere/nomad-management-token.txt on the control machine"),

@@ -156,6 +156,19 @@ def test_a_run_that_ends_well_and_asks_for_nothing_gets_the_first_count(nomad: N
     assert (meta["words"], meta["entrypoint"]) == ('["--rm"]', "[]")
 
 
+@pytest.mark.parametrize("stopped", [False, True])
+def test_one_that_nomad_has_ended_is_not_called_finished(nomad: Nomad, stopped: bool) -> None:
+    nomad.states = [[{**allocation("complete")[0], "DesiredStatus": "run" if stopped else "stop"}]]
+    nomad.stopped = stopped
+    assert ended(nomad, *RUN, "img:1")[0] == 143
+
+
+def test_a_run_with_a_key_of_its_own_is_refused(nomad: Nomad) -> None:
+    code, output = ended(nomad, "run", "-e", "WANDB_API_KEY=another", "img:1")
+    assert (code, nomad.asked) == (125, []) and "a WANDB_API_KEY of its own. Expected: none" in output
+    assert "another" not in output
+
+
 def test_whoever_ends_it_ends_the_job(nomad: Nomad) -> None:
     nomad.states = [allocation("running")]
     with start(nomad, *RUN, "img:1") as process:

@@ -41,13 +41,18 @@ class Farm(farm.Agent):
         self.index += 1
         space = query.get("namespace", "default")
         kind, _slash, rest = path.partition("/")
+        if path == "jobs" and method == "GET" and "prefix" in query:
+            return 200, [
+                job for (of, name), job in self.jobs.items() if of == space and name.startswith(query["prefix"])
+            ]
         if path == "jobs" and method == "GET":
             assert (space, query["meta"]) == ("*", "true")
             return 200, list(self.jobs.values())
         if path == "jobs":
             return self.register(body)
         if kind == "job":
-            assert method == "GET" or rest.endswith("/plan") or query["purge"] == "true"
+            rest = urllib.parse.unquote(rest)
+            assert method == "GET" or rest.endswith("/plan") or "/dispatch-" in rest or query["purge"] == "true"
             return self.job(method, (space, rest.removesuffix("/plan")), body)
         if kind == "var":
             return self.variable(method, (space, rest), body)
@@ -66,6 +71,8 @@ class Farm(farm.Agent):
         there = self.jobs.get(key)
         if method == "DELETE":
             del self.jobs[key]
+        if planned and planned["Job"].get("NodePool") == "nosuch":
+            return 500, 'job "agent" is in nonexistent node pool "nosuch"'
         if planned:
             same = there and {name: there.get(name) for name in planned["Job"]} == planned["Job"]
             return 200, {"Diff": {"Type": "None" if same else "Edited" if there else "Added"}}
@@ -155,13 +162,21 @@ def test_what_is_not_named_goes_whatever_its_name_and_namespace(
 ) -> None:
     run(nomad, capsys, AGENT, {**job("runs", Namespace="research"), "variables": {"KEY": SECRET}})
     meta = {"gpufarm_owner": OWNER}
-    child = {"ID": "runs/dispatch-1", "Namespace": "research", "Meta": meta, "ParentID": "runs", "Stop": False}
+    child = {"ID": "runs/dispatch-1", "Namespace": "research", "Meta": meta, "ParentID": "runs", "Stop": False,
+             "Status": "running"}  # fmt: skip
+    waits = {**child, "ID": "runs/dispatch-2", "Status": "pending"}
     others = {"ID": "theirs", "Namespace": "default", "Meta": None, "ParentID": "", "Stop": False}
-    nomad.jobs |= {("research", "runs/dispatch-1"): child, ("default", "theirs"): others}
+    nomad.jobs |= {
+        ("research", "runs/dispatch-1"): child,
+        ("research", "runs/dispatch-2"): waits,
+        ("default", "theirs"): others,
+    }
     checked = run(nomad, capsys, job("other"), check=True)
-    assert (checked["removed"], len(nomad.jobs)) == (["agent", "runs"], 4)
+    assert (checked["removed"], len(nomad.jobs)) == (["agent", "runs"], 5)
     found = run(nomad, capsys, job("other"))
     assert (found["registered"], found["removed"]) == (["other"], ["agent", "runs"])
+    # It would have waited on its node for the variable.
+    assert found["stopped"] == ["runs/dispatch-2"]
     assert sorted(name for _space, name in nomad.jobs) == ["other", "runs/dispatch-1", "theirs"]
     assert (nomad.variables, nomad.policies) == ({}, {})
 
@@ -178,6 +193,19 @@ def test_a_job_of_somebody_else_is_refused_before_anything_changes(
         in found["msg"]
     )
     assert (list(nomad.jobs), nomad.writes) == ([("default", "agent")], [])
+
+
+def test_what_nomad_refuses_leaves_no_secret_behind(nomad: Farm, capsys: pytest.CaptureFixture[str]) -> None:
+    found = run(nomad, capsys, job("first"), {**AGENT, "spec": {**AGENT["spec"], "NodePool": "nosuch"}})
+    assert 'nonexistent node pool "nosuch"' in found["msg"]
+    assert "Expected: a job that Nomad takes. Next step: correct what it names" in found["msg"]
+    assert (nomad.jobs, nomad.variables, nomad.policies) == ({}, {}, {})
+
+
+def test_a_job_is_forgotten_last(nomad: Farm, capsys: pytest.CaptureFixture[str]) -> None:
+    run(nomad, capsys, AGENT)
+    run(nomad, capsys)
+    assert nomad.writes[-1][0].startswith("/v1/job/agent?")
 
 
 def test_where_nomad_has_no_acls_there_are_no_rights(nomad: Farm, capsys: pytest.CaptureFixture[str]) -> None:

@@ -91,6 +91,21 @@ def test_the_time_is_a_limit_and_no_verdict() -> None:
     assert (seen.ended, now[0]) == ("has ended", 5)
 
 
+def test_what_has_ended_before_and_is_started_again_is_waited_for() -> None:
+    before = verify.Seen(STARTED + POLLS + NO_KEY, "has ended", "", "start 1")
+    looks = [before, before, verify.Seen(STARTED, "", ""), verify.Seen(STARTED + POLLS, "", "")]
+    seen = verify.wait(iter(looks).__next__, 100, lambda: 0.0, lambda _seconds: None)
+    assert verify.status_of(seen.log) and not seen.ended
+    other = verify.Seen(STARTED + NO_QUEUE, "has ended", "", "start 2")
+    assert verify.wait(iter([before, before, other]).__next__, 100, lambda: 0.0, lambda _seconds: None) == other
+    now = [0.0]
+
+    def pause(seconds: float) -> None:
+        now[0] += seconds
+
+    assert verify.wait(lambda: before, 5, lambda: now[0], pause) == before and now[0] == 5
+
+
 def show(active: str, sub: str, code: int = 0) -> str:
     return f"Result=x\nActiveState={active}\nSubState={sub}\nExecMainStatus={code}\nInvocationID=abc\n"
 
@@ -112,7 +127,9 @@ def test_a_unit_is_read_by_its_last_start(state: str, ended: str) -> None:
         asked.append(words)
         return state if words[0] == "systemctl" else STARTED
 
-    assert verify.of_unit(run, "a.service") == verify.Seen(STARTED, ended, "`journalctl -u a.service` on this host")
+    again = "abc" if "auto-restart" in state else ""
+    read = "`journalctl -u a.service` on this host"
+    assert verify.of_unit(run, "a.service") == verify.Seen(STARTED, ended, read, again)
     assert asked[1][-1] == "_SYSTEMD_INVOCATION_ID=abc"
 
 
