@@ -30,9 +30,8 @@ if wait "$other_generation"; then cat .cache/other-generation.log; else failed="
 
 # Whatever runs a command in a node runs it by this client.
 GPUFARM_DOCKER=$("$bin/python" -m tests.simulator.exec)
-PATH=${GPUFARM_DOCKER%/*}:$PATH
 GPUFARM_LEFT_OUT=$(grep "^left out:" .cache/other-generation.log || true)
-export GPUFARM_DOCKER GPUFARM_LEFT_OUT PATH
+export GPUFARM_DOCKER GPUFARM_LEFT_OUT
 # In the order of tests/conftest.py.
 "$bin/python" -m pytest -n "${GPUFARM_TEST_PROCESSES:-3}" --dist load --maxschedchunk 1 --durations 40 --durations-min 5 \
     tests/scenarios tests/unit

@@ -20,7 +20,8 @@ def environment() -> dict[str, str]:
     kept = ("GPUFARM_CACHE", "GPUFARM_DOCKER")
     found = {name: value for name, value in os.environ.items() if name in kept or not name.startswith(ours)}
     folders = found["PATH"].split(os.pathsep)
-    found["PATH"] = os.pathsep.join(folder for folder in folders if Path(folder) != Path(MOLECULE).parent)
+    client = [str(Path(found["GPUFARM_DOCKER"]).parent)] if "GPUFARM_DOCKER" in found else []
+    found["PATH"] = os.pathsep.join([*client, *(folder for folder in folders if Path(folder) != Path(MOLECULE).parent)])
     return found
 
 
