@@ -10,6 +10,7 @@ from tests.simulator.exec import quick_docker
 NODE = "common-node"
 # What a process is allowed, where it is and what it is given.
 WORLD = """
+exec 2>&1 # Docker brings two streams in any order
 id; pwd; umask; ulimit -a
 env | sort
 grep -E 'Cap|NoNewPrivs|Seccomp|Groups' /proc/self/status
@@ -47,7 +48,7 @@ def test_a_process_has_what_docker_gives_it() -> None:
 
 
 def test_a_device_that_the_node_may_not_use_stays_refused() -> None:
-    script = "mknod /root/memory c 1 1; head -c 1 /root/memory; rm /root/memory"
+    script = "exec 2>&1; mknod /root/memory c 1 1; head -c 1 /root/memory; rm /root/memory"
     by_docker, quick = answers("exec", NODE, "sh", "-c", script)
     assert by_docker == quick
     assert "Operation not permitted" in quick[1]
