@@ -123,14 +123,9 @@ class Acl:
         return True
 
     def policy(self, name: str, rules: str) -> None:
-        try:
-            found = self._client.call("GET", f"/v1/acl/policy/{name}")["Rules"]
-        except nomad.NomadError as error:
-            if error.status != 404:
-                raise
-            found = None
+        found = self._client.find(f"/v1/acl/policy/{name}")
         # What Nomad answers is without control characters here.
-        if found != clean(rules):
+        if not found or found["Rules"] != clean(rules):
             self._write(f"/v1/acl/policy/{name}", {"Name": name, "Rules": rules})
 
     def secret(self, name: str, policies: list[str]) -> str | None:

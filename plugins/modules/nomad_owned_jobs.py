@@ -113,17 +113,6 @@ from ansible_collections.gpufarm.core.plugins.module_utils import nomad, nomad_o
 
 OWNER = "gpufarm_owner"
 SECRET = "gpufarm_variable"
-NOT_FOUND = 404
-
-
-def find(client: nomad.Client, path: str) -> Any:
-    """What is at a path; None where nothing is."""
-    try:
-        return client.call("GET", path)
-    except nomad.NomadError as error:
-        if error.status == NOT_FOUND:
-            return None
-        raise
 
 
 def job_path(job: str, *more: str) -> str:
@@ -177,7 +166,7 @@ class Jobs:
                     expected="letters, digits and dashes, at most 60, and each once",
                     next_step="correct it in 'jobs'",
                 )
-            there = find(self._in(namespace), job_path(name))
+            there = self._in(namespace).find(job_path(name))
             if there and not there["Stop"] and (there.get("Meta") or {}).get(OWNER) != self._owner:
                 owner = (there.get("Meta") or {}).get(OWNER)
                 raise nomad.NomadError(
@@ -190,11 +179,20 @@ class Jobs:
 
     def have_variable(self, client: nomad.Client, name: str, values: Mapping[str, Any]) -> int:
         """Have the secrets of a job; the index by which they are told apart, 0 where it is not known yet."""
-        there = find(client, variable_path(name))
+        there = client.find(variable_path(name))
         if there and there["Items"] == values:
             return int(there["ModifyIndex"])
         made = self._write(client, "PUT", variable_path(name), {"Items": values})
         return int(made["ModifyIndex"]) if made else 0
+
+    def policy(self, path: str) -> Mapping[str, Any] | None:
+        """A policy, empty where it is not there; None where Nomad has no ACLs."""
+        try:
+            return self._client.find(path) or {}
+        except nomad.NomadError as error:
+            if "ACL support disabled" in error.said:
+                return None
+            raise
 
     def have_rights(self, namespace: str, name: str, rights: str) -> None:
         path = policy_path(namespace, name)
@@ -204,12 +202,9 @@ class Jobs:
             "Rules": rights,
             "JobACL": {"Namespace": namespace, "JobID": name},
         }
-        try:
-            there = find(self._client, path)
-        except nomad.NomadError as error:
-            if "ACL support disabled" in error.said:
-                return
-            raise
+        there = self.policy(path)
+        if there is None:
+            return
         same = there and all(there.get(key) == wanted[key] for key in ("Description", "Rules"))
         if not same or {key: there["JobACL"].get(key) for key in ("Namespace", "JobID")} != wanted["JobACL"]:
             self._write(self._client, "POST", path, wanted)
@@ -244,12 +239,8 @@ class Jobs:
             if child["Status"] == "pending":
                 self._write(client, "DELETE", job_path(child["ID"]))
                 self.stopped.append(child["ID"])
-        try:
-            if find(self._client, policy_path(namespace, name)):
-                self._write(self._client, "DELETE", policy_path(namespace, name))
-        except nomad.NomadError as error:
-            if "ACL support disabled" not in error.said:
-                raise
+        if self.policy(policy_path(namespace, name)):
+            self._write(self._client, "DELETE", policy_path(namespace, name))
         self._write(client, "DELETE", variable_path(name))
         self._write(client, "DELETE", job_path(name), purge="true")
         self.removed.append(name)

@@ -194,15 +194,15 @@ class Client:
 
     def within(self, seconds: float) -> Client:
         """The same client, no request of which takes longer than C(seconds)."""
-        hurried = copy.copy(self)
-        timeout = min(seconds, self.connection.request_timeout)
-        hurried.connection = dataclasses.replace(self.connection, request_timeout=timeout)
-        return hurried
+        return self._with(request_timeout=min(seconds, self.connection.request_timeout))
 
     def in_namespace(self, namespace: str) -> Client:
         """The same client, which asks for what is in that namespace."""
+        return self._with(namespace=namespace)
+
+    def _with(self, **changes: Any) -> Client:
         other = copy.copy(self)
-        other.connection = dataclasses.replace(self.connection, namespace=namespace)
+        other.connection = dataclasses.replace(self.connection, **changes)
         return other
 
     def url(self, path: str, query: Mapping[str, str]) -> str:
@@ -254,6 +254,15 @@ class Client:
         """What Nomad answers to one request, as JSON; None for an empty answer."""
         address = self.url(path, query or {})
         return self._json(self._open(address, self.connection.request_timeout, method, body), address)
+
+    def find(self, path: str) -> Any:
+        """What Nomad has at a path; None where nothing is."""
+        try:
+            return self.call("GET", path)
+        except NomadError as error:
+            if error.status == 404:
+                return None
+            raise
 
     def _json(self, answer: Any, address: str) -> Any:
         with answer:

@@ -9,6 +9,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ansible_collections.gpufarm.core.plugins.module_utils.gpu_verdicts import Expected
+from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes import extra_gpu_nodes
 from ansible_collections.gpufarm.core.plugins.plugin_utils.report.cost import cost_of, read_prices
 from ansible_collections.gpufarm.core.plugins.plugin_utils.report.figures import drift_of, mig_of, summary_of
 from ansible_collections.gpufarm.core.plugins.plugin_utils.report.history import (
@@ -139,8 +141,8 @@ def _kubernetes_notices(cluster: Cluster | None, answers: Sequence[Mapping[str, 
             _failed(f"Kubernetes could not be asked on {cluster.host}", str(cluster.failure), "an answer of its API",
                     "run playbooks/kubernetes_verify.yml")
         ]  # fmt: skip
-    names = {str(answer.get("kubernetes_name")) for answer in answers}
-    others = sorted(node["name"] for node in cluster.nodes if node["gpus_capacity"] and node["name"] not in names)
+    hosts = [Expected(str(answer.get("kubernetes_name"))) for answer in answers]
+    others = extra_gpu_nodes(hosts, cluster.nodes)
     if not others:
         return []
     return [

@@ -1,8 +1,7 @@
 /* docker: `docker exec` without the daemon, which takes 60 ms of a processor for what the kernel does in 2. A test run does
    it ten thousand times. The process gets what Docker gives it: the container's namespaces, control groups, capabilities,
-   limits and environment (molecule/common/tests/test_exec.py
-   compares the two). All else is handed to Docker's own client,
-   DOCKER: other commands, options that are not known here, and containers that do not run here.
+   limits and environment (molecule/common/tests/test_exec.py compares the two). All else is handed to Docker's own
+   client, DOCKER: other commands, options that are not known here, and containers that do not run here.
 
    One thing is other: who waits for the end of its output waits for what a command has left in the background, too.
 
@@ -150,9 +149,10 @@ static void enter(int pid) {
 }
 
 int main(int count, char **words) {
-    char *environment[2 * MOST + 1] = {"HOME=/root"}, *given[MOST], *folder = "/", **all = words;
-    int variables = 0, own = 1, input = 0, word = 2, of_ours, status;
-    for (of_ours = count > 2 && !strcmp(words[1], "exec") && !geteuid() && !getenv("DOCKER_HOST"); of_ours && word < count && *words[word] == '-'; word++) {
+    char *environment[2 * MOST + 1] = {"HOME=/root"}, *given[MOST], *folder = "/";
+    int variables = 0, own = 1, input = 0, word = 2, status;
+    int of_ours = count > 2 && !strcmp(words[1], "exec") && !geteuid() && !getenv("DOCKER_HOST");
+    for (; of_ours && word < count && *words[word] == '-'; word++) {
         char *option = words[word], *value = word + 1 < count ? words[word + 1] : "";
         if (!strcmp(option, "-i") || !strcmp(option, "--interactive"))
             input = 1;
@@ -169,8 +169,8 @@ int main(int count, char **words) {
     /* A container's own user or folder is left to Docker. */
     int pid = strstr(said, "\"User\":\"\"") && strstr(said, "\"WorkingDir\":\"\"") ? first_process(said) : 0;
     if (!pid || !add_environment((char *)said, environment, &own)) {
-        all[0] = DOCKER;
-        execv(DOCKER, all);
+        words[0] = DOCKER;
+        execv(DOCKER, words);
         err(CANNOT, "%s", DOCKER);
     }
     for (int each = 0; each < variables; each++)
