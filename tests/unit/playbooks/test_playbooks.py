@@ -42,7 +42,8 @@ def test_a_farm_without_gpu_nodes_is_no_success(tmp_path: Path, name: str, group
     result = playbook_helper.run_playbook(tmp_path, hosts, name)
     assert result.returncode == 2, result.stdout + result.stderr
     assert (
-        f"{tmp_path}/hosts.yml: found the groups {group}, nomad_servers, and no host in gpu_nodes. "
+        f"{tmp_path}/hosts.yml: found the groups {group}, nomad_servers, and no host in "
+        f"{'gpu_nodes or kubernetes_nodes' if name == 'report.yml' else 'gpu_nodes'}. "
         "Expected: the GPU nodes in that group. "
         "Next step: put them there, or name the right inventory with -i."
     ) in words(result.stdout + result.stderr)
@@ -96,7 +97,7 @@ def test_servers_can_be_elsewhere(tmp_path: Path, where: str) -> None:
         ("verify.yml", "control", "gpu_nodes"),
         ("health.yml", "control", "gpu_nodes"),
         ("accept.yml", "control", "gpu_nodes"),
-        ("report.yml", "control", "gpu_nodes"),
+        ("report.yml", "control", "gpu_nodes or kubernetes_nodes"),
         ("remove.yml", "other", "nomad_servers or gpu_nodes or wsl_hosts"),
     ],
 )
