@@ -142,6 +142,8 @@ def test_a_run_gets_gpus_that_nomad_handed_out_and_its_result_is_told() -> None:
     wait_for("an allocation that is complete", lambda: allocation(whole["JobID"])["ClientStatus"] == "complete")
     wait_for("an agent that polls again", lambda: last_agent()["status"] == "POLLING")
     assert whole["Job"]["ParentID"] == "wandb-launch-gpus-2"
+    # Nothing begins it anew while its node may only be cut off.
+    assert whole["Job"]["TaskGroups"][0]["Disconnect"]["Replace"] is False
 
 
 def test_runs_go_on_getting_gpus_after_a_restart_of_nomad() -> None:

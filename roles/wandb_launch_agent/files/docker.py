@@ -24,6 +24,8 @@ PAUSE_S = 2
 STOPPED = 143
 # Seconds for which Nomad may be away, as while its servers elect a leader.
 PATIENCE_S = 300
+# Seconds for which the node of a run may not answer Nomad. Until then nothing is begun anew, for the run may go on there.
+LOST_S = 900
 LOG_BYTES = 65536
 # What a container of a cluster has no use for, or what the parameterized job says already.
 LEFT_TO_THE_JOB = ("network", "add-host")
@@ -142,19 +144,20 @@ class Run:
     def __init__(self, nomad: Nomad, job: str) -> None:
         self.nomad = nomad
         self.path = f"/v1/job/{urllib.parse.quote(job, safe='')}"
-        self.stopped = False
+        self.over = ""
+        self.silent_since: float | None = None
 
     def stop(self, *_signal: object) -> None:
-        self.stopped = True
+        self.over = "stopped the job in Nomad"
 
     def wait(self) -> int:
         """Wait for its end and return its exit code; end it where this is asked to end."""
         away = told = None
         while True:
             try:
-                if self.stopped:
+                if self.over:
                     self.nomad.call("DELETE", self.path)
-                    say("stopped the job in Nomad")
+                    say(self.over)
                     return STOPPED
                 found = json.loads(self.nomad.call("GET", f"{self.path}/allocations"))
                 job = json.loads(self.nomad.call("GET", self.path))
@@ -170,11 +173,15 @@ class Run:
                 if job["Stop"]:
                     say("somebody has stopped the job in Nomad")
                     return STOPPED
-                if last and last["ClientStatus"] not in ("pending", "running"):
-                    if last.get("DesiredStatus") in ("stop", "evict"):
-                        say(f"Nomad has ended it on {last['NodeName']}")
-                        return STOPPED
-                    return self.ended(last)
+                if last and self.silent(last):
+                    self.over = f"{last['NodeName']} has not answered for {LOST_S} s; the job is stopped"
+                    continue
+                if last and last["ClientStatus"] not in ("pending", "running", "unknown"):
+                    if last.get("DesiredStatus") not in ("stop", "evict"):
+                        return self.ended(last)
+                    # Where there is no room now, Nomad would begin it anew later, for nobody.
+                    self.over = f"Nomad has ended it on {last['NodeName']}"
+                    continue
                 told = (
                     f"{last['ClientStatus']} on {last['NodeName']}"
                     if last
@@ -183,6 +190,15 @@ class Run:
             # The agent looks for a stop request only after it has read something.
             say(told)
             time.sleep(PAUSE_S)
+
+    def silent(self, last: dict) -> bool:  # type: ignore[type-arg]
+        """Whether the node of a run has not answered for too long."""
+        if last["ClientStatus"] != "unknown":
+            self.silent_since = None
+            return False
+        now = time.monotonic()
+        self.silent_since = self.silent_since or now
+        return now - self.silent_since > LOST_S
 
     def ended(self, last: dict) -> int:  # type: ignore[type-arg]
         for kind in ("stdout", "stderr"):

@@ -161,6 +161,25 @@ def test_one_that_nomad_has_ended_is_not_called_finished(nomad: Nomad, stopped: 
     nomad.states = [[{**allocation("complete")[0], "DesiredStatus": "run" if stopped else "stop"}]]
     nomad.stopped = stopped
     assert ended(nomad, *RUN, "img:1")[0] == 143
+    # Otherwise Nomad would begin it once more when there is room.
+    assert nomad.stopped
+
+
+def test_a_node_that_does_not_answer_may_come_back(nomad: Nomad) -> None:
+    nomad.states = [allocation("unknown"), allocation("running"), allocation("complete")]
+    code, output = ended(nomad, *RUN, "img:1")
+    assert (code, nomad.stopped) == (0, False), output
+    assert "unknown on gpu01" in output
+
+
+def test_a_run_on_a_node_that_stays_away_is_given_up(nomad: Nomad, monkeypatch: pytest.MonkeyPatch) -> None:
+    nomad.states = [allocation("unknown")]
+    monkeypatch.setattr(docker, "LOST_S", 0)
+    monkeypatch.setattr(docker, "PAUSE_S", 0)
+    said: list[str] = []
+    monkeypatch.setattr(docker, "say", said.append)
+    assert docker.Run(docker.Nomad(f"unix://{nomad.server_address}", "identity", "research"), CHILD).wait() == 143
+    assert nomad.stopped and said[-1] == "gpu01 has not answered for 0 s; the job is stopped"
 
 
 def test_a_run_with_a_key_of_its_own_is_refused(nomad: Nomad) -> None:
