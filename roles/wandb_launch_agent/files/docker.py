@@ -24,7 +24,7 @@ PAUSE_S = 2
 STOPPED = 143
 # Seconds for which Nomad may be away, as while its servers elect a leader.
 PATIENCE_S = 300
-# Seconds for which the node of a run may not answer Nomad. Until then nothing is begun anew, for the run may go on there.
+# Seconds for which the node of a run may not answer Nomad. Until then nothing begins anew, for the run may go on there.
 LOST_S = 900
 LOG_BYTES = 65536
 # What a container of a cluster has no use for, or what the parameterized job says already.
