@@ -226,6 +226,10 @@ def test_by_systemd_nothing_is_left_in_nomad() -> None:
     assert KEY not in sh(f"cat /proc/[0-9]*/cmdline; journalctl --no-pager -u {UNIT}; systemctl show {UNIT}")
     again = converge(wandb_launch_agent_way="systemd")
     assert (again.code, again.changed) == (0, {NODE: 0}), changed_tasks(again.output)
+    # As after a run that was cut off between the key and the start of the agent.
+    sh("touch /etc/gpufarm-wandb/key.env")
+    mended = converge(wandb_launch_agent_way="systemd")
+    assert (mended.code, changed_tasks(mended.output)) == (0, ["Have the agent running"]), mended.output
 
 
 def test_by_systemd_a_run_is_a_container_of_this_host_and_the_key_is_in_no_process_list() -> None:
