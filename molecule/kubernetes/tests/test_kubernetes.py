@@ -82,6 +82,15 @@ def test_the_node_has_as_many_gpus_to_hand_out_as_nvidia_smi_lists() -> None:
     assert allocatable() == len(listed) == 4
 
 
+def test_the_node_is_labelled_with_what_gpu_feature_discovery_says() -> None:
+    asked = "nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader,nounits --id=0"
+    name, memory, driver = sh(asked).strip().split(", ")
+    labels = get("node", NODE)["metadata"]["labels"]
+    assert labels["nvidia.com/gpu.product"] == name.replace(" ", "-")
+    assert (labels["nvidia.com/gpu.count"], labels["nvidia.com/gpu.memory"]) == ("4", memory)
+    assert labels["nvidia.com/cuda.driver-version.full"] == driver
+
+
 def test_the_control_plane_went_on_while_its_engine_was_given_the_runtime() -> None:
     assert set(restarts().values()) == {0}, restarts()
 
@@ -124,7 +133,13 @@ def test_check_mode_tells_what_is_missing_and_nothing_else() -> None:
     kubectl("delete", "runtimeclass", "nvidia")
     kubectl("label", "node", NODE, "nvidia.com/gpu.present=perhaps", "--overwrite")
     kubectl("set", "env", "daemonset/nvidia-device-plugin-daemonset", "--namespace=kube-system", "MIG_STRATEGY=single")
-    wanted = ["Have the runtime class", "Have the node labelled", "Have NVIDIA's device plugin on every node with GPUs"]
+    kubectl("label", "node", NODE, "nvidia.com/gpu.count=5", "--overwrite")
+    wanted = [
+        "Have the runtime class",
+        "Have the node labelled",
+        "Have NVIDIA's device plugin on every node with GPUs",
+        "Have the labels of GPU feature discovery",
+    ]
     for options in (["--check"], []):
         run = run_in_scenario(CONVERGE, *options)
         assert run.code == 0 and changed_tasks(run.output) == wanted, run.output

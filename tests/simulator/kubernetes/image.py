@@ -57,7 +57,9 @@ def _packages(parent: str) -> str:
 
 def kubernetes_image() -> str:
     """Return the name of the node image with Kubernetes, building it and what is in it where that is missing."""
-    programs = [build.kubernetes() / "kube", pause() / "pause", build.k8s_device_plugin() / "nvidia-device-plugin"]
+    plugin = build.k8s_device_plugin()
+    programs = [build.kubernetes() / "kube", pause() / "pause", plugin / "nvidia-device-plugin",
+                plugin / "gpu-feature-discovery"]  # fmt: skip
     parent = _packages(node_image(SUITE))
     image = f"gpufarm-node:{NAME}-{key_of([parent, HERE, *map(str, programs)])}"
     if not exists("image", image):

@@ -170,7 +170,10 @@ K8S_DEVICE_PLUGIN = Product(
     name="k8s-device-plugin",
     folder="k8s-device-plugin",
     version=K8S_DEVICE_PLUGIN_VERSION,
-    packages=(f"{K8S_DEVICE_PLUGIN_MODULE}/cmd/nvidia-device-plugin",),
+    packages=(
+        f"{K8S_DEVICE_PLUGIN_MODULE}/cmd/nvidia-device-plugin",
+        f"{K8S_DEVICE_PLUGIN_MODULE}/cmd/gpu-feature-discovery",
+    ),
     ldflags="-s -w '-extldflags=-Wl,--export-dynamic -Wl,--unresolved-symbols=ignore-in-object-files -Wl,-z,lazy'"
     f" -X {K8S_DEVICE_PLUGIN_MODULE}/internal/info.version=v{K8S_DEVICE_PLUGIN_VERSION}",
     module=K8S_DEVICE_PLUGIN_MODULE,
@@ -426,7 +429,7 @@ def kubernetes() -> Path:
 
 
 def k8s_device_plugin() -> Path:
-    """Return the folder that holds NVIDIA's device plugin for Kubernetes. Only who asks for it has it built."""
+    """Return the folder of NVIDIA's device plugin for Kubernetes and its GPU feature discovery, built for who asks."""
     return product(K8S_DEVICE_PLUGIN)
 
 

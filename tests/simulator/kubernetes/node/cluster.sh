@@ -45,9 +45,9 @@ image "$work/kube" "registry.k8s.io/kube-apiserver:v$version" "registry.k8s.io/k
 cp "$share/pause" "$work/pause/"
 entrypoint='["/pause"]'
 image "$work/pause" "$(sed -n 's/.*sandbox_image = "\(.*\)"/\1/p' /etc/containerd/config.toml)"
-programs "$work/plugin" "$share/nvidia-device-plugin"
+programs "$work/plugin" "$share/nvidia-device-plugin" "$share/gpu-feature-discovery"
 mkdir -p "$work/plugin/usr/bin"
-mv "$work/plugin$share/nvidia-device-plugin" "$work/plugin/usr/bin/"
+mv "$work/plugin$share/nvidia-device-plugin" "$work/plugin$share/gpu-feature-discovery" "$work/plugin/usr/bin/"
 entrypoint='["nvidia-device-plugin"]'
 image "$work/plugin" "nvcr.io/nvidia/k8s-device-plugin:v$(cat "$share/device-plugin-version")"
 programs "$work/job" /bin/sleep
