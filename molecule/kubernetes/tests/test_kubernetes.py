@@ -228,9 +228,14 @@ def test_removal_leaves_a_node_that_hands_out_nothing() -> None:
     gone = {"kubernetes_device_plugin_state": "absent", "kubernetes_node_state": "absent"}
     run = enter(*parts, **gone)
     assert run.code == 0, run.output
-    assert changed_tasks(run.output) == ["Have no device plugin", "Have the node labelled", "Have the node tainted"]
+    assert changed_tasks(run.output) == [
+        "Have no device plugin",
+        "Have the labels of GPU feature discovery",
+        "Have the node labelled",
+        "Have the node tainted",
+    ]
     node = get("node", NODE)
-    assert "nvidia.com/gpu.present" not in node["metadata"]["labels"]
+    assert [name for name in node["metadata"]["labels"] if name.startswith("nvidia.com/")] == []
     assert "taints" not in node["spec"]
     assert get("daemonsets", "--all-namespaces")["items"] == []
     wait_for("the node has no GPU to hand out", lambda: allocatable() == 0)
