@@ -79,6 +79,23 @@ def test_a_farm_without_servers_is_no_success(tmp_path: Path, name: str) -> None
 NOTHING_ELSE = ("--tags", "none-has-this")
 
 
+@pytest.mark.parametrize(
+    ("name", "groups"),
+    [
+        *((f"{name}.yml", ("gpu_nodes", "nomad_servers")) for name in ("site", "verify", "health", "report", "remove")),
+        *((f"{name}.yml", ("kubernetes_nodes",)) for name in ("kubernetes", "kubernetes_health", "report")),
+    ],
+)
+def test_ansible_warns_of_no_group_that_a_farm_need_not_have(
+    tmp_path: Path, name: str, groups: tuple[str, ...]
+) -> None:
+    hosts = inventory(**{group: [f"{group}-1"] for group in groups})
+    result = playbook_helper.run_playbook(
+        tmp_path, hosts, name, *NOTHING_ELSE, "--extra-vars", "remove_whole_farm=true"
+    )
+    assert "host pattern" not in result.stdout + result.stderr
+
+
 @pytest.mark.parametrize("where", ["nomad_client_servers", "nomad_servers_group"])
 def test_servers_can_be_elsewhere(tmp_path: Path, where: str) -> None:
     hosts = inventory(gpu_nodes=["node"], control_plane=["control"])
