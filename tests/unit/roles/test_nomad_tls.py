@@ -8,6 +8,8 @@ from __future__ import annotations
 import datetime
 import hashlib
 import ipaddress
+import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -40,7 +42,11 @@ def certificate(names: list[str], days: float = 365) -> str:
     return built.public_bytes(serialization.Encoding.PEM).decode().strip()
 
 
-def node(secrets: Path, there: str = "", ca: str = "CA", key_mode: str = "0600", **given: Any) -> dict[str, Any]:
+# Of the control machine, as it is read from its file.
+CA = certificate(["gpufarm"], 3650)
+
+
+def node(secrets: Path, there: str = "", ca: str = CA, key_mode: str = "0600", **given: Any) -> dict[str, Any]:
     """Return the variables of a node that was looked at."""
     found = role_helper.host(f"{TLS}/ca.pem", f"{TLS}/agent-key.pem", certificates={})
     found["files"][0]["checksum"] = hashlib.sha1(ca.encode()).hexdigest()  # noqa: S324 # as find tells it
@@ -54,7 +60,7 @@ def node(secrets: Path, there: str = "", ca: str = "CA", key_mode: str = "0600",
 
 @pytest.fixture
 def secrets(tmp_path: Path) -> Path:
-    (tmp_path / "nomad-ca.pem").write_text("CA", encoding="ascii")
+    (tmp_path / "nomad-ca.pem").write_text(CA, encoding="ascii")
     (tmp_path / "nomad-ca-key.pem").touch()
     return tmp_path
 
@@ -88,6 +94,77 @@ def test_a_node_asks_for_a_certificate_where_it_has_none_that_holds(secrets: Pat
     assert found[8:] == ["it has other names", "it has other names", "", "", ""]
 
 
+def run_authority(folder: Path) -> tuple[int, str]:
+    """Enter what keeps the farm's CA, and return how many tasks changed something, and what was said."""
+    play = {
+        "hosts": "localhost", "connection": "local", "gather_facts": False,
+        "vars": {"nomad_secrets_dir": str(folder), "ansible_python_interpreter": sys.executable},
+        "tasks": [
+            {"ansible.builtin.include_role": {"name": "gpufarm.core.nomad", "tasks_from": "authority.yml"}},
+        ],
+    }  # fmt: skip
+    (folder.parent / "play.yml").write_text(yaml.safe_dump([play]), encoding="utf-8")
+    ansible, root = Path(sys.executable).with_name("ansible-playbook"), role_helper.ROLES.parent
+    told = subprocess.run(
+        [ansible, "-i", "localhost,", "play.yml"], cwd=folder.parent, capture_output=True, text=True,
+        timeout=PATIENCE_S, check=False, env={**os.environ, "ANSIBLE_CONFIG": str(root / "ansible.cfg"),
+        "ANSIBLE_COLLECTIONS_PATH": str(root / ".collections")},
+    )  # fmt: skip
+    assert told.returncode == 0, told.stdout + told.stderr
+    return told.stdout.count("\nchanged: "), told.stdout
+
+
+def aged(folder: Path, days: float) -> tuple[x509.Certificate, x509.Certificate]:
+    """Have the role's own CA as it is when it holds for some days only; return it and a node's that it has signed."""
+    folder.mkdir()
+    run_authority(folder)
+    key = serialization.load_pem_private_key((folder / "nomad-ca-key.pem").read_bytes(), None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    made = x509.load_pem_x509_certificate((folder / "nomad-ca.pem").read_bytes())
+    now = datetime.datetime.now(datetime.UTC)
+    former = x509.CertificateBuilder(
+        made.issuer, made.subject, key.public_key(), 5, now - 3000 * DAY, now + days * DAY, list(made.extensions)
+    ).sign(key, hashes.SHA256())
+    (folder / "nomad-ca.pem").write_bytes(former.public_bytes(serialization.Encoding.PEM))
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "client.global.nomad")])
+    signed = x509.CertificateBuilder(
+        made.subject, name, ec.generate_private_key(ec.SECP256R1()).public_key(), 7, now - DAY, now + 90 * DAY
+    ).sign(key, hashes.SHA256())
+    return former, signed
+
+
+def test_a_ca_is_renewed_in_time_and_agents_with_the_former_know_it(tmp_path: Path) -> None:
+    folder = tmp_path / "secrets"
+    former, signed = aged(folder, 394)
+    before = (folder / "nomad-cli.pem").read_bytes()
+    cases = [node(folder, certificate(NAMES), ca=(folder / "nomad-ca.pem").read_text(encoding="ascii"))]
+    assert role_helper.values("__nomad_certificate_due", ["nomad", "_common"], cases)[0].startswith("the CA ends on 20")
+    run_authority(folder)
+    now = x509.load_pem_x509_certificate((folder / "nomad-ca.pem").read_bytes())
+    assert (now.subject, now.public_key()) == (former.subject, former.public_key())
+    people = x509.load_pem_x509_certificate((folder / "nomad-cli.pem").read_bytes())
+    assert (folder / "nomad-cli.pem").read_bytes() != before
+    for each in (now, people):
+        assert each.not_valid_after_utc - datetime.datetime.now(datetime.UTC) > 3640 * DAY
+    signed.verify_directly_issued_by(now)
+    people.verify_directly_issued_by(former)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.glob("*.pem")}
+    assert modes == {
+        "nomad-ca.pem": 0o644, "nomad-ca-key.pem": 0o600, "nomad-cli.pem": 0o644, "nomad-cli-key.pem": 0o600
+    }  # fmt: skip
+    changed, said = run_authority(folder)
+    assert changed == 0, said
+
+
+def test_a_ca_that_holds_longer_than_any_certificate_is_left(tmp_path: Path) -> None:
+    folder = tmp_path / "secrets"
+    aged(folder, 396)
+    before = (folder / "nomad-ca.pem").read_bytes()
+    run_authority(folder)
+    assert (folder / "nomad-ca.pem").read_bytes() == before
+
+
 def test_certificate_has_the_names_under_which_the_agent_is_asked(secrets: Path) -> None:
     cases = [
         node(secrets),
@@ -112,6 +189,13 @@ def test_what_is_refused_of_tls(secrets: Path, tmp_path: Path) -> None:
         (node(secrets, nomad_tls="files", **FILES), ""),
         (node(secrets, nomad_tls=False), ""),
         (node(secrets, nomad_tls="off"), ""),
+        (node(secrets, nomad_tls_days=31), ""),
+        (
+            node(secrets, nomad_tls_days=30),
+            "nomad_tls_days is 30, and nomad_tls_renew_days 30. Expected: the first greater",
+        ),
+        (node(secrets, nomad_tls_days=1826), "nomad_tls_days is 1826, and nomad_tls_renew_days 30. Expected"),
+        (node(secrets, nomad_tls="files", nomad_tls_days=30, **FILES), ""),
         (node(secrets, nomad_tls="files"), "are empty. Expected: all three"),
         (node(secrets, nomad_tls="files", **{**FILES, "nomad_tls_key_file": ""}), "are empty. Expected: all three"),
         (node(secrets, **FILES), "nomad_tls is generate, and nomad_tls_ca_file"),
