@@ -126,6 +126,12 @@ options:
     description:
       - Architecture in the name of the zip. The default is V(amd64) on x86_64 and V(arm64) on aarch64.
     type: str
+  validate:
+    description:
+      - Command that has to end well before a program takes the place of the one that is there; C(%s) in it becomes the
+        path of the new one. Where it fails, what it prints is told, and the old program and its receipt stay.
+      - It runs without a shell, and only where the program would be replaced.
+    type: str
   receipt_dir:
     description:
       - Folder of the receipts, one for each program that this module installed.
@@ -239,12 +245,17 @@ import hashlib
 import os
 import platform
 import re
+import shlex
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufarm.core.plugins.module_utils import openpgp, release
+from ansible_collections.gpufarm.core.plugins.module_utils.text import clean
+
+# Of what a command that refuses a program prints.
+WORDS = 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -411,6 +422,9 @@ def install(module: AnsibleModule, params: dict[str, Any], plan: Plan, before: s
                 if binary_sum != before:
                     # An owner that does not exist must fail while the old program is still in place.
                     set_attributes(module, staged.name)
+                    # One that is open for writing does not run.
+                    staged.close()
+                    validate(module, staged.name, f"{wanted.product} {wanted.version}")
                     module.atomic_move(staged.name, str(target))
             finally:
                 Path(staged.name).unlink(missing_ok=True)
@@ -424,6 +438,21 @@ def install(module: AnsibleModule, params: dict[str, Any], plan: Plan, before: s
         source=release.without_login(files.archive_url),
         signed_by=signed_by,
     )
+
+
+def validate(module: AnsibleModule, path: str, name: str) -> None:
+    """Let the task's own command have its word on the new program."""
+    command = module.params["validate"]
+    if not command:
+        return
+    code, output, errors = module.run_command(command.replace("%s", shlex.quote(path)))
+    if code:
+        words = " ".join(clean(line).strip() for line in (output + errors).splitlines() if line.strip())
+        raise release.ReleaseError(
+            found=f"the command in 'validate' refuses {name} ({words[:WORDS] or f'exit code {code}'})",
+            expected="a program that it accepts; what was there before stays",
+            next_step="correct what it names, or set another version",
+        )
 
 
 def set_attributes(module: AnsibleModule, path: str) -> bool:
@@ -537,6 +566,7 @@ def main() -> None:
             "group": {"type": "str"},
             "mode": {"type": "raw", "default": "0755"},
             "architecture": {"type": "str"},
+            "validate": {"type": "str"},
             "receipt_dir": {"type": "path", "default": "/var/lib/gpufarm/releases"},
             "timeout": {"type": "int", "default": 60},
             "retries": {"type": "int", "default": 3},

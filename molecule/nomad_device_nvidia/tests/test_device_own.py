@@ -53,6 +53,16 @@ def test_plugin_of_ones_own(host: Host, own: Path) -> None:
     assert told in words(converge(path=str(own.parent), checksum="0" * 64).output)
     assert host.file(PLUGIN).sha256sum == before
 
+    # One that is no plugin costs the agent nothing.
+    wrong = own.with_name("wrong")
+    shutil.copy("/bin/true", wrong)
+    agent = host.check_output("systemctl show nomad --value --property=MainPID")
+    run = converge(path=str(wrong), checksum=sha256(wrong))
+    assert run.code != 0
+    assert f"device-t4: {wrong} does not start as a device plugin (Unrecognized remote plugin" in words(run.output)
+    assert host.file(PLUGIN).sha256sum == before
+    assert host.check_output("systemctl show nomad --value --property=MainPID") == agent != "0"
+
     link = own.with_name("link")
     link.symlink_to(own)
     run = converge(path=str(link), checksum=f"sha256:{sha256(own)}")

@@ -125,6 +125,33 @@ def test_installs_what_was_verified(node: Node, releases: helper.Releases, signe
     assert set(node.files()) == {str(node.binary), str(node.receipt)}
 
 
+def test_a_program_that_is_refused_replaces_none(node: Node, releases: helper.Releases, tmp_path: Path) -> None:
+    for version in ("1.2.3", "1.3.0"):
+        releases.publish("nomad", version, f"#!/bin/sh\necho of {version}; exit 7 # ".encode())
+    # It runs as it will be, so nobody may have it open for writing, in the folder in which it will be.
+    log = tmp_path / "log"
+    judge = tmp_path / "judge"
+    judge.write_text(f'#!/bin/sh\n"$1"; echo "$? $#" "$1" >>{log}; echo "cannot\\033[31m start" >&2; exit $2\n')
+    judge.chmod(0o755)
+    assert node.run(validate=f"{judge} %s 0")["changed"]
+    (code, count, path) = log.read_text().split()
+    assert (code, count, Path(path).parent) == ("7", "2", node.dest)
+    before = node.files()
+    result = node.run(version="1.3.0", validate=f"{judge} %s 1")
+    assert_says(
+        result,
+        "the command in 'validate' refuses nomad 1.3.0 (of 1.3.0 cannot [31m start). Expected: a program that it "
+        "accepts; what was there before stays. Next step: correct what it names, or set another version.",
+    )
+    assert node.files() == before
+    assert len(log.read_text().splitlines()) == 2
+    # Nothing is asked where the program stays, and in check mode.
+    assert not node.run(validate="/nowhere %s")["changed"]
+    node.receipt.unlink()
+    assert node.run(validate="/nowhere %s")["changed"]
+    assert node.run(check=True, version="1.3.0", validate="/nowhere %s")["changed"]
+
+
 def test_second_run_uses_no_network(node: Node, releases: helper.Releases) -> None:
     releases.publish("nomad", "1.2.3", b"program ")
     node.run()
