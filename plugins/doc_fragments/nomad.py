@@ -12,7 +12,7 @@ class ModuleDocFragment:
 options:
   address:
     description:
-      - Address of Nomad's HTTP API, with its scheme.
+      - Address of Nomad's HTTP API, with its scheme. One that holds a login is refused.
       - If not set, the environment variable E(NOMAD_ADDR) of the machine that runs the module is used.
     type: str
     default: http://127.0.0.1:4646

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
 from typing import Any
 
 from ansible.module_utils.basic import env_fallback
@@ -47,6 +46,13 @@ def _verify_fallback(variable: str) -> bool:
     return not skips_verification(value)
 
 
-def connection_of(params: Mapping[str, Any]) -> Connection:
-    """The connection that a module's options describe."""
-    return Connection(**{field.name: params[field.name] for field in dataclasses.fields(Connection)})
+def connection_of(params: dict[str, Any]) -> Connection:
+    """The connection that a module's options describe.
+
+    It is asked for before anything can fail: an address with a login, which C(Client) refuses, is hidden in the options
+    that Ansible shows at C(-vvv).
+    """
+    connection = Connection(**{field.name: params[field.name] for field in dataclasses.fields(Connection)})
+    if "@" in connection.address:
+        params["address"] = f"{connection.address.partition(':')[0]}:..."
+    return connection

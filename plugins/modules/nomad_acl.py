@@ -162,9 +162,10 @@ def main() -> None:
         supports_check_mode=True,
     )
     params = module.params
-    acl = Acl(nomad_options.connection_of(params), module.check_mode)
+    connection = nomad_options.connection_of(params)
     secrets: dict[str, str] = {}
     try:
+        acl = Acl(connection, module.check_mode)
         if acl.bootstrap():
             for name, rules in params["policies"].items():
                 acl.policy(name, rules)

@@ -142,6 +142,7 @@ def main() -> None:
         supports_check_mode=True,
     )
     params = module.params
+    connection = nomad_options.connection_of(params)
     try:
         found = read_keyring(params["keyring"])
         module.no_log_values.update(found)
@@ -150,7 +151,7 @@ def main() -> None:
             # A server that has no keyring makes one of its configuration when it starts.
             changed = changed and bool(found)
         elif changed:
-            client = nomad.Client(nomad_options.connection_of(params))
+            client = nomad.Client(connection)
             rotate(client, params["key"], found, params["keyring"], params["timeout"])
     except nomad.NomadError as error:
         module.fail_json(msg=f"{platform.node()}: {error}")

@@ -383,9 +383,10 @@ def main() -> None:
         supports_check_mode=True,
     )
     params = module.params
+    connection = nomad_options.connection_of(params)
     try:
         check_options(params)
-        client = nomad.Client(nomad_options.connection_of(params))
+        client = nomad.Client(connection)
         listed = gate.find_nodes(client, [item["node"] for item in params["nodes"]])
         marked = gate.marked_nodes(client)
 

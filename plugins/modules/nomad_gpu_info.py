@@ -393,6 +393,7 @@ def read_reasons(client: nomad.Client, nodes: list[nomad.Node]) -> dict[str, str
 
 
 def apply(params: dict[str, Any]) -> dict[str, Any]:
+    connection = nomad_options.connection_of(params)
     wanted = [name for name in ("only_gpu_nodes", "gather_reasons", "gather_allocations") if params[name]]
     if wanted and not params["gather_gpus"]:
         raise nomad.NomadError(
@@ -400,7 +401,7 @@ def apply(params: dict[str, Any]) -> dict[str, Any]:
             expected="nodes with their GPUs, of which that is asked",
             next_step=f"leave out gather_gpus or {wanted[0]}",
         )
-    client = nomad.Client(nomad_options.connection_of(params))
+    client = nomad.Client(connection)
     nodes, index = read_nodes(client, params["filter"], params["node_name"] or [], params["gather_gpus"])
     if params["only_gpu_nodes"]:
         nodes = [node for node in nodes if node["gpus"]]

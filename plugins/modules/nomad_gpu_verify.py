@@ -269,9 +269,10 @@ def main() -> None:
         supports_check_mode=True,
     )
     started = time.monotonic()
+    connection = nomad_options.connection_of(module.params)
     try:
         wanted = gpu_verdicts.read_expected(module.params["expected"])
-        look = look_again(module, nomad.Client(nomad_options.connection_of(module.params)), wanted)
+        look = look_again(module, nomad.Client(connection), wanted)
     except FoundError as error:
         module.fail_json(msg=f"{platform.node()}: {error}")
     waited = time.monotonic() - started

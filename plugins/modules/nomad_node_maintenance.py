@@ -241,10 +241,11 @@ def main() -> None:
         supports_check_mode=True,
     )
     params = module.params
+    connection = nomad_options.connection_of(params)
     work = None
     try:
         options = check_options(params)
-        client = nomad.Client(nomad_options.connection_of(params), direct=True)
+        client = nomad.Client(connection, direct=True)
         work = maintenance.Maintenance(client)
         if params["state"] == "out":
             plan = maintenance.Plan(

@@ -85,9 +85,10 @@ def main() -> None:
         supports_check_mode=True,
     )
     wanted: dict[str, Any] = module.params["meta"]
+    connection = nomad_options.connection_of(module.params)
     try:
         check(wanted)
-        client = nomad.Client(nomad_options.connection_of(module.params), direct=True)
+        client = nomad.Client(connection, direct=True)
         before: dict[str, str] = (client.call("GET", "/v1/client/metadata") or {}).get("Meta") or {}
         changes = {name: value for name, value in wanted.items() if before.get(name) != value}
         if changes and not module.check_mode:

@@ -250,6 +250,7 @@ def main() -> None:
         supports_check_mode=True,
     )
     params = module.params
+    connection = nomad_options.connection_of(params)
 
     def run(words: list[str]) -> str:
         _code, output, _error = module.run_command(words)
@@ -261,7 +262,7 @@ def main() -> None:
             def look() -> Seen:
                 return of_unit(run, params["unit"])
         else:
-            client = nomad.Client(nomad_options.connection_of(params))
+            client = nomad.Client(connection)
 
             def look() -> Seen:
                 return of_job(client, params["job"])

@@ -150,6 +150,14 @@ class Client:
 
     def __init__(self, connection: Connection, repeat: Collection[int] = retry.STATUS, *, direct: bool = False) -> None:
         self._repeat = repeat
+        if "@" in connection.address:
+            # urllib would take the login for a part of the server's name, and each error would show it.
+            raise NomadError(
+                found="the address of Nomad holds an @, as one with a login does",
+                expected="an address such as https://nomad.example.com:4646",
+                next_step="take the login out of the option 'address' or the variable NOMAD_ADDR, and say who asks by "
+                "'token' or 'client_cert'",
+            )
         parts = _parts(connection.address)
         if parts is None:
             raise NomadError(

@@ -21,10 +21,10 @@ LOCAL = {"ansible_connection": "local", "ansible_python_interpreter": sys.execut
 HANGS_S = 600
 
 
-# What roles ask of kubectl beside modules, who ask the API itself.
+# What roles ask of kubectl beside modules, who ask the API itself. Without a limit it may wait for ever.
 KUBECTL = f"""#!/bin/sh
 case "$*" in
-    *' get nodes --output=name '*) echo node/node00000; echo node/node00001 ;;
+    *' --request-timeout=30s get nodes --output=name') echo node/node00000; echo node/node00001 ;;
     *) exec {kubernetes_helper.KUBECTL} "$@" ;;
 esac
 """

@@ -58,6 +58,48 @@ def test_a_cluster_without_nodes_is_no_success(tmp_path: Path) -> None:
     ) in words(result.stdout + result.stderr)
 
 
+def test_no_windows_machine_is_no_success_where_it_is_they_that_are_asked_for(tmp_path: Path) -> None:
+    hosts = inventory(gpu_nodes=["node"], nomad_servers=["control"], wsl_host=["gaming-pc"])
+    result = playbook_helper.run_playbook(tmp_path, hosts, "wsl_hosts.yml")
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert (
+        f"{tmp_path}/hosts.yml: found the groups gpu_nodes, nomad_servers, wsl_host, and no host in wsl_hosts. "
+        "Expected: the Windows machines in that group. "
+        "Next step: put them there, or name the right inventory with -i."
+    ) in words(result.stdout + result.stderr)
+
+
+def test_a_farm_needs_no_windows_machine(tmp_path: Path) -> None:
+    plays = yaml.safe_load((playbook_helper.ROOT / "playbooks/wsl.yml").read_text(encoding="utf-8"))
+    (part,) = (play for play in plays if play.get("ansible.builtin.import_playbook") == "wsl_hosts.yml")
+    part["ansible.builtin.import_playbook"] = str(playbook_helper.ROOT / "playbooks/wsl_hosts.yml")
+    (tmp_path / "part.yml").write_text(json.dumps([part]), encoding="utf-8")
+    result = playbook_helper.run_playbook(tmp_path, FARM, str(tmp_path / "part.yml"))
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_a_run_that_leaves_no_windows_machine_is_no_success(tmp_path: Path) -> None:
+    hosts = inventory(gpu_nodes=["node"], wsl_hosts=["gaming-pc"])
+    result = playbook_helper.run_playbook(tmp_path, hosts, "wsl_hosts.yml", "--limit", "node")
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert "found that it leaves node. Expected: at least one host of wsl_hosts," in words(
+        result.stdout + result.stderr
+    )
+    result = playbook_helper.run_playbook(tmp_path, hosts, "wsl_hosts.yml", *NOTHING_ELSE)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_every_playbook_requires_hosts_first() -> None:
+    folder = playbook_helper.ROOT / "playbooks"
+    first = {
+        path.name: yaml.safe_load(path.read_text(encoding="utf-8"))[0].get("ansible.builtin.import_playbook")
+        for path in folder.glob("*.yml")
+    }
+    assert first.pop("require_hosts.yml") is None
+    # What a playbook imports first may be another one that begins so.
+    assert {name for name, other in first.items() if first.get(other, other) != "require_hosts.yml"} == set()
+
+
 def test_an_empty_inventory_is_no_success(tmp_path: Path) -> None:
     result = playbook_helper.run_playbook(tmp_path, {}, "verify.yml")
     assert result.returncode == 2

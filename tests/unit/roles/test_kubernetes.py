@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -141,8 +142,8 @@ def test_where_the_api_is_asked() -> None:
         api(kubernetes_kubectl="/opt/kubectl", kubernetes_kubeconfig="/root/config"),
     ]
     assert role_helper.values("__kubernetes_ask", ["kubernetes"], cases) == [
-        ["/usr/local/bin/k3s", "kubectl", "--kubeconfig", "/etc/rancher/k3s/k3s.yaml"],
-        ["/opt/kubectl", "--kubeconfig", "/root/config"],
+        ["/usr/local/bin/k3s", "kubectl", "--kubeconfig", "/etc/rancher/k3s/k3s.yaml", "--request-timeout=30s"],
+        ["/opt/kubectl", "--kubeconfig", "/root/config", "--request-timeout=30s"],
     ]
     cases = [api("kubectl /usr/bin/kubectl"), api("kubeconfig /etc/kubernetes/admin.conf")]
     without, bare = role_helper.values("__kubernetes_refusal", ["kubernetes"], cases)
@@ -211,3 +212,16 @@ def test_a_plugin_that_runs_and_hands_out_nothing_is_told() -> None:
     assert without.startswith("the device plugin runs, and gpu-8, gpu-10 has got no GPU to hand out. Expected:")
     assert none.startswith("no node has the labels nvidia.com/gpu.present=true. Expected: one at least")
     assert "Next step: " in without and "Next step: " in none
+
+
+def test_all_that_asks_the_cluster_has_the_limit_of_one_request() -> None:
+    asking = [
+        (path, name)
+        for path in sorted(ROLES.glob("*/*/*.yml"))
+        for name in re.findall(r"__kubernetes_(?:program|credentials)\b", path.read_text(encoding="utf-8"))
+    ]
+    # The modules have a limit of their own.
+    assert {path.relative_to(ROLES).as_posix() for path, _name in asking} == {"kubernetes/vars/main.yml"}
+    known = role_helper.variables("kubernetes")
+    users = {name for name, text in known.items() if re.search("__kubernetes_(program|credentials)", str(text))}
+    assert users == {"__kubernetes_ask", "__kubernetes_api", "__kubernetes_refusal"}

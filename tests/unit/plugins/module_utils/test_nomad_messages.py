@@ -140,6 +140,7 @@ def client_errors() -> Iterator[tuple[str, str]]:
     alert.reason = "TLSV13_ALERT_CERTIFICATE_REQUIRED"
     yield "unreachable", unreachable(alert)
     yield "client", told(lambda: nomad.Client(nomad.Connection(address="nomad:4646")))
+    yield "client", told(lambda: nomad.Client(nomad.Connection(address="https://robot:s3cret@nomad:4646")))
     yield "client", told(lambda: nomad.Client(nomad.Connection(token="a\nb")))
     files = {"ca_cert": "/none/ca.pem", "client_cert": "/none/cert.pem"}
     yield "client", told(lambda: nomad.Client(nomad.Connection(address="https://localhost", **files)))
