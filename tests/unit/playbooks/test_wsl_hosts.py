@@ -442,6 +442,31 @@ def test_windows_stays_as_it_is_where_the_node_is_refused(tmp_path: Path) -> Non
     assert not lab.config.exists()
 
 
+@pytest.mark.parametrize("playbook", ["site.yml", "wsl.yml"])
+def test_a_node_that_ends_when_ansible_has_left_is_told(tmp_path: Path, playbook: str) -> None:
+    nodes = {
+        "free": {"wsl_host": "gaming-pc", "__wsl_asked": {"stdout_lines": ["systemd"]}},
+        "held": {"wsl_host": "gaming-pc", "__wsl_asked": {"stdout_lines": ["systemd", "held"]}},
+        # With an SSH server of its own, as in README.md.
+        "listed": {"__wsl_asked": {"stdout_lines": ["systemd"]}},
+        "metal": {},
+    }
+    inventory = {"gpu_nodes": {"hosts": nodes, "vars": LOCAL}, "wsl_hosts": {"hosts": {"gaming-pc": {}}}}
+    first = ("--start-at-task", "Say where nothing holds the distribution")
+    result = playbook_helper.run_playbook(tmp_path, inventory, playbook, *first)
+    assert result.returncode == 0, result.stdout + result.stderr
+    said = words(result.stdout)
+    text = (
+        "{}: found no process by which Windows holds this distribution, which ends 15 s after its last user, and the "
+        "node with it. Expected: `/bin/sleep infinity`, which a scheduled task of Windows runs. Next step: {}, "
+        "with wsl_keep_alive: true; or nothing, where something else holds it."
+    )
+    assert said.count(text.format("free", "run gpufarm.core.wsl_hosts for gaming-pc")) == 1
+    assert said.count(text.format("listed", "list its Windows machine in the group wsl_hosts, and run "
+                                  "gpufarm.core.wsl_hosts")) == 1  # fmt: skip
+    assert said.count("holds this distribution") == 2
+
+
 @pytest.mark.parametrize("ports", [[], [8080], ["4646"]])
 def test_a_port_that_leads_to_no_agent_is_told(tmp_path: Path, ports: list[int | str]) -> None:
     lab = Lab(tmp_path)

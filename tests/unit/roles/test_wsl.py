@@ -219,6 +219,43 @@ def test_the_control_node_and_the_distribution_tell_where_they_are_alike() -> No
     assert len(told.split()) == 2
 
 
+# Of a distribution that has processes of its own.
+ALONE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "--", "/bin/sh", "-c")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has processes of its own")
+@pytest.mark.parametrize(
+    ("holder", "held"),
+    [
+        ("/bin/sleep infinity", True),
+        (":", False),
+        # Of a service, or of somebody's own.
+        ("sleep infinity", False),
+        ("/bin/sleep 86400", False),
+        # Of a container, which Windows has not started.
+        ("unshare --pid --fork --kill-child /bin/sleep infinity", False),
+    ],
+)
+def test_what_the_task_of_windows_holds_a_distribution_by_is_found(holder: str, held: bool) -> None:
+    # It is there once it has become the program that is looked for.
+    script = f"{holder} & sleep 1; exec /bin/sh {ROOT / 'roles/wsl/files/ask.sh'} 0 : :"
+    answer = subprocess.run([*ALONE, script], capture_output=True, text=True, check=True).stdout
+    assert ("held" in answer.splitlines()) is held
+
+
+def test_a_distribution_counts_as_held_that_was_so_before_this_run_ended_it() -> None:
+    """Its task starts again within five minutes, so that is nothing to run the playbook of Windows for."""
+    assert value("__wsl_held", *GOOD, "held")
+    assert value("__wsl_held", __wsl_held_before=True)
+    assert not value("__wsl_held")
+    (noted,) = [
+        task["ansible.builtin.set_fact"]
+        for task in yaml.safe_load((ROOT / "roles/wsl/tasks/start_again.yml").read_text())
+        if "ansible.builtin.set_fact" in task
+    ]
+    assert noted["__wsl_held_before"] == "{{ __wsl_held }}"
+
+
 def test_systemd_is_wanted_whatever_else_is() -> None:
     assert value("__wsl_settings", wsl_conf={"boot": {"command": "x"}, "user": {"default": "bob"}}) == {
         "boot": {"command": "x", "systemd": True},
