@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import time
-
 from testinfra.host import Host
 
-from tests.testinfra.helpers import gpu_uuids, nomad_gpus, restarts
+from tests.testinfra.helpers import gpu_uuids, nomad_gpus, restarts, wait_for
 
 testinfra_hosts = ["device-t4"]
 
@@ -12,13 +10,7 @@ testinfra_hosts = ["device-t4"]
 def test_nomad_has_every_gpu_of_the_node(host: Host) -> None:
     wanted = sorted(gpu_uuids(host))
     assert len(wanted) == 4
-    found: list[str] = []
-    for _ in range(30):
-        found = sorted(nomad_gpus(host, "device-t4"))
-        if found == wanted:
-            break
-        time.sleep(1)
-    assert found == wanted
+    wait_for(f"Nomad has {wanted}", lambda: sorted(nomad_gpus(host, "device-t4")) == wanted)
 
 
 def test_plugin_is_the_verified_release(host: Host) -> None:

@@ -131,12 +131,20 @@ def _check(options: HealthOptions) -> None:
         seconds_of(options.xid_since)
 
 
+_TIME = re.compile(
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
+    r"([Tt ][0-9]{2}(:[0-9]{2}(:[0-9]{2}(\.[0-9]{3}([0-9]{3})?)?)?)?([zZ]|[+-][0-9]{2}:[0-9]{2})?)?\Z"
+)
+
+
 def seconds_of(text: str) -> float:
     """Seconds since the epoch, from those or from a time in ISO 8601, local where it names no zone."""
     if re.match(r"^[0-9]{1,12}(?:\.[0-9]{1,9})?$", text):
         return float(text)
     try:
-        # Python before 3.11 does not take Z for UTC.
+        # Newer versions of Python read more than 3.9, which can be the node's, and none before 3.11 takes Z for UTC.
+        if not _TIME.match(text.strip()):
+            raise ValueError
         return datetime.datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text.strip())).timestamp()
     except ValueError:
         expected = "a time such as 2026-01-31T18:00:00Z, or seconds since the epoch"

@@ -44,6 +44,13 @@ def test_every_public_role_has_a_specification() -> None:
     assert set(ROLES) == public
 
 
+def test_the_design_names_what_is_asked_of_a_farm_and_what_runs_on_it() -> None:
+    text = " ".join((ROOT / "docs/design.md").read_text(encoding="utf-8").split())
+    (named,) = re.findall(r"is in the role \*\*`farm`\*\*: ([^.]*)\.", text)
+    assert re.findall("`([a-z_]+)`", named) == list(load(ROOT / "roles/farm/meta/argument_specs.yml")["argument_specs"])
+    assert "`wandb_launch_agent`" in text
+
+
 @pytest.mark.parametrize("role", ROLES)
 def test_same_variables_in_the_same_order(role: str) -> None:
     assert list(defaults(role)) == [name for name, spec in options(role).items() if "default" in spec]

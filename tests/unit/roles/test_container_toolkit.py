@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from ansible.template import trust_as_template
+from ansible_collections.gpufarm.core.tests.unit.patience import PATIENCE_S
 from ansible_collections.gpufarm.core.tests.unit.roles import role_helper
 
 
@@ -138,6 +144,48 @@ def test_engines_that_do_not_run_and_start_with_the_host() -> None:
 def test_engines_are_given_whole_names_of_images(image: str, whole: str) -> None:
     clients = value("__container_toolkit_container", container_toolkit_verify_image=image)
     assert all(whole in clients[engine] for engine in ("docker", "podman", "containerd"))
+
+
+def test_no_container_of_the_verification_holds_the_play() -> None:
+    clients = value("__container_toolkit_container", container_toolkit_verify_image="cuda:12")
+    assert {tuple(words[:4]) for words in clients.values()} == {("timeout", "-k", "10", "3600")}
+
+
+HANGS = "#!/bin/sh\nsleep 600\n"
+DOCKER = """#!/bin/sh
+case "$1" in
+    info) echo false ;;
+    ps) printf '%s\\n' 'container web ' 'container nomad_init_1 ' 'container job 6f147e38' ;;
+esac
+"""
+LIVES = "#!/bin/sh\necho true\n"
+
+
+@pytest.mark.parametrize(
+    ("docker", "code", "told"),
+    [(DOCKER, 0, "container web\n"), (LIVES, 0, ""), (HANGS, 1, ""), (DOCKER.replace("printf", "sleep 600;"), 1, "")],
+)
+def test_a_docker_that_hangs_ends_nothing(tmp_path: Path, docker: str, code: int, told: str) -> None:
+    programs = {
+        "systemctl": "#!/bin/sh\n",
+        "docker": docker,
+        # As long as it takes to see that it hangs.
+        "timeout": '#!/bin/sh\n[ "$1 $2 $3" = "-k 5 60" ] || exit 99\nshift 3\nexec /usr/bin/timeout 2 "$@"\n',
+    }
+    for name, text in programs.items():
+        (tmp_path / name).write_text(text, encoding="ascii")
+        (tmp_path / name).chmod(0o755)
+    script = value("__container_toolkit_ends")
+    play = yaml.safe_load((role_helper.ROLES / "docker/tasks/absent_check.yml").read_text(encoding="utf-8"))
+    listing = role_helper.value("text", {"text": trust_as_template(play[0]["ansible.builtin.shell"])})
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    ran, listed = (
+        subprocess.run(line, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+        for line in (["sh", "-c", script, "sh", "docker"], ["bash", "-c", listing])
+    )
+    assert (ran.returncode, ran.stdout) == (code, told)
+    if docker == HANGS:
+        assert listed.returncode == 124
 
 
 def gpu(index: int, uuid: str, **more: Any) -> dict[str, Any]:

@@ -9,12 +9,16 @@ root is at home too, and /usr/local/bin are folders of the test's own.
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import http.server
 import json
 import os
 import re
 import shutil
+import subprocess
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -242,6 +246,80 @@ def config(**more: Any) -> str:
     return f"config {json.dumps({**MADE, **more})}"
 
 
+class Mirror(http.server.ThreadingHTTPServer):
+    """Upstream's release on a server that is busy first; it notes who asks."""
+
+    def __init__(self, busy: int) -> None:
+        self.busy = busy
+        self.asked: list[tuple[str, str | None]] = []
+        super().__init__(("127.0.0.1", 0), MirrorHandler)
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+
+class MirrorHandler(http.server.BaseHTTPRequestHandler):
+    server: Mirror
+
+    def do_GET(self) -> None:
+        self.server.asked.append((self.path, self.headers.get("Authorization")))
+        code = 503 if len(self.server.asked) <= self.server.busy else 200
+        self.send_response(code)
+        self.end_headers()
+        self.wfile.write(DOUBLE.read_bytes() if code == 200 else b"busy")
+
+    def log_message(self, *_given: Any) -> None:
+        pass
+
+
+def install(folder: Path, url: str) -> subprocess.CompletedProcess[str]:
+    """Have only the program, from this address."""
+    given = {
+        **playbook_helper.LOCAL,
+        "_common_architecture": "amd64",
+        "minikube_release_url": url,
+        "minikube_bin_dir": str(folder),
+        "minikube_checksum": hashlib.sha256(DOUBLE.read_bytes()).hexdigest(),
+        "__minikube_said": {"stdout_lines": ["kubectl /usr/bin/kubectl"]},
+    }
+    task = {"ansible.builtin.include_role": {"name": "gpufarm.core.minikube", "tasks_from": "install.yml"}}
+    play = [{"name": "Machine", "hosts": "all", "gather_facts": False, "tasks": [task]}]
+    (folder / "play.yml").write_text(json.dumps(play), encoding="utf-8")
+    return playbook_helper.run_playbook(
+        folder, {"all": {"hosts": {"desk": given}}}, str(folder / "play.yml"), "-vvv", "--diff"
+    )
+
+
+@ROOTS_OWN
+@pytest.mark.parametrize("login", ["", "robot:s3cr%40et@"])
+def test_a_mirror_that_is_busy_is_asked_again_and_told_no_more_than_its_login(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, login: str
+) -> None:
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login other password others\n", encoding="ascii")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    mirror = Mirror(busy=1)
+    ran = install(tmp_path, f"http://{login}127.0.0.1:{mirror.server_port}/m")
+    mirror.shutdown()
+    said = ran.stdout + ran.stderr
+    assert ran.returncode == 0, said
+    sent = f"Basic {base64.b64encode(b'robot:s3cr@et').decode()}" if login else None
+    assert mirror.asked == [("/m/v1.38.1/minikube-linux-amd64", sent)] * 2
+    assert (tmp_path / "minikube").read_bytes() == DOUBLE.read_bytes()
+    assert not re.search("robot|s3cr", said)
+
+
+@ROOTS_OWN
+def test_a_mirror_that_stays_busy_is_told_without_its_login(tmp_path: Path) -> None:
+    mirror = Mirror(busy=9)
+    ran = install(tmp_path, f"http://robot:s3cret@127.0.0.1:{mirror.server_port}")
+    mirror.shutdown()
+    said = words(ran.stdout + ran.stderr)
+    assert ran.returncode == 2 and len(mirror.asked) == 4
+    url = f"http://127.0.0.1:{mirror.server_port}/v1.38.1/minikube-linux-amd64"
+    assert f"(Request failed: HTTP Error 503: Service Unavailable). Expected: {url} with the SHA-256" in said, said[
+        -1500:
+    ]
+    assert not re.search("robot|s3cret", said)
+
+
 def test_what_cannot_be_done_is_refused_with_what_to_do() -> None:
     older = {"minikube_kubernetes_version": "1.34.0"}
     other = {"KubernetesConfig": {"KubernetesVersion": "v1.35.1", "ContainerRuntime": "containerd"}}
@@ -261,6 +339,9 @@ def test_what_cannot_be_done_is_refused_with_what_to_do() -> None:
         (case(minikube_version="1.31.2"), "minikube_version is 1.31.2. Expected: 1.32.0 or newer"),
         (case(minikube_version="1.40.0"), "the checksum of minikube 1.40.0 is not known here. Expected: a SHA-256"),
         (case(minikube_version="1.40.0", minikube_checksum="sha256:" + "A" * 64), ""),
+        (case(minikube_release_url="http://robot:1/s3cret@h/m"), ""),
+        (case(minikube_release_url="http://robot:s3/cret@h/m"), "minikube_release_url is no address. Expected: one"),
+        (case(minikube_release_url="http://robot:s3cret@[::1]:80/m"), ""),
         (case(minikube_checksum="abc"), 'the checksum of minikube 1.38.1 is "abc". Expected'),
         (case(_common_bundle="/srv/bundle"), "gpufarm_bundle is set, and minikube_path is empty. Expected"),
         (case(_common_bundle="/srv/bundle", minikube_path="/srv/minikube"), ""),

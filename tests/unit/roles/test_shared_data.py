@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from ansible.template import trust_as_template
 from ansible_collections.gpufarm.core.tests.unit.roles import role_helper
 from ansible_collections.gpufarm.core.tests.unit.roles.role_helper import ROLES
 
@@ -126,6 +128,24 @@ def test_what_differs_on_a_server() -> None:
     assert value("differs", said, "control") == []
     (differs,) = value("differs", said, "control", shared_data_writers=["192.0.2.7"])
     assert differs == "the NFS server does not export /srv/data to 192.0.2.0/24, 192.0.2.7"
+
+
+def test_what_differs_is_told_with_what_to_do() -> None:
+    tasks = yaml.safe_load((ROLES / "shared_data/tasks/check.yml").read_text(encoding="utf-8"))
+    text = trust_as_template(tasks[1]["ansible.builtin.assert"]["fail_msg"])
+    mount = value("told", SAID.replace("automount inactive\n", ""), __shared_data_told=text)
+    assert re.fullmatch(
+        r"node: nothing is mounted at /srv/data.*\. Expected: 192\.0\.2\.10:/srv/data at /srv/data with ro,\S*\. "
+        r"Next step: read `journalctl -u srv-data\.mount` on this host, and run gpufarm\.core\.shared_data again\.",
+        mount,
+    ), mount
+    server = value("told", SAID, "control", __shared_data_told=text)
+    assert re.fullmatch(
+        r"control: the NFS server does not export /srv/data to 192\.0\.2\.0/24\. Expected: .*/srv/data.* exported\. "
+        r"Next step: read `exportfs -s` and `journalctl -u nfs-server` on this host, and run "
+        r"gpufarm\.core\.shared_data again\.",
+        server,
+    ), server
 
 
 def look(path: Path, programs: dict[str, str]) -> list[str]:

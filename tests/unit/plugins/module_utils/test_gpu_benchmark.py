@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from ansible_collections.gpufarm.core.plugins.module_utils import gpu_benchmark
 from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark import Card, Thresholds, judging, measuring
+from ansible_collections.gpufarm.core.tests.unit.patience import PATIENCE_S, wait_for
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "gpu_benchmark"
 LINK = Card(pcie_generation=5, pcie_width=16, memory_total_mib=81559, slow_reasons=[])
@@ -360,24 +361,37 @@ def members(group: int) -> list[str]:
     return found
 
 
-def assert_ends(ended: Callable[[], bool]) -> None:
-    until = time.monotonic() + 30
-    while not ended():
-        assert time.monotonic() < until
-        time.sleep(0.05)
+class Paced(measuring.Worker):
+    """One whose limits are short once it has come to a step, whenever that is, and generous before."""
+
+    hangs_at: dict[str, str]
+    ends_at: dict[str, str]
+
+    def touch(self) -> None:
+        self.timeout = 0.5 if self.step and self.hangs_at.get(self.key) == self.step else PATIENCE_S
+        if self.step and self.ends_at.get(self.key) == self.step:
+            self.until = time.monotonic() + 0.5
+        super().touch()
 
 
-def test_one_that_hangs_is_ended_and_the_others_are_heard() -> None:
+def pace(monkeypatch: pytest.MonkeyPatch, hangs_at: dict[str, str], ends_at: dict[str, str]) -> None:
+    limits = {"hangs_at": hangs_at, "ends_at": ends_at}
+    monkeypatch.setattr(measuring, "Worker", type("Worker", (Paced,), limits))
+
+
+def test_one_that_hangs_is_ended_and_the_others_are_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    pace(monkeypatch, {"hang": "context"}, {})
+
     def hang(tell: measuring.Tell) -> None:
         tell({"step": "context"})
         os.fork()
         time.sleep(90)
 
-    workers = run_workers({"hang": hang, "well": lambda tell: tell({"value": 1})}, 0.5)
+    workers = run_workers({"hang": hang, "well": lambda tell: tell({"value": 1})}, PATIENCE_S)
     assert workers["well"].lines == [{"value": 1}] and workers["well"].failure() is None
     failure = workers["hang"].failure()
     assert failure is not None and (failure["code"], failure["step"]) == ("timeout", "context")
-    assert_ends(lambda: not members(workers["hang"].pid))
+    wait_for(lambda: not members(workers["hang"].pid))
 
 
 def test_what_goes_wrong_in_a_worker_is_told() -> None:
@@ -390,7 +404,7 @@ def test_what_goes_wrong_in_a_worker_is_told() -> None:
     def refuse(_tell: measuring.Tell) -> None:
         raise measuring.CudaError("cuCtxCreate", 999, "CUDA_ERROR_UNKNOWN", "unknown error")
 
-    workers = run_workers({"crash": crash, "fail": fail, "refuse": refuse}, 30.0)
+    workers = run_workers({"crash": crash, "fail": fail, "refuse": refuse}, PATIENCE_S)
     told = {key: worker.failure() or {} for key, worker in workers.items()}
     assert told["crash"]["code"] == "crashed" and "signal 9" in told["crash"]["message"]
     assert told["fail"]["code"] == "internal" and "of ours" in told["fail"]["message"]
@@ -405,13 +419,13 @@ def test_one_that_ends_early_without_a_word_is_not_well(code: int) -> None:
         tell({"step": "memory"})
         os._exit(code)
 
-    failure = run_workers({"leave": leave}, 30.0)["leave"].failure() or {}
+    failure = run_workers({"leave": leave}, PATIENCE_S)["leave"].failure() or {}
     assert (failure["code"], failure["step"]) == ("crashed", "memory") and f"ended with {code}" in failure["message"]
 
 
 def test_a_crash_that_is_not_seen_in_time_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "KILL_WAIT", 0.0)
-    worker = run_workers({"crash": lambda _tell: os.kill(os.getpid(), 9)}, 30.0)["crash"]
+    worker = run_workers({"crash": lambda _tell: os.kill(os.getpid(), 9)}, PATIENCE_S)["crash"]
     os.waitpid(worker.pid, 0)
     assert (worker.failure() or {})["code"] == "crashed"
 
@@ -431,7 +445,7 @@ def test_workers_end_with_who_started_them(tmp_path: Path) -> None:
         pid = int(parent.stdout.readline())
         # It may not have asked yet to be ended with its parent; then it sees that it has another one.
         parent.kill()
-    assert_ends(lambda: not members(pid))
+    wait_for(lambda: not members(pid))
 
 
 def test_turns_are_taken_one_at_a_time(tmp_path: Path) -> None:
@@ -444,7 +458,7 @@ def test_turns_are_taken_one_at_a_time(tmp_path: Path) -> None:
             time.sleep(0.05)
             file.write("out ")
 
-    workers = run_workers({str(number): work for number in range(4)}, 30.0)
+    workers = run_workers({str(number): work for number in range(4)}, PATIENCE_S)
     assert [worker.failure() for worker in workers.values()] == [None] * 4
     assert log.read_text() == "in out " * 4
 
@@ -467,10 +481,11 @@ def test_a_turn_is_taken_from_one_that_cannot_be_killed(monkeypatch: pytest.Monk
         with tell.turn():
             tell({"value": 1})
 
+    pace(monkeypatch, {"hold": "host_copies"}, {})
     try:
         holder, *others = (
-            measuring.Worker("hold", hold, None, 0.5),
-            *(measuring.Worker(f"wait {number}", wait, None, 30.0) for number in range(2)),
+            measuring.Worker("hold", hold, None, PATIENCE_S),
+            *(measuring.Worker(f"wait {number}", wait, None, PATIENCE_S) for number in range(2)),
         )
         measuring.attend([holder, *others])
         assert [worker.lines for worker in others] == [[{"value": 1}]] * 2
@@ -523,7 +538,8 @@ def test_nobody_is_to_blame_for_the_end_of_it_all(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(measuring, "measure_device", measure_device)
     assert codes(timeout=60, limit_s=1) == ["over", "over", "over"]
     first.unlink(missing_ok=True)
-    assert codes(timeout=8, limit_s=15) == ["timeout", None, "over"]
+    pace(monkeypatch, {"GPU-0": "host_copies"}, {"GPU-2": "memory"})
+    assert codes() == ["timeout", None, "over"]
 
 
 def test_nothing_begins_that_may_not_come_to_its_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -658,7 +658,7 @@ def test_wrong_options_are_refused_as_recorded() -> None:
         "path": [5],
         "throttle_reasons": ["x", [1], None],
         "severities": [[], {"xid_79": 1}, {1: "ignore"}, {"xid_79": "bad"}, {"xid_": "ignore"}, {"sxid_0": "ignore"}],
-        "xid_since": ["yesterday", "nan", ""],
+        "xid_since": ["yesterday", "nan", "", "20260101T000000Z", "2026-W01-4", "2026-01-01T00:00:00.5", "2026-01-01Z"],
         "unknown": [1],
     }
     told = {}
@@ -725,7 +725,16 @@ def test_wrong_options_are_refused(mapping: dict[str, Any], words: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["1767225600", "2026-01-01T00:00:00Z", "2026-01-01T01:00:00+01:00", "1767225600.0", "2026-01-01 00:00:00+00:00"],
+    [
+        *(
+            "1767225600",
+            "2026-01-01T00:00:00Z",
+            "2026-01-01T01:00:00+01:00",
+            "1767225600.0",
+            "2026-01-01 00:00:00+00:00",
+        ),
+        *("2026-01-01T00Z", "2026-01-01t00:00z", "2026-01-01T00:00:00.000+00:00", "2026-01-01T00:00:00.000000Z"),
+    ],
 )
 def test_times(text: str) -> None:
     assert health_options.seconds_of(text) == 1767225600.0

@@ -6,11 +6,11 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from ansible_collections.gpufarm.core.tests.unit.patience import wait_for
 
 from tests.simulator.gpu import faults
 from tests.simulator.mirror import packages
@@ -62,11 +62,7 @@ class Board:
         return self.node.csv(FIELDS)
 
     def wait_for(self, fabric: list[str]) -> None:
-        for _ in range(600):
-            if self.fabric == [fabric] * 8:
-                return
-            time.sleep(0.05)
-        raise AssertionError(self.fabric)
+        wait_for(lambda: self.fabric == [fabric] * 8)
 
 
 @pytest.fixture

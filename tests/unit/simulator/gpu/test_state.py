@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -474,3 +475,11 @@ def test_the_machines_own_kernel_log_is_left_alone(docker: Path, capsys: pytest.
     (docker / "dev/kmsg").symlink_to("/dev/null")
     assert faults.main(["node", "xid", "1", "79"]) == 1
     assert "which nothing here writes to" in capsys.readouterr().err
+
+
+def test_the_documentation_names_every_profile() -> None:
+    text = (SIMULATOR.parents[2] / "docs/molecule.md").read_text(encoding="utf-8")
+    (named,) = re.findall(r"Profiles are ([^.]*?),\s+whose node", text)
+    assert sorted(re.findall("`([^`]+)`", named)) == sorted(
+        path.stem for path in (SIMULATOR / "profiles").glob("*.yml")
+    )

@@ -1,0 +1,97 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the verifications of Kubernetes say where something is missing; that they pass is in the scenario kubernetes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.gpufarm.core.tests.unit.playbooks import playbook_helper
+from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import kubernetes_helper as farm
+
+# What kubectl 1.33 prints of a pod that runs, of one whose image cannot be pulled, and of one that no node takes.
+PODS = 'gpu-7 Running  \ngpu-8 Pending ImagePullBackOff Back-off pulling image "plugin:v1"\n Pending  \n'
+KUBECTL = """#!/bin/sh
+[ "$3" = --request-timeout=30s ] || sleep 600
+case "$*" in
+    *' rollout status daemonset/nvidia-device-plugin-daemonset --namespace=kube-system --timeout=7s')
+        echo 'Waiting for daemon set "nvidia-device-plugin-daemonset" rollout to finish: 1 of 3 updated pods are ...'
+        echo 'error: timed out waiting for the condition' >&2
+        exit 1 ;;
+    *' get pods --namespace=kube-system --selector name=nvidia-device-plugin-ds --output=jsonpath='*)
+        cat "$0.pods" ;;
+    *) echo "error: unknown: $*" >&2; exit 1 ;;
+esac
+"""
+
+
+def run(folder: Path, tasks: list[dict[str, Any]], **given: Any) -> tuple[int, str]:
+    play = [{"name": "Nodes", "hosts": "all", "gather_facts": False, "tasks": tasks}]
+    (folder / "play.yml").write_text(json.dumps(play), encoding="utf-8")
+    known = {**playbook_helper.LOCAL, "ansible_become": False, **given}
+    result = playbook_helper.run_playbook(folder, {"all": {"hosts": {"gpu-7": known}}}, str(folder / "play.yml"))
+    return result.returncode, " ".join((result.stdout + result.stderr).split())
+
+
+def test_a_device_plugin_that_does_not_run_is_told_with_what_its_pods_wait_for(tmp_path: Path) -> None:
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text(KUBECTL, encoding="utf-8")
+    kubectl.chmod(0o755)
+    (tmp_path / "kubectl.pods").write_text(PODS, encoding="utf-8")
+    verify = {"name": "gpufarm.core.kubernetes_device_plugin", "tasks_from": "verify.yml"}
+    known = {"name": "gpufarm.core.kubernetes", "public": True, "tasks_from": "look.yml"}
+    code, said = run(
+        tmp_path,
+        [{"ansible.builtin.include_role": known}, {"ansible.builtin.include_role": verify}],
+        kubernetes_kubectl=str(kubectl),
+        kubernetes_kubeconfig="/etc/kubernetes/admin.conf",
+        kubernetes_device_plugin_timeout=7,
+    )
+    assert code == 2, said
+    assert (
+        "gpu-7: the device plugin does not run (error: timed out waiting for the condition). Found: "
+        'gpu-8 Pending ImagePullBackOff Back-off pulling image "plugin:v1"; Pending. Expected: a pod that runs on each '
+        "node with nvidia.com/gpu.present=true. Next step: mend what is named; `kubectl describe daemonset "
+        "--namespace=kube-system nvidia-device-plugin-daemonset` says more."
+    ) in said.replace('\\"', '"'), said
+
+
+@pytest.mark.parametrize("role", ["farm", "minikube"])
+def test_a_gpu_that_kubernetes_has_not_fails_the_verification(tmp_path: Path, role: str) -> None:
+    cluster = farm.Cluster(tmp_path)
+    cluster.nodes = [farm.make_node(number, 1) for number in range(2)]
+    gpus = [
+        {"uuid": farm.uuid_of(0, number), "name": farm.MODEL, "mig_mode": None, "mig_devices": None}
+        for number in range(2)
+    ]
+    facts = {"available": True, "reason": "ok", "message": "", "driver_version": farm.DRIVER, "gpus": gpus}
+    entry = {"farm": "kubernetes_verify.yml", "minikube": "verify.yml"}[role]
+    verify = {"name": f"gpufarm.core.{role}", "tasks_from": entry, "rolespec_validate": False}
+    tasks = [
+        {"ansible.builtin.set_fact": {"nvidia_smi": facts, "cacheable": True}},
+        {"ansible.builtin.include_role": verify},
+    ]
+    given = {**playbook_helper.asked_of(cluster, tmp_path), "kubernetes_node_name": "node00000", "verify_timeout": 0}
+    # As minikube's user has it.
+    server = json.loads(cluster.kubeconfig.read_text(encoding="utf-8"))["contexts"]["farm"]
+    (tmp_path / ".kube").mkdir()
+    config = {"current-context": "node00000", "contexts": {"node00000": server}}
+    (tmp_path / ".kube/config").write_text(json.dumps(config), encoding="utf-8")
+    given |= {
+        "minikube_verify_timeout": 0,
+        "minikube_profile": "node00000",
+        "__minikube_said": {"stdout_lines": [f"home {tmp_path}", f"kubectl {given['kubernetes_kubectl']}"]},
+    }
+    try:
+        code, said = run(tmp_path, tasks, **given)
+        cluster.nodes[0] = farm.make_node(0, 2)
+        # minikube runs pods besides.
+        well, table = run(tmp_path, tasks, **given) if role == "farm" else (0, "node00000 failed=0")
+    finally:
+        cluster.close()
+    assert code == 2 and "node00000 ready 2 1 failed count_mismatch" in said, said
+    assert well == 0 and "node00000" in table and "failed=0" in table, table
