@@ -733,6 +733,16 @@ def test_a_configuration_that_cannot_be_changed_is_refused_first(tmp_path: Path)
     assert (lab.windows.machine.tasks, lab.windows.machine.release) == ({}, "2.1.5")
 
 
+@pytest.mark.parametrize("mode", ["none", "consomme"])
+def test_a_mode_that_leads_no_ports_is_no_matter_without_them(tmp_path: Path, mode: str) -> None:
+    lab = Lab(tmp_path)
+    lab.config.write_text(f"[wsl2]\nnetworkingMode={mode}\n")
+    assert f"networkingMode of .wslconfig is {mode}, and wsl_ports has 4646, 80. Expected" in lab.bad(
+        wsl_ports=[4646, 80]
+    )
+    lab.good("--check")
+
+
 def test_the_mode_is_that_of_the_whole_file(tmp_path: Path) -> None:
     lab = Lab(tmp_path)
     lab.config.write_text("[experimental]\nnetworkingmode = Mirrored\n")
@@ -847,6 +857,17 @@ REFUSALS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         {"build": 19045}, {"wsl_config": {"wsl2": {"networkingMode": "mirrored"}}},
         "Windows is of build 19045. Expected: 22621 (Windows 11 22H2) or newer, because .wslconfig sets "
         "networkingMode to mirrored (WSL#13793). Next step: update Windows, or set it to nat.",
+    ),
+    (
+        {}, {"wsl_ports": [4646], "wsl_config": {"experimental": {"networkingMode": "VirtioProxy"}}},
+        "networkingMode of .wslconfig is virtioproxy, and wsl_ports has 4646. Expected: nat or mirrored, in which this "
+        "role can lead ports to a distribution. Next step: set one of them in wsl_config, or wsl_ports: [].",
+    ),
+    (
+        {}, {"wsl_ports": [4646], "wsl_config": {"wsl2": {"networkingMode": "bridged"}}},
+        "networkingMode of .wslconfig is bridged, and wsl_ports has 4646. Expected: nat or mirrored, in which this role "
+        "can lead ports to a distribution. Next step: set one of them in wsl_config, or wsl_ports: [], and "
+        "nomad_advertise_addr to the address that the distribution itself has.",
     ),
     (
         {"gpus": []}, {},
