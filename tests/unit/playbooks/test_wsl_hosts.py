@@ -467,13 +467,37 @@ def test_a_node_that_ends_when_ansible_has_left_is_told(tmp_path: Path, playbook
     assert said.count("holds this distribution") == 2
 
 
+@pytest.mark.parametrize("playbook", ["site.yml", "wsl.yml"])
 @pytest.mark.parametrize("ports", [[], [8080], ["4646"]])
-def test_a_port_that_leads_to_no_agent_is_told(tmp_path: Path, ports: list[int | str]) -> None:
+def test_a_port_that_leads_to_no_agent_is_told(tmp_path: Path, playbook: str, ports: list[int | str]) -> None:
     lab = Lab(tmp_path)
-    lab.playbook = "wsl.yml"
+    lab.playbook = playbook
     lab.node = {}
-    said = lab.good("--start-at-task", "Say where nothing does", wsl_ports=ports)
-    assert ("gaming-pc-Debian: found no 4646 in wsl_ports of gaming-pc, so" in said) is ("4646" not in ports)
+    said = lab.good("--start-at-task", "Say where nothing leads to its agent", wsl_ports=ports)
+    told = "gaming-pc-Debian: found no 4646 in wsl_ports of gaming-pc, so"
+    assert said.count(told) == int("4646" not in ports)
+
+
+def test_a_machine_whose_nodes_are_not_reached_is_told_by_the_playbook_of_windows(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+
+    def told(node: dict[str, Any] | None, **variables: Any) -> bool:
+        lab.node = node
+        said = lab.good("--start-at-task", "Say which nodes nothing leads to", **variables)
+        return (
+            "gaming-pc: found no 4646 in wsl_ports, so that other machines do not reach the Nomad agent of "
+            "gaming-pc-Debian. Expected: that is enough for most"
+        ) in said
+
+    assert told({})
+    assert not told({}, wsl_ports=["4646"])
+    assert not told({"nomad_advertise_addr": "192.0.2.9"})
+    assert not told(None)
+    # What site says afterwards need not be said twice.
+    assert not told({}, common_site_to_come=True)
+    plays = DataLoader().load_from_file(str(playbook_helper.ROOT / "playbooks/wsl.yml"), trusted_as_template=True)
+    (windows,) = [play for play in plays if play["ansible.builtin.import_playbook"] == "wsl_hosts.yml"]
+    assert windows["vars"]["common_site_to_come"] is True
 
 
 def test_check_mode_changes_nothing(tmp_path: Path) -> None:
@@ -865,8 +889,8 @@ REFUSALS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ),
     (
         {}, {"wsl_ports": [4646], "wsl_config": {"wsl2": {"networkingMode": "bridged"}}},
-        "networkingMode of .wslconfig is bridged, and wsl_ports has 4646. Expected: nat or mirrored, in which this role "
-        "can lead ports to a distribution. Next step: set one of them in wsl_config, or wsl_ports: [], and "
+        "networkingMode of .wslconfig is bridged, and wsl_ports has 4646. Expected: nat or mirrored, in which this "
+        "role can lead ports to a distribution. Next step: set one of them in wsl_config, or wsl_ports: [], and "
         "nomad_advertise_addr to the address that the distribution itself has.",
     ),
     (
