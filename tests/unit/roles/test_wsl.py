@@ -209,6 +209,17 @@ def test_windows_shell_takes_the_path(windows: dict[str, str], command: str) -> 
     assert value("__wsl_no_way", hostvars={"pc": windows}) == ""
 
 
+def test_the_specification_names_each_way_to_windows() -> None:
+    windows = yaml.safe_load((ROOT / "roles/wsl/vars/windows.yml").read_text(encoding="utf-8"))
+    told = " ".join(windows["__wsl_windows_refusal"].split())
+    ways = told.partition("one to Windows itself, which is ")[2].partition(". Next step")[0]
+    specs = yaml.safe_load((ROOT / "roles/wsl/meta/argument_specs.yml").read_text(encoding="utf-8"))
+    described = " ".join(specs["argument_specs"]["windows"]["description"])
+    assert ways == "ssh, psrp, winrm or gpufarm.core.wsl_windows"
+    for way in ("SSH", "PSRP", "WinRM", "P(gpufarm.core.wsl_windows#connection)"):
+        assert way in described
+
+
 def test_no_way_to_windows() -> None:
     for given in (
         {"hostvars": {}},
