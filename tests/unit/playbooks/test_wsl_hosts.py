@@ -467,6 +467,34 @@ def test_a_node_that_ends_when_ansible_has_left_is_told(tmp_path: Path, playbook
     assert said.count("holds this distribution") == 2
 
 
+def test_a_node_whose_machine_tells_no_addresses_is_told(tmp_path: Path) -> None:
+    def asked(network: str) -> dict[str, Any]:
+        return {"__wsl_asked": {"stdout_lines": ["held", f"network {network}"]}}
+
+    nodes = {
+        "free": {"wsl_host": "silent", **asked("nat")},
+        "older": {"wsl_host": "silent", **asked("")},
+        "known": {"wsl_host": "gaming-pc", **asked("nat")},
+        "said": {"wsl_host": "silent", "nomad_advertise_addr": "192.0.2.9", **asked("nat")},
+        # It has the addresses of Windows, or one of its own.
+        "mirrored": {"wsl_host": "silent", **asked("mirrored")},
+        "bridged": {"wsl_host": "silent", **asked("bridged")},
+        "listed": asked("nat"),
+    }
+    machines = {"silent": {}, "gaming-pc": {"wsl_addresses": [{"address": "192.0.2.31"}]}}
+    inventory = {"gpu_nodes": {"hosts": nodes, "vars": LOCAL}, "wsl_hosts": {"hosts": machines}}
+    first = ("--start-at-task", "Say where the address of Windows is not known")
+    result = playbook_helper.run_playbook(tmp_path, inventory, "site.yml", *first)
+    assert result.returncode == 0, result.stdout + result.stderr
+    said = words(result.stdout)
+    text = (
+        "found no addresses of silent, so that Nomad advertises the one that this distribution has itself, which "
+        "behind NAT no other machine reaches. Expected: one of Windows. Next step: set list_addresses: true for silent "
+        "in the inventory of gpufarm.core.wsl, or nomad_advertise_addr for this host, and run this again."
+    )
+    assert [name for name in nodes if f"{name}: {text}" in said] == ["free", "older"]
+
+
 @pytest.mark.parametrize("playbook", ["site.yml", "wsl.yml"])
 @pytest.mark.parametrize("ports", [[], [8080], ["4646"]])
 def test_a_port_that_leads_to_no_agent_is_told(tmp_path: Path, playbook: str, ports: list[int | str]) -> None:
@@ -622,7 +650,8 @@ def test_distributions_are_installed_and_imported(tmp_path: Path) -> None:
     ]  # fmt: skip
     told = (
         "gaming-pc: Windows has first, second now, which the inventory of this run has not. Expected: it has what is "
-        "to be a node. Next step: run gpufarm.core.wsl with --flush-cache, which asks Windows also where answers are kept."
+        "to be a node. Next step: run gpufarm.core.wsl with --flush-cache, which asks Windows also where answers are "
+        "kept."
     )
     assert told in lab.good(wsl_images=images, wsl_shutdown=True)
     assert {each.name: each.state for each in lab.windows.machine.distributions} == {
