@@ -10,6 +10,7 @@ wsl=/usr/lib/wsl
 echo "clock $(date +%s) $seconds"
 echo "cgroup $(cat /sys/fs/cgroup/cgroup.controllers 2>/dev/null)"
 echo "here $(cat /proc/sys/kernel/random/boot_id) $(readlink /proc/self/ns/pid)"
+echo "network $(timeout -s KILL 60 wslinfo --networking-mode 2>/dev/null)"
 [ ! -d /run/systemd/system ] || echo systemd
 [ -x /lib/systemd/systemd ] || [ -x /usr/lib/systemd/systemd ] || echo systemless
 [ ! -e /dev/dxg ] || echo dxg

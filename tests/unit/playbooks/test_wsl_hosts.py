@@ -467,13 +467,65 @@ def test_a_node_that_ends_when_ansible_has_left_is_told(tmp_path: Path, playbook
     assert said.count("holds this distribution") == 2
 
 
+def test_a_node_whose_machine_tells_no_addresses_is_told(tmp_path: Path) -> None:
+    def asked(network: str) -> dict[str, Any]:
+        return {"__wsl_asked": {"stdout_lines": ["held", f"network {network}"]}}
+
+    nodes = {
+        "free": {"wsl_host": "silent", **asked("nat")},
+        "older": {"wsl_host": "silent", **asked("")},
+        "known": {"wsl_host": "gaming-pc", **asked("nat")},
+        "said": {"wsl_host": "silent", "nomad_advertise_addr": "192.0.2.9", **asked("nat")},
+        # It has the addresses of Windows, or one of its own.
+        "mirrored": {"wsl_host": "silent", **asked("mirrored")},
+        "bridged": {"wsl_host": "silent", **asked("bridged")},
+        "listed": asked("nat"),
+    }
+    machines = {"silent": {}, "gaming-pc": {"wsl_addresses": [{"address": "192.0.2.31"}]}}
+    inventory = {"gpu_nodes": {"hosts": nodes, "vars": LOCAL}, "wsl_hosts": {"hosts": machines}}
+    first = ("--start-at-task", "Say where the address of Windows is not known")
+    result = playbook_helper.run_playbook(tmp_path, inventory, "site.yml", *first)
+    assert result.returncode == 0, result.stdout + result.stderr
+    said = words(result.stdout)
+    text = (
+        "found no addresses of silent, so that Nomad advertises the one that this distribution has itself, which "
+        "behind NAT no other machine reaches. Expected: one of Windows. Next step: set list_addresses: true for silent "
+        "in the inventory of gpufarm.core.wsl, or nomad_advertise_addr for this host, and run this again."
+    )
+    assert [name for name in nodes if f"{name}: {text}" in said] == ["free", "older"]
+
+
+@pytest.mark.parametrize("playbook", ["site.yml", "wsl.yml"])
 @pytest.mark.parametrize("ports", [[], [8080], ["4646"]])
-def test_a_port_that_leads_to_no_agent_is_told(tmp_path: Path, ports: list[int | str]) -> None:
+def test_a_port_that_leads_to_no_agent_is_told(tmp_path: Path, playbook: str, ports: list[int | str]) -> None:
     lab = Lab(tmp_path)
-    lab.playbook = "wsl.yml"
+    lab.playbook = playbook
     lab.node = {}
-    said = lab.good("--start-at-task", "Say where nothing does", wsl_ports=ports)
-    assert ("gaming-pc-Debian: found no 4646 in wsl_ports of gaming-pc, so" in said) is ("4646" not in ports)
+    said = lab.good("--start-at-task", "Say where nothing leads to its agent", wsl_ports=ports)
+    told = "gaming-pc-Debian: found no 4646 in wsl_ports of gaming-pc, so"
+    assert said.count(told) == int("4646" not in ports)
+
+
+def test_a_machine_whose_nodes_are_not_reached_is_told_by_the_playbook_of_windows(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+
+    def told(node: dict[str, Any] | None, **variables: Any) -> bool:
+        lab.node = node
+        said = lab.good("--start-at-task", "Say which nodes nothing leads to", **variables)
+        return (
+            "gaming-pc: found no 4646 in wsl_ports, so that other machines do not reach the Nomad agent of "
+            "gaming-pc-Debian. Expected: that is enough for most"
+        ) in said
+
+    assert told({})
+    assert not told({}, wsl_ports=["4646"])
+    assert not told({"nomad_advertise_addr": "192.0.2.9"})
+    assert not told(None)
+    # What site says afterwards need not be said twice.
+    assert not told({}, common_site_to_come=True)
+    plays = DataLoader().load_from_file(str(playbook_helper.ROOT / "playbooks/wsl.yml"), trusted_as_template=True)
+    (windows,) = [play for play in plays if play["ansible.builtin.import_playbook"] == "wsl_hosts.yml"]
+    assert windows["vars"]["common_site_to_come"] is True
 
 
 def test_check_mode_changes_nothing(tmp_path: Path) -> None:
@@ -596,11 +648,17 @@ def test_distributions_are_installed_and_imported(tmp_path: Path) -> None:
     images = [
         {"name": "first", "distribution": "Debian"}, {"name": "second", "image": r"C:\images\farm.tar"},
     ]  # fmt: skip
-    lab.good(wsl_images=images, wsl_shutdown=True)
+    told = (
+        "gaming-pc: Windows has first, second now, which the inventory of this run has not. Expected: it has what is "
+        "to be a node. Next step: run gpufarm.core.wsl with --flush-cache, which asks Windows also where answers are "
+        "kept."
+    )
+    assert told in lab.good(wsl_images=images, wsl_shutdown=True)
     assert {each.name: each.state for each in lab.windows.machine.distributions} == {
         "first": "Running", "second": "Running",
     }  # fmt: skip
-    assert changed(lab.good(wsl_images=images, wsl_shutdown=True)) == 0
+    again = lab.good(wsl_images=images, wsl_shutdown=True)
+    assert (changed(again), "the inventory of this run has not" in again) == (0, False)
 
 
 def test_a_distribution_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
@@ -733,6 +791,16 @@ def test_a_configuration_that_cannot_be_changed_is_refused_first(tmp_path: Path)
     assert (lab.windows.machine.tasks, lab.windows.machine.release) == ({}, "2.1.5")
 
 
+@pytest.mark.parametrize("mode", ["none", "consomme"])
+def test_a_mode_that_leads_no_ports_is_no_matter_without_them(tmp_path: Path, mode: str) -> None:
+    lab = Lab(tmp_path)
+    lab.config.write_text(f"[wsl2]\nnetworkingMode={mode}\n")
+    assert f"networkingMode of .wslconfig is {mode}, and wsl_ports has 4646, 80. Expected" in lab.bad(
+        wsl_ports=[4646, 80]
+    )
+    lab.good("--check")
+
+
 def test_the_mode_is_that_of_the_whole_file(tmp_path: Path) -> None:
     lab = Lab(tmp_path)
     lab.config.write_text("[experimental]\nnetworkingmode = Mirrored\n")
@@ -847,6 +915,17 @@ REFUSALS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         {"build": 19045}, {"wsl_config": {"wsl2": {"networkingMode": "mirrored"}}},
         "Windows is of build 19045. Expected: 22621 (Windows 11 22H2) or newer, because .wslconfig sets "
         "networkingMode to mirrored (WSL#13793). Next step: update Windows, or set it to nat.",
+    ),
+    (
+        {}, {"wsl_ports": [4646], "wsl_config": {"experimental": {"networkingMode": "VirtioProxy"}}},
+        "networkingMode of .wslconfig is virtioproxy, and wsl_ports has 4646. Expected: nat or mirrored, in which this "
+        "role can lead ports to a distribution. Next step: set one of them in wsl_config, or wsl_ports: [].",
+    ),
+    (
+        {}, {"wsl_ports": [4646], "wsl_config": {"wsl2": {"networkingMode": "bridged"}}},
+        "networkingMode of .wslconfig is bridged, and wsl_ports has 4646. Expected: nat or mirrored, in which this "
+        "role can lead ports to a distribution. Next step: set one of them in wsl_config, or wsl_ports: [], and "
+        "nomad_advertise_addr to the address that the distribution itself has.",
     ),
     (
         {"gpus": []}, {},

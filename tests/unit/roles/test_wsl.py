@@ -77,6 +77,12 @@ def test_a_distribution_that_can_be_a_node() -> None:
         ("is no GPU here; nvidia-smi says: GPU access blocked", [*GOOD[:2], "smi GPU access blocked"], {}),
         ("the clock is 31 s behind that", [], {"clock": -31}),
         (" s ahead of that of the control node", [], {"clock": 1000}),
+        ("networking mode is none. Expected: nat or mirrored", [*GOOD, "network none"], {}),
+        (
+            "is bridged, so it has an address of its own, and Nomad would advertise one of pc's. Expected",
+            [*GOOD, "network bridged"],
+            {"hostvars": {"pc": {"wsl_addresses": [{"address": "192.0.2.31"}]}}},
+        ),
         (
             "libcuda1, libnvidia-ml1. Expected: none, because",
             [*GOOD, "driver libnvidia-ml1:amd64: /usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1", "driver libcuda1"],
@@ -98,6 +104,15 @@ def test_what_a_node_cannot_work_with(told: str, lines: list[str], given: dict[s
         ([*GOOD, SECOND], {"wsl_shared_gpus": "yes"}),
         ([*GOOD, SECOND], {"nomad_device_nvidia_ignored_gpu_ids": [GPU + "0"]}),
         ([*GOOD, "driver nvidia-driver-pinning-580"], {}),
+        # Its own address, by somebody or by nobody; an older WSL does not tell its mode.
+        (
+            [*GOOD, "network bridged"],
+            {
+                "hostvars": {"pc": {"wsl_addresses": [{"address": "192.0.2.31"}]}},
+                "nomad_advertise_addr": "192.0.2.77",
+            },
+        ),
+        *[([*GOOD, f"network {mode}"], {}) for mode in ("bridged", "nat", "mirrored", "virtioproxy", "")],
         # What a rescan has not been tried on is no refusal, and neither is what cannot be compared.
         ([*GOOD, "cdi /run/cdi/nvidia.yaml " + OLD, "store " + NEW], {}),
         ([*GOOD, "cdi /run/cdi/nvidia.yaml " + OLD, "store"], {"__wsl_cdi_made": True}),
@@ -123,8 +138,8 @@ def test_what_the_new_start_is_to_bring_is_not_missed_before(lines: list[str], s
 
 @pytest.mark.parametrize(
     ("lines", "given"),
-    [(["systemd", "cgroup"], {}), (GOOD[:2], {}), (GOOD, {"clock": -31})],
-    ids=["cgroup", "gpu", "clock"],
+    [(["systemd", "cgroup"], {}), (GOOD[:2], {}), (GOOD, {"clock": -31}), ([*GOOD, "network none"], {})],
+    ids=["cgroup", "gpu", "clock", "network"],
 )
 def test_what_windows_is_to_bring_is_not_missed_before(lines: list[str], given: dict[str, Any]) -> None:
     lines = [*lines, *GOOD[2:]] if "cgroup" in lines else lines
@@ -194,6 +209,17 @@ def test_windows_shell_takes_the_path(windows: dict[str, str], command: str) -> 
     assert value("__wsl_no_way", hostvars={"pc": windows}) == ""
 
 
+def test_the_specification_names_each_way_to_windows() -> None:
+    windows = yaml.safe_load((ROOT / "roles/wsl/vars/windows.yml").read_text(encoding="utf-8"))
+    told = " ".join(windows["__wsl_windows_refusal"].split())
+    ways = told.partition("one to Windows itself, which is ")[2].partition(". Next step")[0]
+    specs = yaml.safe_load((ROOT / "roles/wsl/meta/argument_specs.yml").read_text(encoding="utf-8"))
+    described = " ".join(specs["argument_specs"]["windows"]["description"])
+    assert ways == "ssh, psrp, winrm or gpufarm.core.wsl_windows"
+    for way in ("SSH", "PSRP", "WinRM", "P(gpufarm.core.wsl_windows#connection)"):
+        assert way in described
+
+
 def test_no_way_to_windows() -> None:
     for given in (
         {"hostvars": {}},
@@ -241,6 +267,18 @@ def test_what_the_task_of_windows_holds_a_distribution_by_is_found(holder: str, 
     script = f"{holder} & sleep 1; exec /bin/sh {ROOT / 'roles/wsl/files/ask.sh'} 0 : :"
     answer = subprocess.run([*ALONE, script], capture_output=True, text=True, check=True).stdout
     assert ("held" in answer.splitlines()) is held
+
+
+def test_the_distribution_is_asked_for_the_mode_of_its_network(tmp_path: Path) -> None:
+    tool = tmp_path / "wslinfo"
+    tool.write_text('#!/bin/sh\n[ "$*" = --networking-mode ] && echo bridged\n')
+    for mode, found in ((0o755, "network bridged"), (0o644, "network ")):
+        tool.chmod(mode)
+        answer = subprocess.run(
+            ["/bin/sh", str(ROOT / "roles/wsl/files/ask.sh"), "0", ":", ":"],
+            capture_output=True, text=True, check=True, env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        ).stdout  # fmt: skip
+        assert found in answer.splitlines()
 
 
 def test_a_distribution_counts_as_held_that_was_so_before_this_run_ended_it() -> None:
