@@ -645,7 +645,7 @@ def test_one_connection_answers_whatever_shell_is_there(
     assert answer["shell"] == ("powershell" if default_shell else "cmd")
     assert answer["computer_name"] == "PC1"
     assert answer["ssh"]["hostname"] == "127.0.0.1"
-    assert answer["ssh"]["identityfile"].endswith("/ssh/key")
+    assert [key.endswith("/ssh/key") for key in answer["ssh"]["identityfiles"]] == [True]
     assert [program for program, _line in windows.calls()].count("ssh") == 1
 
 
@@ -711,7 +711,7 @@ def test_an_answer_counts_though_its_connection_does_not_end(windows: Windows, m
     monkeypatch.setattr(wsl, "run_commands", lambda _argvs, _timeout: late)
     answer = wsl.ask_ssh(PC, QUESTION)
     assert states(answer) == states(local(windows))
-    assert answer["ssh"] == {"hostname": "x"}
+    assert answer["ssh"] == {"hostname": "x", "identityfiles": []}
 
 
 # --------------------------------------------------------------------------------------------------------------------
