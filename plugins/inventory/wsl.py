@@ -206,8 +206,10 @@ cache_connection: ~/.cache/gpufarm-wsl
 
 import hashlib
 import json
+import os
 import re
 import shlex
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, fields
@@ -249,6 +251,9 @@ PSRP_VARIABLES = {
 CONNECTIONS = {"local": "gpufarm.core.wsl_windows", "ssh": "ssh", "psrp": "psrp"}
 REMOTE_WSL = "community.general.wsl"
 OF_EVERY_CONNECTION = {"ansible_connection", "ansible_remote_tmp"}
+# Of these the first that is there hides the file that is configured; the usual one is always read.
+SHARED_KNOWN_HOSTS = ("/etc/ssh/ssh_known_hosts", "/etc/openssh/ssh_known_hosts")
+KNOWN_HOSTS = "~/.ssh/known_hosts"
 # Which of ssh's options name a jump host; a way to it must not lead through it.
 JUMPS = re.compile("(proxyjump|proxycommand)[ =]", re.IGNORECASE)
 
@@ -347,9 +352,10 @@ def connection_variables(host: wsl.Host, answer: Mapping[str, Any], distribution
             "ansible_host": ssh.get("hostname", host.address),
             "ansible_port": int(ssh.get("port", host.port or 22)),
             "ansible_user": ssh.get("user", host.user),
-            "ansible_ssh_private_key_file": host.private_key or ssh.get("identityfile"),
+            "ansible_ssh_private_key_file": host.private_key or next(iter(keys_of(ssh)), None),
             "ansible_paramiko_proxy_command": proxy_command(host, ssh),
-            "ansible_paramiko_user_known_hosts_file": ssh.get("userknownhostsfile", "").partition(" ")[0] or None,
+            "ansible_paramiko_user_known_hosts_file": known_hosts_of(ssh),
+            "ansible_paramiko_host_key_checking": None if checked(ssh) else False,
             # Only where it is not the default, for community.general before 12.2.0 does not know it.
             "wsl_remote_ssh_shell_type": "powershell" if answer["shell"] == "powershell" else None,
         }
@@ -377,7 +383,73 @@ def obstacle(host: wsl.Host, answer: Mapping[str, Any], variables: Mapping[str, 
             "community.general 12.2.0 or newer",
             "`ansible-galaxy collection install -U community.general`",
         )
-    return None
+    return key_obstacle(host, answer["ssh"], variables)
+
+
+def key_obstacle(host: wsl.Host, ssh: Mapping[str, Any], variables: Mapping[str, Any]) -> tuple[str, str, str] | None:
+    """What ssh goes by, where it is configured so, and a connection that does not read its configuration cannot."""
+    keys = keys_of(ssh)
+    # An agent holds keys for both.
+    if len(keys) > 1 and not host.private_key and "SSH_AUTH_SOCK" not in os.environ:
+        return (
+            f"ssh has several keys for {host.name} ({', '.join(keys)}), and {REMOTE_WSL} takes one",
+            "the one that is let in",
+            f"set private_key of {host.name}, or start ssh-agent and add the keys",
+        )
+    if not checked(ssh) or not constants.HOST_KEY_CHECKING:
+        return None
+    known, alias = known_hosts_of(ssh), ssh.get("hostkeyalias")
+    # What the usual file has is what ssh has just gone by.
+    if not alias and known in (None, expanded(KNOWN_HOSTS)):
+        return None
+    place, port = str(variables["ansible_host"]).lower(), variables["ansible_port"]
+    name = place if port == 22 else f"[{place}]:{port}"
+    shared = [path for path in SHARED_KNOWN_HOSTS if os.access(path, os.R_OK)]
+    read = list(dict.fromkeys([*(shared or [known or KNOWN_HOSTS])[:1], KNOWN_HOSTS]))
+    if any(has_key(name, path) for path in read):
+        return None
+    return (
+        f"{REMOTE_WSL} looks for the host key of {name} in {' and '.join(read)}, where there is none",
+        f"the key that ssh knows{f' as {alias} (HostKeyAlias)' if alias else ''}",
+        f"copy its line from {known or KNOWN_HOSTS} to {KNOWN_HOSTS}, for {name}, or set distribution_connection: ssh",
+    )
+
+
+def checked(ssh: Mapping[str, Any]) -> bool:
+    """Whether ssh lets only a machine pass whose key it knows, or remembers from here on."""
+    strict = ssh.get("stricthostkeychecking")
+    return strict != "false" and not (strict == "accept-new" and known_hosts_of(ssh) is None)
+
+
+def known_hosts_of(ssh: Mapping[str, Any]) -> str | None:
+    """The file in which ssh remembers keys, if it does."""
+    first = ssh.get("userknownhostsfile", "").partition(" ")[0]
+    return None if first in ("", "none", os.devnull) else first
+
+
+def keys_of(ssh: Mapping[str, Any]) -> list[str]:
+    """Private keys that are configured, but for those that paramiko tries by itself, and usual ones that it cannot."""
+    keys = ssh.get("identityfiles", [])
+    if len(keys) == 1:
+        return list(keys)
+    kinds = ("rsa", "dsa", "ecdsa", "ed25519", "ecdsa_sk", "ed25519_sk", "xmss")
+    usual = {expanded(f"~/.ssh/id_{kind}") for kind in kinds}
+    return [key for key in keys if os.access(expanded(key), os.F_OK) and expanded(key) not in usual]
+
+
+def expanded(path: str) -> str:
+    return os.path.expanduser(path)  # noqa: PTH111 # that of a user who is not there stays as it is
+
+
+def has_key(name: str, path: str) -> bool:
+    """Whether a file has a host's own key, hashed or not; that of an authority is nothing that paramiko knows."""
+    try:
+        done = subprocess.run(
+            ["ssh-keygen", "-F", name, "-f", expanded(path)], capture_output=True, text=True, check=False
+        )
+    except OSError:
+        return True
+    return any(not line.startswith(("#", "@")) for line in done.stdout.splitlines())
 
 
 def known_variables(connection: str = REMOTE_WSL) -> set[str]:

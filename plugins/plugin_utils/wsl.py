@@ -566,14 +566,17 @@ def ask_ssh(host: Host, question: Question) -> dict[str, Any]:
     return {**read(host, parse_answer(host, text), question), "ssh": _settings(asked.stdout)}
 
 
-def _settings(printed: str) -> dict[str, str]:
+def _settings(printed: str) -> dict[str, Any]:
     """What ssh itself makes of a host's name: connections that do not read its configuration need that."""
     lines = [line.split(" ", 1) for line in printed.splitlines() if " " in line]
-    keys = [value for key, value in lines if key == "identityfile"]
-    wanted = ("hostname", "port", "user", "proxyjump", "proxycommand", "userknownhostsfile")
-    found = {key: value for key, value in lines if key in wanted}
-    # Several are those that ssh tries by itself, as others do.
-    return {**found, "identityfile": keys[0]} if len(keys) == 1 else found
+    wanted = (
+        "hostname", "port", "user", "proxyjump", "proxycommand", "userknownhostsfile", "stricthostkeychecking",
+        "hostkeyalias",
+    )  # fmt: skip
+    found: dict[str, Any] = {key: value for key, value in lines if key in wanted}
+    # Of several, who runs the tasks chooses.
+    keys = [value for key, value in lines if key == "identityfile" and value != "none"]
+    return {**found, "identityfiles": keys}
 
 
 # --------------------------------------------------------------------------------------------------------------------

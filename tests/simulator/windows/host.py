@@ -50,6 +50,8 @@ class Distribution:
     users: dict[str, int] = field(default_factory=lambda: {"root": 0})
     # The code with which every start of it fails, as that of a disk that is lost.
     broken: str | None = None
+    # Programs that it does not have, though this machine does.
+    without: list[str] = field(default_factory=list)
     # Another program than wsl.exe ends it after so many bytes of a command's output.
     cut_after: int | None = None
     # Seconds that pass, by the clock of those who ask, before anything in it answers; HANGS for ever.
@@ -110,6 +112,9 @@ class Machine:
     smi_fails: bool = False
     # The build of Windows: mirrored networking needs 22621.
     build: int = 26100
+    # Whether it falls back to NAT there, too, as where another part of it is missing (WSL#13793); it is assumed that
+    # `wslinfo --networking-mode` tells so then.
+    mirrored_fails: bool = False
     # Who owns the distributions; others have none of them.
     user: str = "alice"
     password: str = "of-alice"

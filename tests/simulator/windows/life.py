@@ -48,10 +48,11 @@ def idle_timeout(machine: Machine, key: str) -> float | None:
 
 
 def networking_mode(machine: Machine) -> str:
-    """Return what `wslinfo --networking-mode` prints; Windows before 22H2 falls back with a warning (WSL#13793)."""
+    """Return what `wslinfo --networking-mode` prints; WSL falls back with a warning (WSL#13793)."""
     running = machine.running or {}
     mode = running.get("wsl2.networkingmode", running.get("experimental.networkingmode", "nat")).lower()
-    return "nat" if mode == "mirrored" and machine.build < MIRRORED_BUILD else mode
+    fails = machine.build < MIRRORED_BUILD or machine.mirrored_fails
+    return "nat" if mode == "mirrored" and fails else mode
 
 
 def address(machine: Machine) -> str:

@@ -282,6 +282,8 @@ def _run(process: Process, name: str | None, user: str | None, argv: list[str]) 
     while process.machine.crowd > sum(line.startswith("-d ") for _path, line in process.windows.calls()):
         time.sleep(0.05)
     try:
+        if argv[0] in distribution.without:
+            raise FileNotFoundError
         if argv in (["wslinfo", "--networking-mode"], ["hostname", "-I"], ["cat", "/proc/sys/kernel/random/boot_id"]):
             return _told(process, argv)
         command = entered(distribution, user, argv)

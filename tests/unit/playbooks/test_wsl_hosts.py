@@ -328,6 +328,25 @@ def test_nodes_work_again_also_after_a_failure(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has processes of its own")
+def test_a_node_whose_agent_is_gone_stays_out_and_is_said(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    lab.node = SU
+    note = lab.config.with_name(".wslconfig.out")
+    note.write_text("Ansible has taken these nodes out of work:\r\ngaming-pc-Debian\r\n")
+    said = lab.bad("-e", '{"__wsl_windows_marked": {"gaming-pc-Debian": true}}', wsl_keep_alive=False)
+    assert (
+        "gaming-pc-Debian: this run took the node out of work, and no Nomad agent runs that could take it back ("
+        in said
+    )
+    assert (
+        "). Expected: one that runs again after the distribution's start. Next step: run `systemctl enable --now "
+        "nomad` there, and this again."
+    ) in said
+    assert "gaming-pc-Debian was taken out of work and is still out. Expected: nodes that work again." in said
+    assert note.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has processes of its own")
 def test_a_node_with_work_is_not_shut_down(tmp_path: Path) -> None:
     lab = Lab(tmp_path)
     lab.node = SU
@@ -638,6 +657,17 @@ def test_in_the_mirrored_mode_ports_are_rules(tmp_path: Path) -> None:
     assert lab.called("wslinfo --networking-mode") == 1
     lab.good(**settings, wsl_ports=[4646])
     assert list(lab.windows.machine.hyper_v_firewall) == [f"{RULE}-4646"]
+
+
+def test_a_mirrored_mode_that_falls_back_is_said(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, mirrored_fails=True)
+    settings = {"wsl_shutdown": True, "wsl_config": {"wsl2": {"networkingMode": "mirrored"}}}
+    assert (
+        'gaming-pc: `wslinfo --networking-mode` in Debian says "nat". Expected: mirrored, as .wslconfig says '
+        "(WSL#13793). Next step: run `wsl.exe` there, whose warning says what is missing, or set networkingMode to nat."
+    ) in lab.bad(**settings)
+    # The next step helps.
+    lab.good(wsl_shutdown=True, wsl_config={"wsl2": {"networkingMode": "nat"}})
 
 
 def test_distributions_are_installed_and_imported(tmp_path: Path) -> None:

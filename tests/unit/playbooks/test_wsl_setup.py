@@ -351,6 +351,51 @@ def test_an_ansible_of_a_python_that_is_gone_is_made_anew(home: Path, monkeypatc
     assert subprocess.run([venv / "bin/python3", "-m", "pip", "--version"], check=False).returncode == 0
 
 
+# A distribution that is new, or old, and whose packages are out of reach.
+BARE = """\
+#!/bin/sh
+case $0 in
+*/sudo) exec "$@" ;;
+*/apt-get) case "$*" in *"{fails}"*) exit 100 ;; *) exit 0 ;; esac ;;
+esac
+case "$*" in
+*ensurepip*) exit {venv} ;;
+*version_info*) exit 1 ;;
+--version) echo Python 3.9.2 ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("fails", "venv", "text"),
+    [
+        (
+            "update",
+            1,
+            "apt-get update has failed. Expected: the distribution's packages. Next step: set http_proxy and",
+        ),
+        (
+            "install",
+            1,
+            "apt-get has failed. Expected: the package python3-venv. Next step: set http_proxy and https_pro",
+        ),
+        ("-", 0, "Python 3.9.2 is too old. Expected: Python 3.11 or newer. Next step: take Debian 12 or Ubuntu 24.04"),
+    ],
+)
+def test_a_distribution_that_cannot_have_ansible(
+    home: Path, monkeypatch: pytest.MonkeyPatch, fails: str, venv: int, text: str
+) -> None:
+    (home / "bare").mkdir()
+    for name in ("python3", "apt-get", "sudo"):
+        (home / "bare" / name).write_text(BARE.format(fails=fails, venv=venv))
+        (home / "bare" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(home / "bare"), prepend=os.pathsep)
+    done = run(home, "192.0.2.10")
+    assert done.returncode == 1
+    assert f"setup.sh: {text}" in done.stderr
+    assert not (home / SERVERS).exists()
+
+
 def test_galaxy_may_be_out_of_reach_once_the_collections_are_there(
     home: Path, tarball: str, server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -358,7 +403,11 @@ def test_galaxy_may_be_out_of_reach_once_the_collections_are_there(
     for named in (None, home / "nothing.tar.gz"):
         done = run(home, server, "--", "--list-hosts", collections=named)
         assert done.returncode == 1
-        assert "Expected: a way to them. Next step: set http_proxy and https_proxy if a proxy" in done.stderr
+        what = named or "gpufarm.core ansible.windows community.windows"
+        assert (
+            f"ansible-galaxy cannot install {what}. Expected: a way to them. Next step: set http_proxy and https_proxy "
+            "if a proxy"
+        ) in done.stderr
         assert "or name tarballs in GPUFARM_COLLECTIONS." in done.stderr
     good(run(home, server, "--", "--list-hosts", collections=tarball))
     done = run(home, server, "--", "--list-hosts", collections=None)

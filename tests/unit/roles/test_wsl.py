@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -172,7 +173,11 @@ def test_several_gpus_are_told_with_what_to_set() -> None:
 def test_a_specification_that_names_another_driver_store() -> None:
     lines = [*GOOD, "cdi /etc/cdi/mine.yaml " + OLD, "cdi /run/cdi/nvidia.yaml " + NEW, "store " + NEW]
     assert value("__wsl_cdi_stale", *lines) == ["/etc/cdi/mine.yaml"]
-    assert "in /etc/cdi/mine.yaml names another driver store than " + NEW in refusal(*lines, __wsl_cdi_made=True)
+    assert refusal(*lines, __wsl_cdi_made=True) == (
+        f"the CDI specification in /etc/cdi/mine.yaml names another driver store than {NEW} after nvidia-cdi-refresh "
+        "has made it again. Expected: the present one. Next step: remove the file if it is not in /run/cdi, else read "
+        "`journalctl -u nvidia-cdi-refresh`."
+    )
 
 
 def test_systemd_that_may_come() -> None:
@@ -341,6 +346,8 @@ PREFLIGHT = [
         "tasks": [{"ansible.builtin.import_role": {"name": "gpufarm.core.wsl", "tasks_from": "preflight.yml"}}],
     }
 ]
+# What runs on this machine is nothing of the distribution's.
+ALONE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "--")
 # /etc and /run are a copy, in which the role may write.
 APART = (
     "unshare",
@@ -350,6 +357,38 @@ APART = (
     'mount --bind "$1/etc" /etc; mount --bind "$1/run" /run; shift; exec "$@"',
     "sh",
 )
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has files of its own in /etc")
+def test_a_node_without_its_agent_that_stays_out_is_said(tmp_path: Path) -> None:
+    """Of this run: what another one has taken out is not known to be ours."""
+    shutil.copytree("/etc", tmp_path / "etc", symlinks=True)
+    (tmp_path / "run").mkdir()
+    play = [{"hosts": "all", "gather_facts": False, "roles": ["gpufarm.core.wsl"]}]
+    (tmp_path / "play.yml").write_text(yaml.safe_dump(play))
+    known = {**playbook_helper.LOCAL, "nomad_tls": "off", "nomad_acl_enabled": False, "wsl_distribution": "Debian"}
+    past = {
+        "_common_is_wsl": True, "common_scope": "site", "_common_puts_back": True,
+        "__wsl_asked": {"stdout_lines": [*GOOD, "dxg"]}, "__wsl_conf_written": {"pending": False},
+    }  # fmt: skip
+
+    def run(**more: Any) -> subprocess.CompletedProcess[str]:
+        return playbook_helper.run_playbook(
+            tmp_path, {"all": {"hosts": {"pc-Debian": known}}}, str(tmp_path / "play.yml"),
+            "-e", json.dumps({**past, **more}), under=(*ALONE, *APART, str(tmp_path)),
+        )  # fmt: skip
+
+    done = run(__node_maintenance_out={"maintenance": {"owner": "gpufarm.core"}})
+    assert done.returncode == 2, done.stdout + done.stderr
+    said = " ".join((done.stdout + done.stderr).split())
+    assert "pc-Debian: this run took the node out of work, and no Nomad agent runs that could take it back (" in said
+    assert (
+        "). Expected: one that runs again after the distribution's start. Next step: run `systemctl enable --now "
+        "nomad` there, and this role again."
+    ) in said
+    for marked in (None, {"maintenance": None}):
+        done = run(__node_maintenance_out=marked or {})
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has files of its own in /etc")

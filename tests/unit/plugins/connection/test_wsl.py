@@ -362,6 +362,17 @@ def test_an_interop_without_a_session_is_no_command_that_failed(
             connect(windows).fetch_file("there", str(tmp_path / "back"))
 
 
+def test_a_distribution_without_a_shell_is_said(windows: Windows) -> None:
+    with windows.changed() as machine:
+        machine.distributions[0].without = ["/bin/sh"]
+    with pytest.raises(AnsibleConnectionFailure) as failure:
+        connect(windows).exec_command("true")
+    assert str(failure.value) == (
+        "Debian: the distribution cannot start /bin/sh (<3>WSL (9) ERROR: execvpe(/bin/sh) failed: No such file or "
+        "directory). Expected: it has one. Next step: `wsl.exe -d Debian` in a terminal of Windows."
+    )
+
+
 def test_a_command_that_fails_silently_is_the_commands_own(windows: Windows) -> None:
     assert connect(windows).exec_command("exit 1") == (1, b"", b"")
     said = b"<3>WSL (1) ERROR: of mine\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -433,7 +434,7 @@ ANSWER: dict[str, Any] = {
     "computer_name": "PC1",
     "shell": "powershell",
     "addresses": None,
-    "ssh": {"hostname": "192.0.2.7", "port": "2222", "user": "alice", "identityfile": "~/.ssh/pc"},
+    "ssh": {"hostname": "192.0.2.7", "port": "2222", "user": "alice", "identityfiles": ["~/.ssh/pc"]},
     "distributions": [{"name": "Debian", "state": "Running", "running": True, "version": 2, "default": True}],
 }
 
@@ -642,6 +643,146 @@ def test_tasks_run_in_the_distributions_of_machines_of_either_shell_and_any_lang
     for name in ("Ubuntu-24.04", "Debian"):
         assert said.replace("{{ wsl_distribution }}", name) in done.stdout
     assert "no task will run" not in done.stderr
+
+
+def ping(pattern: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [Path(sys.executable).with_name("ansible"), "-i", LAB, pattern, "-m", "raw", "-a", "echo it is $0"],
+        cwd=ROOT, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
+        env={
+            **os.environ, "ANSIBLE_COLLECTIONS_PATH": f"{ROOT / '.collections'}:{community_general.newer()}",
+            "PYTHONPATH": str(PACKAGES),
+        },
+    )  # fmt: skip
+
+
+def configured(path: Path, *changes: tuple[str, str]) -> None:
+    """Have ~/.ssh/config say something else of all machines, or more than it did."""
+    text = path.read_text(encoding="utf-8")
+    for pattern, line in changes:
+        text = re.sub(pattern, line, text)
+    path.write_text(text, encoding="utf-8")
+
+
+def test_tasks_go_by_what_people_have_ssh_do(
+    lab: dict[str, Windows], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert lab
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    configured(
+        tmp_path / "ssh_config", ("UserKnownHostsFile .*", "UserKnownHostsFile /dev/null"),
+        ("(  IdentityFile .*)", rf"  IdentityFile {tmp_path}/missing\n\1\n  HostKeyAlias some-pc"),
+    )  # fmt: skip
+    done = ping("gaming-pc-Ubuntu-24.04")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "no task will run" not in done.stderr
+    # Who is not known is not let in, unless ssh does so.
+    configured(tmp_path / "ssh_config", ("StrictHostKeyChecking no", "StrictHostKeyChecking accept-new"))
+    assert ping("gaming-pc-Ubuntu-24.04").returncode == 0
+
+
+def test_a_host_key_that_tasks_will_not_find_is_said(lab: dict[str, Windows], tmp_path: Path) -> None:
+    assert lab
+    configured(
+        tmp_path / "ssh_config", ("UserKnownHostsFile .*", rf"UserKnownHostsFile {tmp_path}/known"),
+        ("StrictHostKeyChecking no", "StrictHostKeyChecking accept-new"),
+        ("Host gaming-pc", "Host gaming-pc\n  HostKeyAlias some-pc\n  HashKnownHosts yes"),
+    )  # fmt: skip
+    collections = f"{ROOT / '.collections'}:{community_general.newer()}"
+    done = ansible_inventory(LAB, "--list", ANSIBLE_COLLECTIONS_PATH=collections)
+    variables = loaded(done.stdout)["_meta"]["hostvars"]["gaming-pc-Ubuntu-24.04"]
+    name = f"[127.0.0.1]:{variables['ansible_port']}"
+    assert variables["wsl_connection_error"] == (
+        f"community.general.wsl looks for the host key of {name} in {tmp_path}/known and ~/.ssh/known_hosts, where "
+        "there is none. Expected: the key that ssh knows as some-pc (HostKeyAlias). Next step: copy its line from "
+        f"{tmp_path}/known to ~/.ssh/known_hosts, for {name}, or set distribution_connection: ssh."
+    )
+    done = ping("gaming-pc-Ubuntu-24.04")
+    assert done.returncode != 0
+    # The next step helps.
+    (tmp_path / ".ssh").mkdir(exist_ok=True)
+    key = Path(f"{lab['gaming-pc'].folder}/ssh/host_key.pub").read_text(encoding="utf-8")
+    (tmp_path / ".ssh/known_hosts").write_text(f"{name} {key}", encoding="utf-8")
+    done = ping("gaming-pc-Ubuntu-24.04")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "gaming-pc-Ubuntu-24.04: no task will run" not in done.stderr
+
+
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGJ6dW5vdGFrZXlhdGFsbHRoaXNpc25vdGFrZXkx"
+
+
+def test_a_shared_file_of_host_keys_hides_the_one_that_is_configured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    own, shared = tmp_path / "own", tmp_path / "shared"
+    host = wsl.host_of({"name": "pc"})
+    ssh = {"userknownhostsfile": f"{own} x", "stricthostkeychecking": "true", "identityfiles": []}
+
+    def obstacle(**more: str) -> tuple[str, str, str] | None:
+        variables = {"ansible_host": "PC.example", "ansible_port": 22}
+        return wsl.key_obstacle(host, ssh | more, variables)
+
+    monkeypatch.setattr(wsl, "SHARED_KNOWN_HOSTS", (str(tmp_path / "none"), str(shared)))
+    own.write_text(f"pc.example {KEY}\n", encoding="utf-8")
+    assert obstacle() is None
+    shared.write_text(f"other {KEY}\n@cert-authority *.example {KEY}\n", encoding="utf-8")
+    why = obstacle()
+    assert why
+    assert why[0] == (
+        f"community.general.wsl looks for the host key of pc.example in {shared} and ~/.ssh/known_hosts, "
+        "where there is none"
+    )
+    assert why[1:] == (
+        "the key that ssh knows",
+        f"copy its line from {own} to ~/.ssh/known_hosts, for pc.example, or set distribution_connection: ssh",
+    )
+    assert obstacle(stricthostkeychecking="false") is None
+    assert obstacle(userknownhostsfile=f"{tmp_path}/.ssh/known_hosts x") is None
+    assert obstacle(userknownhostsfile=f"{tmp_path}/.ssh/known_hosts x", hostkeyalias="pc")
+    shared.write_text(f"pc.example {KEY}\n", encoding="utf-8")
+    assert obstacle() is None
+
+
+@pytest.mark.parametrize(
+    ("ssh", "checking", "known"),
+    [
+        ({}, None, None),
+        ({"stricthostkeychecking": "ask", "userknownhostsfile": "/a /b"}, None, "/a"),
+        ({"stricthostkeychecking": "accept-new", "userknownhostsfile": "/a"}, None, "/a"),
+        ({"stricthostkeychecking": "accept-new", "userknownhostsfile": "/dev/null"}, False, None),
+        ({"stricthostkeychecking": "true", "userknownhostsfile": "none"}, None, None),
+        ({"stricthostkeychecking": "false", "userknownhostsfile": "/a"}, False, "/a"),
+    ],
+)
+def test_whether_host_keys_are_checked_is_sshs_to_say(ssh: dict[str, str], checking: bool | None, known: str) -> None:
+    found = wsl.connection_variables(wsl.host_of({"name": "pc"}), {**ANSWER, "ssh": ssh}, ANSWER["distributions"][0])
+    assert found.get("ansible_paramiko_host_key_checking") == checking
+    assert found.get("ansible_paramiko_user_known_hosts_file") == known
+
+
+def test_of_several_keys_tasks_take_the_first_and_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    (tmp_path / ".ssh").mkdir()
+    for name in ("id_rsa", "id_ed25519", "a", "b"):
+        (tmp_path / ".ssh" / name).touch()
+    usual = ["~/.ssh/id_rsa", "~/.ssh/id_ecdsa", "~/.ssh/id_ed25519"]
+
+    def key_and_obstacle(keys: list[str], **more: str) -> tuple[str | None, str]:
+        host, ssh = wsl.host_of({"name": "pc", **more}), {"identityfiles": keys}
+        found = wsl.connection_variables(host, {**ANSWER, "ssh": ssh}, ANSWER["distributions"][0])
+        why = wsl.key_obstacle(host, ssh, found)
+        return found.get("ansible_ssh_private_key_file"), why[0] if why else ""
+
+    assert key_and_obstacle(usual) == (None, "")
+    assert key_and_obstacle(["~/.ssh/id_rsa"]) == ("~/.ssh/id_rsa", "")
+    assert key_and_obstacle(["~/.ssh/missing", *usual, "~/.ssh/b"]) == ("~/.ssh/b", "")
+    several = "ssh has several keys for pc (~/.ssh/a, ~/.ssh/b), and community.general.wsl takes one"
+    assert key_and_obstacle(["~/.ssh/a", "~/.ssh/b"]) == ("~/.ssh/a", several)
+    assert key_and_obstacle(["~/.ssh/a", "~/.ssh/b"], private_key="/k") == ("/k", "")
+    monkeypatch.setenv("SSH_AUTH_SOCK", "/agent")
+    assert key_and_obstacle(["~/.ssh/a", "~/.ssh/b"]) == ("~/.ssh/a", "")
 
 
 def test_a_wsl_exe_that_tasks_will_not_reach_is_said(lab: dict[str, Windows]) -> None:

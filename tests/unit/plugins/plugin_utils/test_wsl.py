@@ -158,10 +158,12 @@ def test_a_list_that_fails_is_no_empty_list(windows: Windows, ask: Any) -> None:
 def test_what_powershell_may_not_do_is_said(windows: Windows) -> None:
     with windows.changed() as changed:
         changed.constrained = True
-    with pytest.raises(
-        wsl.WslError, match=r"pc1: PowerShell ended with: Cannot invoke method. .* Expected: a script th"
-    ):
+    with pytest.raises(wsl.WslError, match=r"pc1: PowerShell ended with: Cannot invoke method. ") as failure:
         by_script(windows)
+    assert str(failure.value).endswith(
+        ". Expected: a script that may start programs. Next step: look whether a policy limits PowerShell there "
+        "($ExecutionContext.SessionState.LanguageMode)."
+    )
 
 
 @pytest.mark.parametrize("quote", ["'", "\u2018", "\u2019", "\u201a", "\u201b"])
@@ -645,7 +647,7 @@ def test_one_connection_answers_whatever_shell_is_there(
     assert answer["shell"] == ("powershell" if default_shell else "cmd")
     assert answer["computer_name"] == "PC1"
     assert answer["ssh"]["hostname"] == "127.0.0.1"
-    assert answer["ssh"]["identityfile"].endswith("/ssh/key")
+    assert [key.endswith("/ssh/key") for key in answer["ssh"]["identityfiles"]] == [True]
     assert [program for program, _line in windows.calls()].count("ssh") == 1
 
 
@@ -711,7 +713,7 @@ def test_an_answer_counts_though_its_connection_does_not_end(windows: Windows, m
     monkeypatch.setattr(wsl, "run_commands", lambda _argvs, _timeout: late)
     answer = wsl.ask_ssh(PC, QUESTION)
     assert states(answer) == states(local(windows))
-    assert answer["ssh"] == {"hostname": "x"}
+    assert answer["ssh"] == {"hostname": "x", "identityfiles": []}
 
 
 # --------------------------------------------------------------------------------------------------------------------
