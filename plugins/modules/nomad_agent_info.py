@@ -58,6 +58,13 @@ options:
       - How many seconds older than the client's own statistics those of the GPUs may be.
     type: float
     default: 60
+  plugin_log:
+    description:
+      - Whether to read in the journal of this host's unit C(nomad), too, what the agent that runs now, or ran last, and
+        its NVIDIA device plugin have said of the GPUs. This needs root. Nomad tells it to nobody.
+    type: bool
+    default: false
+    version_added: 1.0.0
 notes:
   - Without the rule C(node:read) a client does not tell its statistics, and RV(state) is never V(plugin_stopped).
 seealso:
@@ -168,6 +175,27 @@ meta:
   type: dict
   returned: success, and when what is waited for did not come
   sample: {gpu_model: NVIDIA H100 80GB HBM3, gpu_count: "8"}
+plugin_log:
+  description: What the device plugin has said, and why it most likely has no GPUs; null without O(plugin_log=true).
+  type: dict
+  returned: success, and when what is waited for did not come
+  contains:
+    lines:
+      description: Its newest errors and warnings, and the agent's about it, the newest last.
+      type: list
+      elements: str
+      sample: ["unable to initialize Nvidia driver: reason=\"nvml: Driver/library version mismatch\""]
+    cause:
+      description: The likely cause where Nomad has no GPU of the node. A plugin that says nothing may be well.
+      type: str
+      sample: "a driver mismatch: the kernel module that is loaded and the libraries are of two versions"
+    message:
+      description: Both, and the next step, for people.
+      type: str
+      sample: >-
+        The device plugin has said: unable to initialize Nvidia driver: reason="nvml: Driver/library version mismatch".
+        Likely cause: a driver mismatch: the kernel module that is loaded and the libraries are of two versions. Next
+        step: reboot the node, by playbooks/site.yml with nvidia_driver_reboot.
 """
 
 import contextlib
@@ -181,7 +209,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufarm.core.plugins.module_utils import gate, nomad, nomad_options
+from ansible_collections.gpufarm.core.plugins.module_utils import gate, nomad, nomad_options, nomad_plugin_log
 from ansible_collections.gpufarm.core.plugins.module_utils.text import clean_all
 
 PAUSE_S = 1.0
@@ -520,6 +548,7 @@ def argument_spec() -> dict[str, Any]:
         "wait_for": {"type": "str", "choices": ["nothing", *GOALS], "default": "nothing"},
         "timeout": {"type": "int", "default": 60},
         "plugin_age_max": {"type": "float", "default": gate.PLUGIN_AGE_MAX_S},
+        "plugin_log": {"type": "bool", "default": False},
     }
 
 
@@ -545,6 +574,8 @@ def main() -> None:
             failure = str(error)
     ask_rest(client, answers, deadline, goal.ask if goal else None)
     result = result_of(answers, params["plugin_age_max"])
+    found = nomad_plugin_log.read() if params["plugin_log"] else None
+    result["plugin_log"] = found and {"lines": found.lines, "cause": found.cause, "message": found.message}
     if failure:
         module.fail_json(msg=f"{platform.node()}: {failure}", **result)
     module.exit_json(**result)

@@ -176,6 +176,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils import (
     maintenance,
     nomad,
     nomad_options,
+    nomad_plugin_log,
 )
 
 NONE = maintenance.Result("none", "this owner has taken no node out here")
@@ -200,6 +201,8 @@ def put_back(
     )
     if not entry["healthy"]:
         told = [problem["message"] for problem in found["problems"]] + [problem.message for problem in problems]
+        if any(problem.code == "no_devices" for problem in problems):
+            told.append(nomad_plugin_log.read().message)
         raise nomad.NomadError(
             found=f"{entry['reason']} after {change}. {' '.join(told)}".strip().rstrip("."),
             expected="healthy GPUs that Nomad has; the node stays out of work",

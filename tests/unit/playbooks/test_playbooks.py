@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -290,6 +291,39 @@ def test_the_written_report_needs_no_root_on_the_control_machine(tmp_path: Path,
     ]
     assert [node["region"] for node in report["nodes"]] == ["global"]
     assert [(node["name"], node["verdict"]) for node in report["nodes"]] == [("node00000", "ok")]
+
+
+def test_where_nomad_has_no_gpu_the_nodes_say_what_their_plugins_do(
+    tmp_path: Path, agent: nomad_helper.Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that does not answer is told of, too."""
+    lost = nomad_helper.recorded("plugin-logs-1.11.3")["lost"]
+    (tmp_path / "lost").write_text("\n".join(lost), encoding="utf-8")
+    for name, does in (("systemctl", "echo InvocationID=abc"), ("journalctl", f"cat {tmp_path}/lost")):
+        program = tmp_path / "programs" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f"#!/bin/sh\n{does}\n", encoding="utf-8")
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/programs:{os.environ['PATH']}")
+    agent.nodes = [nomad_helper.make_node(number, 2) for number in range(3)]
+    entries = []
+    for number, wanted in enumerate(nomad_helper.make_expected(3, 2)):
+        told = {"node": wanted["node"], "region": "global", "gpus": 2}
+        entry = {"__farm_verify_expected": wanted, "__farm_verify_report_entry": told, "ansible_become": False}
+        entries.append({**entry, **LOCAL, **({"ansible_python_interpreter": "/nowhere"} if number == 1 else {})})
+    for node in agent.nodes[:2]:
+        node["NodeResources"]["Devices"] = None
+    code, output = compare(tmp_path, agent, *entries)
+    assert code == 2 and "Node node00000: found no GPU device at all" in output, output
+    assert (
+        "node00000: The device plugin has said: failed to get fingerprint nvidia devices: nvidia nvml "
+        "DeviceInfoByIndex() error: nvml: GPU is lost; "
+    ) in output
+    assert (
+        "Likely cause: one GPU that the plugin cannot read, which hides all of the node. Next step: find it" in output
+    )
+    assert "node00001: what its device plugin says is not known: " in output
+    assert "node00002: " not in output
 
 
 def test_who_is_over_budget_is_told_and_when_that_is_not_known(tmp_path: Path, agent: nomad_helper.Agent) -> None:

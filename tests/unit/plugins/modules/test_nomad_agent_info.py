@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.gpufarm.core.plugins.module_utils import gate, nomad
+from ansible_collections.gpufarm.core.plugins.module_utils import gate, nomad, nomad_plugin_log
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad import client
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad import client as nomad_client
 from ansible_collections.gpufarm.core.plugins.modules import nomad_agent_info
@@ -750,7 +750,7 @@ def test_returned_values_are_the_documented_ones(server: Server, capsys: pytest.
     documented = yaml.safe_load(nomad_agent_info.RETURN)
     result = run(server, capsys, wait_for="client")
     assert set(result) - {"changed", "invocation"} == set(documented) == {
-        "version", "servers_version", *VALUES, *OF_THE_NODE, *OF_A_SERVER,
+        "version", "servers_version", "plugin_log", *VALUES, *OF_THE_NODE, *OF_A_SERVER,
     }  # fmt: skip
     assert yaml.safe_load(nomad_agent_info.EXAMPLES)
 
@@ -784,3 +784,25 @@ def test_no_proxy_stands_before_the_own_agent(
     """Not even where it listens on another address than the loopback's."""
     farm.stand_behind_a_proxy(monkeypatch)
     assert run(server, capsys)["state"] == "ok"
+
+
+def test_what_the_plugin_says_is_read_where_it_is_asked_for(
+    server: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+
+    def journal() -> nomad_plugin_log.PluginLog:
+        read.append("journal")
+        return nomad_plugin_log.judged(["fingerprinting returned an error: nvml: GPU is lost"])
+
+    monkeypatch.setattr(nomad_plugin_log, "read", journal)
+    assert (run(server, capsys)["plugin_log"], read) == (None, [])
+    # An agent that does not answer has said something all the same.
+    server.answers[HEALTH] = [CUT_OFF]
+    told = run(server, capsys, plugin_log=True)
+    assert (told["state"], read) == ("stopped", ["journal"])
+    assert told["plugin_log"] == {
+        "lines": ["fingerprinting returned an error: nvml: GPU is lost"],
+        "cause": "one GPU that the plugin cannot read, which hides all of the node",
+        "message": journal().message,
+    }

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.gpufarm.core.plugins.module_utils import health, maintenance
+from ansible_collections.gpufarm.core.plugins.module_utils import health, maintenance, nomad_plugin_log
 from ansible_collections.gpufarm.core.plugins.modules import nomad_node_maintenance
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import nomad_helper as farm
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.gate_helper import Farm
@@ -165,12 +165,15 @@ def test_sick_node_stays_out(node: Node) -> None:
     assert node.nomad.clients["id-0"]["gpufarm_maintenance"] == "driver branch 580"
 
 
-def test_node_whose_gpus_nomad_lacks_stays_out(node: Node) -> None:
+def test_node_whose_gpus_nomad_lacks_stays_out(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = nomad_plugin_log.judged(['unable to initialize Nvidia driver: reason="nvml: Driver Not Loaded"'])
+    monkeypatch.setattr(nomad_plugin_log, "read", lambda: said)
     node.run(state="out", change="driver branch 580")
     node.nomad.nodes["id-0"]["NodeResources"]["Devices"] = []
     result = node.run(state="in")
     assert result["failed"] and node.eligibility == "ineligible"
     assert "nomad no_devices after driver branch 580. Node gpu0: found no GPU device at all" in result["msg"]
+    assert said.message in result["msg"]
 
 
 def test_warning_stays_out_where_it_closes(node: Node) -> None:
