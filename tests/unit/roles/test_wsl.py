@@ -250,8 +250,8 @@ def test_the_control_node_and_the_distribution_tell_where_they_are_alike() -> No
     assert len(told.split()) == 2
 
 
-# Of a distribution that has processes of its own.
-ALONE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "--", "/bin/sh", "-c")
+# As in a distribution, which has processes of its own; what runs on this machine is nothing of it.
+ALONE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "--")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has processes of its own")
@@ -268,9 +268,11 @@ ALONE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "--", "/b
     ],
 )
 def test_what_the_task_of_windows_holds_a_distribution_by_is_found(holder: str, held: bool) -> None:
-    # It is there once it has become the program that is looked for.
-    script = f"{holder} & sleep 1; exec /bin/sh {ROOT / 'roles/wsl/files/ask.sh'} 0 : :"
-    answer = subprocess.run([*ALONE, script], capture_output=True, text=True, check=True).stdout
+    # It is there once it has become the program that is looked for, and has not the shell's words any more.
+    script = f"""{holder} &
+    while cmp -s /proc/$!/cmdline /proc/$$/cmdline; do sleep 0.1; done
+    exec /bin/sh {ROOT / "roles/wsl/files/ask.sh"} 0 : :"""
+    answer = subprocess.run([*ALONE, "/bin/sh", "-c", script], capture_output=True, text=True, check=True).stdout
     assert ("held" in answer.splitlines()) is held
 
 
@@ -346,8 +348,6 @@ PREFLIGHT = [
         "tasks": [{"ansible.builtin.import_role": {"name": "gpufarm.core.wsl", "tasks_from": "preflight.yml"}}],
     }
 ]
-# What runs on this machine is nothing of the distribution's.
-ALONE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "--")
 # /etc and /run are a copy, in which the role may write.
 APART = (
     "unshare",
