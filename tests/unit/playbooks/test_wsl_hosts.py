@@ -758,8 +758,8 @@ def test_what_a_node_is_put_back_by_is_handed_over() -> None:
     for name in ("node_maintenance/tasks/take_out", "node_maintenance/tasks/put_back", "nomad/tasks/validate"):
         text += (roles / f"{name}.yml").read_text()
     used = {name for name in re.findall("[a-z_0-9]+", text) if name in defaults or name == "gpu_node_gpus"}
-    # It is only said in an error.
-    used -= {"nomad_version"}
+    # They are only said in an error.
+    used -= {"nomad_version", "nomad_device_nvidia_version", "nomad_device_nvidia_program"}
     assert used <= step["vars"].keys()
     names = used & defaults.keys() - OURS
 
