@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes import (
+    DOMAIN,
     Client,
     KubernetesError,
     Node,
     Plugin,
     change_node,
+    in_parts,
     mapping,
     plugin_of,
     read_nodes,
@@ -31,10 +33,8 @@ PROGRAM = "gpu-feature-discovery"
 ASK = (PROGRAM, "--oneshot", "--no-timestamp", "--output-file=")
 # Names of what this has set, so that it may go again.
 MARK = "gpufarm.core/gpu-labels"
-DOMAIN = "nvidia.com/"
 # What GPU feature discovery sets where it runs by itself.
 TIMESTAMP = "nvidia.com/gfd.timestamp"
-SIDE_BY_SIDE = 16
 _LINE = re.compile(r"^(nvidia\.com/[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)=([A-Za-z0-9_.-]{0,63})$")
 
 
@@ -92,13 +92,11 @@ def read_pods(client: Client, namespace: str, selector: str) -> dict[str, Plugin
     return {node: plugin_of(items) for node, items in pods.items()}
 
 
-def ask(client: Client, plugins: Iterable[tuple[str, Plugin]]) -> Iterator[tuple[str, str | KubernetesError]]:
+def ask(client: Client, plugins: Sequence[tuple[str, Plugin]]) -> Iterator[tuple[str, str | KubernetesError]]:
     """Nodes with what GPU feature discovery says in the plugin's pod there, some of them side by side."""
-    waiting = list(plugins)
-    while waiting:
-        some, waiting = waiting[:SIDE_BY_SIDE], waiting[SIDE_BY_SIDE:]
-        calls = [("exec", f"--namespace={plugin.namespace}", plugin.name, "--", *ASK) for _node, plugin in some]
-        yield from zip((node for node, _plugin in some), client.calls(calls))
+    for part in in_parts(plugins):
+        calls = [("exec", f"--namespace={plugin.namespace}", plugin.name, "--", *ASK) for _node, plugin in part]
+        yield from zip((node for node, _plugin in part), client.calls(calls))
 
 
 def _apply(client: Client, node: Node, wanted: Mapping[str, str], check_mode: bool) -> bool:

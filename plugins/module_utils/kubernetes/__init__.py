@@ -14,6 +14,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes.client imp
     Client,
     Connection,
     KubernetesError,
+    in_parts,
     listing,
     mapping,
     path_of,
@@ -27,6 +28,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes.comparison
     unhealthy,
 )
 from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes.nodes import (
+    DOMAIN,
     READY,
     Node,
     Resource,

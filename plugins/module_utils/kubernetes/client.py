@@ -34,6 +34,8 @@ LISTS = 3
 # What kubectl itself may need on top of the request: a program that logs in, a slow disk.
 GRACE_S = 15.0
 TOLD_CHARS = 600
+# Programs side by side, each with some 30 MB.
+AT_ONCE = 16
 
 T = TypeVar("T")
 
@@ -160,6 +162,11 @@ def path_of(*parts: str, **query: str | int | None) -> str:
     path = "/" + "/".join(urllib.parse.quote(part, safe="") for part in parts)
     given = {key: str(value) for key, value in query.items() if value is not None}
     return f"{path}?{urllib.parse.urlencode(given)}" if given else path
+
+
+def in_parts(items: Sequence[T]) -> list[Sequence[T]]:
+    """The items, as many at a time as calls should run side by side."""
+    return [items[begin : begin + AT_ONCE] for begin in range(0, len(items), AT_ONCE)]
 
 
 # The path of an address, with or without a scheme.

@@ -16,6 +16,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes import (
     KubernetesError,
     Node,
     PodUse,
+    in_parts,
     mapping,
     path_of,
     read_nodes,
@@ -48,8 +49,6 @@ from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes_pods.recor
 )
 from ansible_collections.gpufarm.core.plugins.module_utils.problem import Finding, Problem, problem_of
 
-# Programs side by side, each with some 30 MB.
-AT_ONCE = 16
 PAUSE_S = 1.0
 ATTEMPTS = 4
 # How long a GPU or memory may need to become free after another pod has ended.
@@ -141,10 +140,6 @@ def _not_begun(run: Run, slots: Sequence[Slot]) -> dict[Slot, PodResult]:
     return {slot: skipped(slot, "not_begun", found, step) for slot in slots}
 
 
-def _in_parts(items: Sequence[Any]) -> list[Sequence[Any]]:
-    return [items[begin : begin + AT_ONCE] for begin in range(0, len(items), AT_ONCE)]
-
-
 def _create(run: Run, watched: Sequence[_Watched], results: dict[Slot, PodResult]) -> list[_Watched]:
     """Those pods that Kubernetes took; why it took others not is their result."""
     path = path_of(*run.pods)
@@ -154,7 +149,7 @@ def _create(run: Run, watched: Sequence[_Watched], results: dict[Slot, PodResult
     waiting = list(watched)
     for attempt in range(1, ATTEMPTS + 1):
         again = []
-        for part in _in_parts(waiting):
+        for part in in_parts(waiting):
             bodies = [
                 pod_of(each.name, run.name, each.slot, run.settings, seconds=seconds, gives_up_at=gives_up_at)
                 for each in part
@@ -228,7 +223,7 @@ def _look(run: Run, pending: Sequence[_Watched]) -> dict[str, PodResult]:
         result = _judge_unstarted(run, each, now)
         if result is not None:
             verdicts[each.name] = result
-    for part in _in_parts(to_read):
+    for part in in_parts(to_read):
         logs = run.client.calls([run.client.raw("get", _log_path(run, each.name)) for each in part])
         for each, log in zip(part, logs):
             result = _judge_started(each, log)
@@ -396,7 +391,7 @@ def _delete(run: Run, names: Sequence[str]) -> None:
 def delete_pods(client: Client, namespace: str, names: Sequence[str]) -> dict[str, KubernetesError]:
     """Delete pods by name; those that could not be."""
     failed: dict[str, KubernetesError] = {}
-    for part in _in_parts(names):
+    for part in in_parts(names):
         paths = [path_of("api", "v1", "namespaces", namespace, "pods", name) for name in part]
         for name, answer in zip(part, client.calls([client.raw("delete", path) for path in paths])):
             if isinstance(answer, KubernetesError) and answer.reason != "NotFound":
