@@ -369,7 +369,8 @@ def test_an_end_from_outside_leaves_no_job(nomad_server: FakeNomad, number: sign
 
 
 def test_another_end_from_outside_waits_for_the_removal(nomad_server: FakeNomad) -> None:
-    for uuid in nomad_server.uuids(0):
+    # No job ends by itself, so one that is deleted tells that the first signal was taken.
+    for uuid in (*nomad_server.uuids(0), *nomad_server.uuids(1)):
         nomad_server.fates[uuid] = Fate(runs_for_s=math.inf)
     arguments = {"address": nomad_server.url, "timeout": 10 * PATIENCE_S}
     with program_helper.start("nomad_gpu_job_verify", arguments) as process:
