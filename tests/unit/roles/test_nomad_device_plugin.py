@@ -8,6 +8,7 @@ The plugin is the ancestor of nomad-device-nvidia that the simulator builds; bot
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import http.server
@@ -277,9 +278,21 @@ def test_no_agent_is_restarted_whose_plugin_does_not_start(node: Node) -> None:
     assert node.run("nomad/validate")[0] == 0
 
 
-def test_the_trial_leaves_no_process(node: Node) -> None:
-    mark = "sleep 98761"
-    given = own(program(node.folder, f"#!/bin/sh\necho hello\nexec {mark}\n"))
-    code, told = node.run("nomad_device_nvidia/install_own", nomad_device_nvidia_program=given)
+@pytest.mark.parametrize("program_is", ["no plugin", "a plugin with a wrong configuration"])
+def test_the_trial_leaves_no_process(node: Node, program_is: str) -> None:
+    """Nomad itself ends without the plugin where a configuration is wrong."""
+    shutil.copy(build.nvidia_plugin() / NAME, node.plugin)
+    # Others run this at the same time.
+    mark = f"sleep 9{os.getpid():07}"
+    if program_is == "no plugin":
+        given = own(program(node.folder, f"#!/bin/sh\necho hello\n{mark} &\nexec {mark}\n"))
+        code, told = node.run("nomad_device_nvidia/install_own", nomad_device_nvidia_program=given)
+    else:
+        code, told = node.run("nomad_device_nvidia/configure", nomad_device_nvidia_fingerprint_period="soon")
     assert code == 2, told
     assert subprocess.run(["pgrep", "-xf", mark], check=False, capture_output=True).returncode == 1
+    running = []
+    for path in Path("/proc").glob("[0-9]*/exe"):
+        with contextlib.suppress(OSError):
+            running.append(str(path.readlink()))
+    assert [path for path in running if str(node.folder) in path] == []
