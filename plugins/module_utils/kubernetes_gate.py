@@ -10,6 +10,9 @@ where somebody else has changed the node meanwhile; so marks and cordon never pa
 
 from __future__ import annotations
 
+import calendar
+import dataclasses
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,7 +22,10 @@ from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes import (
     Client,
     Node,
     change_node,
+    evict,
+    read_work,
 )
+from ansible_collections.gpufarm.core.plugins.module_utils.maintenance import told
 
 
 def annotation(key: str) -> str:
@@ -59,6 +65,11 @@ def patch_of(marks: Mapping[str, str | None], schedulable: bool | None) -> dict[
     return patch
 
 
+def decide(node: Node, wish: gate.Wish, now: str) -> gate.Decision:
+    """What has to be done with the node itself. Kubernetes drains none, so pods are evicted by C(drain)."""
+    return gate.decide(gate_node(node, closing=not wish.healthy), dataclasses.replace(wish, drain=False), now)
+
+
 def set_node(
     client: Client, name: str, wish: gate.Wish, now: Callable[[], str], check_mode: bool
 ) -> tuple[Node | None, gate.Decision]:
@@ -67,7 +78,33 @@ def set_node(
 
     def change(node: Node) -> Mapping[str, Any] | None:
         nonlocal decision
-        decision = gate.decide(gate_node(node, closing=not wish.healthy), wish, now())
+        decision = decide(node, wish, now())
         return patch_of(decision.meta or {}, decision.eligible) if decision.changes and not check_mode else None
 
     return change_node(client, name, change), decision
+
+
+def drain(client: Client, node: Node, decision: gate.Decision, wish: gate.Wish, *, check_mode: bool) -> str:
+    """Evict what runs on a sick node that the gate has cordoned; what was done, empty where nothing was.
+
+    C(node) is the node before the decision. Nothing waits for the pods: those of jobs, and those that nothing would
+    start again, are evicted by the first run after the deadline, and those that a budget holds are asked again by the
+    next one.
+    """
+    ours = decision.action == "close" or (is_marked(node) and not gate_node(node).meta.get(gate.MAINTENANCE_KEY))
+    if wish.healthy or not wish.drain or not ours:
+        return ""
+    work = [each for each in read_work(client, node["name"]) if not each.ending]
+    since = None if decision.action == "close" else gate_node(node).marks.get(gate.SINCE_KEY)
+    leaving = [each for each in work if not each.ends or 0 < wish.drain_deadline_s <= _seconds_since(since)]
+    if not leaving:
+        return ""
+    return f"evicting {told(leaving)}" + ("" if check_mode else evict(client, leaving))
+
+
+def _seconds_since(since: str | None) -> float:
+    """By the clock of whoever asks the cluster, who has written the mark as well; a spoiled one tells nothing."""
+    try:
+        return time.time() - calendar.timegm(time.strptime(since or "", "%Y-%m-%dT%H:%M:%SZ"))
+    except ValueError:
+        return 0.0

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ansible_collections.gpufarm.core.plugins.module_utils import gate
@@ -21,7 +21,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes import (
     Node,
     Work,
     change_node,
-    path_of,
+    evict,
     read_work,
 )
 from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes_gate import annotation, patch_of
@@ -61,17 +61,6 @@ class Result:
 
 def marks_of(node: Node) -> dict[str, str]:
     return {key: node["annotations"][name] for key, name in KEYS.items() if name in node["annotations"]}
-
-
-def eviction_of(work: Work) -> tuple[str, dict[str, Any]]:
-    """Where a pod's end is asked for, and how: of this very pod, not of a later one of its name."""
-    body = {
-        "apiVersion": "policy/v1",
-        "kind": "Eviction",
-        "metadata": {"name": work.name, "namespace": work.namespace},
-        "deleteOptions": {"preconditions": {"uid": work.uid}},
-    }
-    return path_of("api", "v1", "namespaces", work.namespace, "pods", work.name, "eviction"), body
 
 
 class Maintenance:
@@ -163,7 +152,7 @@ class Maintenance:
                     raise _refused(plan, work)
                 if node["schedulable"]:
                     self._close(plan)
-                held = self._evict([each for each in work if not (each.ends and self._clock() < ends)])
+                held = evict(self.client, [each for each in work if not (each.ends and self._clock() < ends)])
                 looks = 0 if work or node["schedulable"] else looks + 1
             except KubernetesError as error:
                 if not error.transient or self._clock() > ends + GRACE_S:
@@ -180,20 +169,6 @@ class Maintenance:
                     )
             if looks < LOOKS:
                 self._pause(PAUSE_S)
-
-    def _evict(self, work: Iterable[Work]) -> str:
-        """Ask for the end of pods; what holds the first of those that are held, for the end of a sentence."""
-        asked: Sequence[Work] = [each for each in work if not each.ending]
-        held = ""
-        answers = self.client.create([eviction_of(each) for each in asked]) if asked else []
-        for each, answer in zip(asked, answers):  # Python 3.9 has no strict
-            # Not found is gone, and a conflict is another pod of that name.
-            if not isinstance(answer, KubernetesError) or answer.reason in ("NotFound", "Conflict"):
-                continue
-            if not answer.transient:
-                raise answer
-            held = held or f"; of {each}, {answer.found}"
-        return held
 
     # --- in ---
 

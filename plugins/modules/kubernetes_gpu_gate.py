@@ -13,7 +13,7 @@ author:
   - gpufarm contributors (@gpufarm)
 description:
   - Cordons the node of every sick host, so that Kubernetes places nothing new there, and uncordons it after a clean
-    probe. Pods that run there are left alone.
+    probe. Pods that run there are left alone, unless O(drain) has them evicted.
   - It uncordons only what it has cordoned itself, which it knows by its mark among the node's annotations. What
     somebody else has cordoned stays cordoned, and so does what C(gpufarm.core/maintenance) says is in maintenance.
   - Kubernetes does not tell who cordons a node that is cordoned already, nor that C(kubectl drain) has emptied it. So
@@ -73,6 +73,27 @@ options:
         description:
           - Seconds that the node had been up when it was probed. Needed for O(closed_min).
         type: int
+      drain:
+        description:
+          - Whether what runs on this node is evicted, instead of O(drain).
+        type: bool
+      drain_deadline:
+        description:
+          - Seconds for this node, instead of O(drain_deadline).
+        type: int
+  drain:
+    description:
+      - Whether what runs on a sick node that this gate has cordoned is evicted, as far as disruption budgets allow it.
+        Pods of DaemonSets and those that the kubelet has by itself stay. Nothing waits for their end; a pod that a
+        budget holds is asked again by the next run.
+    type: bool
+    default: false
+  drain_deadline:
+    description:
+      - Seconds after the cordon in which pods of jobs, and pods that nothing would start again, may end by themselves.
+        The first run after that evicts them. V(0) is no limit.
+    type: int
+    default: 3600
   max_closed:
     description:
       - How many nodes the gate may have cordoned at once, as a number or as a percentage of the nodes with GPUs, at
@@ -92,7 +113,8 @@ options:
 notes:
   - "The annotations are C(gpufarm.core/gate) (V(closed) or V(open)), C(gpufarm.core/gate-reason),
     C(gpufarm.core/gate-since), C(gpufarm.core/gate-closed-by) and C(gpufarm.core/gate-memory)."
-  - The user of the kubeconfig needs the right to C(list), C(get) and C(patch) nodes.
+  - The user of the kubeconfig needs the right to C(list), C(get) and C(patch) nodes, and for O(drain) to C(list) pods
+    and to C(create) C(pods/eviction).
 seealso:
   - module: gpufarm.core.kubernetes_gpu_info
   - module: gpufarm.core.kubernetes_gpu_verify
@@ -106,6 +128,7 @@ EXAMPLES = r"""
       - node: gpu01
         healthy: false
         reason: "xid_79 on 0000:3B:00.0"
+        drain: true
       - node: gpu02
         healthy: true
   delegate_to: localhost
@@ -160,11 +183,12 @@ nodes:
     action:
       description: >-
         V(close) and V(open) for what was cordoned and uncordoned, V(update) for new marks, V(wait) for a clean probe
-        that is not the last one needed, V(held) for what O(max_closed) kept from being cordoned, V(failed), or V(none).
+        that is not the last one needed, V(drain) where nothing but pods were evicted, V(held) for what O(max_closed)
+        kept from being cordoned, V(failed), or V(none).
       type: str
       sample: close
     message:
-      description: What was done and why.
+      description: What was done and why, with the pods that are evicted.
       type: str
       sample: "closed: xid_79 on 0000:3B:00.0"
 table:
@@ -177,6 +201,7 @@ table:
     gpu02  ready   yes       none    healthy and open
 """
 
+import dataclasses
 import platform
 from collections.abc import Mapping
 from typing import Any
@@ -202,16 +227,23 @@ def check_options(params: dict[str, Any]) -> None:
         if not item["healthy"] and not (item["reason"] or "").strip():
             found = f"node {item['node']} is not healthy and no reason is given"
             raise kubernetes.KubernetesError(found, "a reason, because somebody will ask", "set 'nodes[].reason'")
-    for option, least in (("open_after", 1), ("closed_min", 0)):
-        if params[option] < least:
-            raise kubernetes.KubernetesError(f"{option} is {params[option]}", f"{least} or more", "correct the option")
+    for option, least in (("open_after", 1), ("closed_min", 0), ("drain_deadline", 0)):
+        for given in (params, *params["nodes"]):
+            value = given.get(option)
+            if value is not None and value < least:
+                raise kubernetes.KubernetesError(f"{option} is {value}", f"{least} or more", "correct the option")
     gate.most_closed(params["max_closed"], 0)
 
 
 def wish_of(item: dict[str, Any], params: dict[str, Any]) -> gate.Wish:
+    drain, deadline = (
+        params[option] if item[option] is None else item[option] for option in ("drain", "drain_deadline")
+    )
     return gate.Wish(
         item["healthy"],
         item["reason"],
+        drain,
+        deadline,
         index=item["index"],
         uptime=item["uptime"],
         open_after=params["open_after"],
@@ -226,13 +258,12 @@ def held(nodes: dict[str, kubernetes.Node], wishes: dict[str, gate.Wish], max_cl
         node = nodes.get(name)
         if node is None:
             continue
-        seen = kubernetes_gate.gate_node(node, closing=not wish.healthy)
-        decision = gate.decide(seen, wish, "")
+        decision = kubernetes_gate.decide(node, wish, "")
         if decision.action == "close":
-            closing.append(seen)
+            closing.append(kubernetes_gate.gate_node(node, closing=True))
             reasons.append(decision.message)
         elif decision.action == "open":
-            opening.add(seen.id)
+            opening.add(node["id"])
     closed = {node["id"] for node in nodes.values() if kubernetes_gate.is_marked(node)} - opening
     farm = sum(1 for node in nodes.values() if node["gpus_capacity"] or node["name"] in wishes)
     why = gate.brake(closing, closed, farm, max_closed)
@@ -242,19 +273,27 @@ def held(nodes: dict[str, kubernetes.Node], wishes: dict[str, gate.Wish], max_cl
 def do_node(client: kubernetes.Client, name: str, wish: gate.Wish, hold: bool, check_mode: bool) -> dict[str, Any]:
     """Set one node; what became of it, and its marks before and after."""
     node: kubernetes.Node | None = None
+    decision = gate.Decision("failed", "")
+    evicting = ""
     try:
         node, decision = kubernetes_gate.set_node(client, name, wish, utc, check_mode or hold)
+        if hold and decision.action == "close":
+            decision = gate.Decision("held", f"not {decision.message}")
+        elif hold and decision.changes and not check_mode:
+            # Only what would be cordoned is held.
+            return do_node(client, name, wish, False, False)
+        elif node:
+            evicting = kubernetes_gate.drain(client, node, decision, wish, check_mode=check_mode)
     except kubernetes.KubernetesError as error:
-        decision = gate.Decision("failed", str(error))
-    if hold and decision.action == "close":
-        decision = gate.Decision("held", f"not {decision.message}")
-    elif hold and decision.changes and not check_mode:
-        # Only what would be cordoned is held.
-        return do_node(client, name, wish, False, False)
+        # What was done to the node before stays true.
+        decision = dataclasses.replace(decision, action="failed", message=str(error))
+    if evicting:
+        action = "drain" if decision.action == "none" else decision.action
+        decision = dataclasses.replace(decision, action=action, message=f"{decision.message}; {evicting}")
     if decision.action == "failed":
         step = "check that the kubelet runs there and has this name ('kubectl get nodes')"
         told = decision.message if "Next step: " in decision.message else f"{decision.message}. Next step: {step}."
-        decision = gate.Decision("failed", f"Node {name}: {told}")
+        decision = dataclasses.replace(decision, message=f"Node {name}: {told}")
     eligible = node["schedulable"] if node and decision.eligible is None else decision.eligible
     meta = kubernetes_gate.gate_node(node).meta if node else {}
     return {
@@ -266,7 +305,7 @@ def do_node(client: kubernetes.Client, name: str, wish: gate.Wish, hold: bool, c
             "action": decision.action,
             "message": decision.message,
         },
-        "changed": decision.changes,
+        "changed": decision.changes or bool(evicting),
         "before": describe(name, bool(node and node["schedulable"]), meta),
         "after": describe(name, bool(eligible), {**meta, **(decision.meta or {})}),
     }
@@ -301,8 +340,12 @@ def main() -> None:
                     "reason": {"type": "str"},
                     "index": {"type": "int"},
                     "uptime": {"type": "int"},
+                    "drain": {"type": "bool"},
+                    "drain_deadline": {"type": "int"},
                 },
             },
+            "drain": {"type": "bool", "default": False},
+            "drain_deadline": {"type": "int", "default": 3600},
             "max_closed": {"type": "str", "default": "20%"},
             "open_after": {"type": "int", "default": 1},
             "closed_min": {"type": "int", "default": 0},

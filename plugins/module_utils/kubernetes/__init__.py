@@ -9,7 +9,7 @@ described at once, because one with its list of images is up to 50 KB of JSON an
 
 from __future__ import annotations
 
-from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes.changing import change_node
+from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes.changing import change_node, evict
 from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes.client import (
     Client,
     Connection,

@@ -1,15 +1,16 @@
 # Copyright (c) 2026, gpufarm contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A node changed all at once, by what it is at that moment."""
+"""A node changed all at once, by what it is at that moment, and pods that are asked to leave one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes.client import Client, KubernetesError
+from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes.client import Client, KubernetesError, path_of
 from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes.nodes import Node
+from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes.pods import Work
 from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes.reading import read_node
 
 # So often somebody else may change the node between a look and a change. The kubelet does it now and then.
@@ -35,3 +36,29 @@ def change_node(client: Client, name: str, patch_of: Callable[[Node], Mapping[st
         else:
             return node
     return None
+
+
+def eviction_of(work: Work) -> tuple[str, dict[str, Any]]:
+    """Where a pod's end is asked for, and how: of this very pod, not of a later one of its name."""
+    body = {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": work.name, "namespace": work.namespace},
+        "deleteOptions": {"preconditions": {"uid": work.uid}},
+    }
+    return path_of("api", "v1", "namespaces", work.namespace, "pods", work.name, "eviction"), body
+
+
+def evict(client: Client, work: Sequence[Work]) -> str:
+    """Ask for the end of pods; what holds the first of those that are held, for the end of a sentence."""
+    asked = [each for each in work if not each.ending]
+    held = ""
+    answers = client.create([eviction_of(each) for each in asked]) if asked else []
+    for each, answer in zip(asked, answers):  # Python 3.9 has no strict
+        # Not found is gone, and a conflict is another pod of that name.
+        if not isinstance(answer, KubernetesError) or answer.reason in ("NotFound", "Conflict"):
+            continue
+        if not answer.transient:
+            raise answer
+        held = held or f"; of {each}, {answer.found}"
+    return held

@@ -16,6 +16,8 @@ from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import kub
 def test_a_sick_node_is_cordoned_and_one_that_nobody_reaches_stays_as_it_is(tmp_path: Path) -> None:
     cluster = farm.Cluster(tmp_path)
     cluster.nodes = [farm.make_node(number, 2) for number in range(2)]
+    cluster.pods = [farm.make_pod("train", "node00000", 1)]
+    cluster.pods[0]["metadata"]["ownerReferences"] = [{"kind": "ReplicaSet", "name": "it", "controller": True}]
     patched: list[tuple[str, Any]] = []
 
     def takes_patches(request: Any) -> bool:
@@ -31,7 +33,7 @@ def test_a_sick_node_is_cordoned_and_one_that_nobody_reaches_stays_as_it_is(tmp_
     hosts: dict[str, Any] = {
         "away": {"kubernetes_node_name": "node00001", **away},
         # More than any machine has.
-        "sick": {"kubernetes_node_name": "node00000", "gpu_node_gpus": 99},
+        "sick": {"kubernetes_node_name": "node00000", "gpu_node_gpus": 99, "gpu_health_drain": True},
     }
     asked = playbook_helper.asked_of(cluster, tmp_path)
     inventory = {
@@ -50,5 +52,6 @@ def test_a_sick_node_is_cordoned_and_one_that_nobody_reaches_stays_as_it_is(tmp_
     said = " ".join((result.stdout + result.stderr).split())
     assert result.returncode == 2, said
     assert [(name, body["spec"]) for name, body in patched] == [("node00000", {"unschedulable": True})], said
+    assert "evicting default/train (1 GPU)" in said and cluster.removed == ["train"], said
     assert "Node node00000: found " in said and "healthy GPUs that Kubernetes has. Next step: " in said
     assert "away: cannot be reached (" in said and "Its node stays as it is in Kubernetes." in said

@@ -66,8 +66,8 @@ def test_pods_that_were_to_compute_are_refused_before_anything_runs(tmp_path: Pa
     result = playbook_helper.run_playbook(tmp_path, hosts, "kubernetes_verify.yml")
     assert result.returncode == 2, result.stdout + result.stderr
     assert (
-        "kubernetes_nodes: found verify_jobs_level quick. Expected: list, because pods of kubernetes_verify.yml say which "
-        "GPU they see, and do not compute. Next step: give '-e verify_jobs_level=list', or leave verify_jobs out;"
+        "kubernetes_nodes: found verify_jobs_level quick. Expected: list, because pods of kubernetes_verify.yml say "
+        "which GPU they see, and do not compute. Next step: give '-e verify_jobs_level=list', or leave verify_jobs out;"
     ) in words(result.stdout + result.stderr)
 
 

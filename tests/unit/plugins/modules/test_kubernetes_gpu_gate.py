@@ -103,6 +103,69 @@ def test_maintenance_is_left_alone(cluster: farm.Cluster, capsys: pytest.Capture
     assert action(result) == "none" and cordoned(cluster) and "driver branch 580" in result["nodes"][0]["message"]
 
 
+def pod(name: str, kind: str, gpus: int = 1) -> dict[str, Any]:
+    made: dict[str, Any] = farm.make_pod(name, "node00000", gpus)
+    if kind:
+        made["metadata"]["ownerReferences"] = [{"kind": kind, "name": "it", "controller": True}]
+    return made
+
+
+def names(cluster: farm.Cluster) -> list[str]:
+    return [each["metadata"]["name"] for each in cluster.pods]
+
+
+def test_a_sick_node_is_drained_where_that_is_asked_for(
+    cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.pods = [pod("web", "ReplicaSet"), pod("train", "Job"), pod("plugin", "DaemonSet", 0)]
+    assert names(cluster) == ["web", "train", "plugin"] and "evicting" not in str(run(capsys, cluster, SICK)["nodes"])
+    sick = {**SICK, "drain": True}
+    told = run(capsys, cluster, sick, check_mode=True)
+    assert (action(told), told["changed"], len(names(cluster))) == ("drain", True, 3)
+    result = run(capsys, cluster, sick)
+    assert (action(result), result["changed"], names(cluster)) == ("drain", True, ["train", "plugin"])
+    assert result["nodes"][0]["message"].endswith("; evicting default/web (1 GPU)")
+    # A job has its time, and without a limit all of it.
+    assert run(capsys, cluster, sick)["changed"] is False
+    cluster.nodes[0]["metadata"]["annotations"][f"{MARK}-since"] = "2026-01-01T00:00:00Z"
+    assert run(capsys, cluster, {**sick, "drain_deadline": 0})["changed"] is False and "train" in names(cluster)
+    assert run(capsys, cluster, SICK, drain=True)["changed"] is True and names(cluster) == ["plugin"]
+    assert run(capsys, cluster, SICK, drain=True)["changed"] is False
+
+
+def test_only_what_this_gate_has_cordoned_is_drained(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster.pods, cluster.nodes[0]["spec"]["unschedulable"] = [pod("web", "ReplicaSet")], True
+    assert run(capsys, cluster, SICK, drain=True)["changed"] is False and names(cluster) == ["web"]
+    del cluster.nodes[0]["spec"]["unschedulable"]
+    held = run(capsys, cluster, SICK, {**SICK, "node": "node00001"}, drain=True)
+    assert [node["action"] for node in held["nodes"]] == ["held", "held"] and names(cluster) == ["web"]
+    assert action(run(capsys, cluster, SICK)) == "close"
+    cluster.nodes[0]["metadata"]["annotations"]["gpufarm.core/maintenance"] = "driver branch 580"
+    assert run(capsys, cluster, SICK, drain=True)["changed"] is False and names(cluster) == ["web"]
+
+
+def test_what_holds_a_pod_is_told_and_what_may_not_be_evicted_fails(
+    cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.pods, cluster.held = [pod("db", "StatefulSet")], ["db"]
+    result = run(capsys, cluster, SICK, drain=True)
+    assert (action(result), cordoned(cluster), names(cluster)) == ("close", True, ["db"])
+    assert "evicting default/db (1 GPU); of default/db (1 GPU), " in result["nodes"][0]["message"]
+    run(capsys, cluster, WELL)
+
+    def forbid(request: Any) -> bool:
+        refused: bool = request.path.endswith("/eviction")
+        if refused:
+            request.refuse(403, "Forbidden", "cannot create resource pods/eviction")
+        return refused
+
+    cluster.answer = forbid
+    result = run(capsys, cluster, SICK, drain=True)
+    node = result["nodes"][0]
+    assert result["failed"] and (node["action"], node["eligible"], cordoned(cluster)) == ("failed", False, True)
+    assert result["changed"] is True and "cannot create resource pods/eviction" in result["msg"]
+
+
 def test_a_node_that_is_down_is_cordoned_and_not_opened(
     cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
