@@ -14,14 +14,17 @@ author:
 description:
   - Cordons the node of every sick host, so that Kubernetes places nothing new there, and uncordons it after a clean
     probe. Pods that run there are left alone, unless O(drain) has them evicted.
-  - It uncordons only what it has cordoned itself, which it knows by its mark among the node's annotations. What
-    somebody else has cordoned stays cordoned, and so does what C(gpufarm.core/maintenance) says is in maintenance.
-  - Kubernetes does not tell who cordons a node that is cordoned already, nor that C(kubectl drain) has emptied it. So
-    the gate uncordons a node of its own after a clean probe even if somebody else works there. Who does so has to set
-    the annotation C(gpufarm.core/maintenance) to the reason, C(kubectl annotate node gpu01
-    gpufarm.core/maintenance=new-power-supply), and to remove it afterwards.
-  - What is to be done is decided by the rules of M(gpufarm.core.nomad_gpu_gate), so a node that is in both schedulers
-    is open in both or in neither.
+  - It uncordons only nodes that have its mark among their annotations, which it writes when it cordons one. A node that
+    was cordoned without the mark stays cordoned, and so does one that C(gpufarm.core/maintenance) says is in
+    maintenance.
+  - Kubernetes does not tell who cordons a node. So a node with the mark is uncordoned after a clean probe even if
+    somebody else cordoned it, too, or uncordoned and cordoned it again since the last run, or has emptied it by C(kubectl
+    drain). Who works there has to set the annotation C(gpufarm.core/maintenance) to the reason, C(kubectl annotate node
+    gpu01 gpufarm.core/maintenance=new-power-supply), and to remove it afterwards.
+  - The rules are those of M(gpufarm.core.nomad_gpu_gate), and nothing else is shared. Each gate closes in its own
+    scheduler only, by its own marks, its own O(max_closed) and when it is run. So a node that is in both schedulers can
+    be open in one and closed in the other, and needs both gates.
+  - It sees what it is told in O(nodes) and does not watch. Between two runs a sick node takes work.
 extends_documentation_fragment:
   - gpufarm.core.kubernetes
   - gpufarm.core.kubernetes.actiongroup_kubernetes

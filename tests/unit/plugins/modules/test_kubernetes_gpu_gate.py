@@ -200,6 +200,11 @@ def test_another_cordon_on_top_is_not_seen(cluster: farm.Cluster, capsys: pytest
     run(capsys, cluster, SICK)
     # 'kubectl cordon' of a node that is cordoned asks for nothing.
     assert cordoned(cluster) and action(run(capsys, cluster, WELL)) == "open"
+    run(capsys, cluster, SICK)
+    # Nor is that of a node that was uncordoned in between.
+    del cluster.nodes[0]["spec"]["unschedulable"]
+    cluster.nodes[0]["spec"]["unschedulable"] = True
+    assert action(run(capsys, cluster, WELL)) == "open"
     said = " ".join(yaml.safe_load(kubernetes_gpu_gate.DOCUMENTATION)["description"])
     (key, value) = re.search(r"kubectl annotate node gpu01\s+([a-z./]+)=([a-z-]+)", said).groups()  # type: ignore[union-attr]
     run(capsys, cluster, SICK)
