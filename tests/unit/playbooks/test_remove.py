@@ -137,8 +137,39 @@ def test_hosts_are_looked_at_for_all_that_may_go(tmp_path: Path) -> None:
     inventory = {"all": {"vars": known, "children": groups}}
     result = playbook_helper.run_playbook(tmp_path, inventory, "remove.yml", "--limit", "a", "--check", "-vvv")
     looked = result.stdout.partition("Look at what the roles keep on this host]")[2].partition("TASK [")[0]
-    for part in ("containerd.service", "crio.service", "nvidia-fabricmanager.service"):
+    for part in ("containerd.service", "crio.service", "nvidia-fabricmanager.service", "/etc/gpufarm-wandb"):
         assert part in looked, result.stdout
+
+
+def test_an_agent_of_wandb_goes_before_its_node_is_taken_out_and_shared_data_after_that() -> None:
+    """Its job would be work on the node, and its key stayed there; a mount may be in use until Nomad is gone."""
+    plays = yaml.safe_load((ROOT / "playbooks/remove.yml").read_text(encoding="utf-8"))
+    for hosts, leaves in (
+        ("gpu_nodes:!nomad_servers", "Have no device plugin"),
+        ("gpu_nodes:&nomad_servers", "Have no device plugin"),
+        ("nomad_servers", "Have no Nomad server"),
+    ):
+        (tasks,) = (play["tasks"] for play in plays if play.get("hosts") == hosts)
+        names = [task["name"] for task in tasks]
+        agent = tasks[names.index("Have no agent of W&B Launch")]
+        assert agent["vars"] == {"wandb_launch_agent_state": "absent"} and agent["when"] == "__wandb_launch_agent_here"
+        shared = next(number for number, task in enumerate(tasks) if "shared_data" in json.dumps(task))
+        assert tasks.index(agent) < names.index(leaves) < shared
+    loop = plays[2]["tasks"][-1]["loop"]
+    for also, first in ((["docker", "shared_data"], ["shared_data", "docker"]), ([], [])):
+        given = {"remove_also": also, "nvidia_repository_unused": False, "parts": trust_as_template(loop)}
+        assert role_helper.value("parts", given) == first
+
+
+def test_a_host_with_something_of_an_agent_of_wandb_is_known_by_what_was_looked_at() -> None:
+    known = role_helper.variables("wandb_launch_agent")
+    for path, here in (("/etc/gpufarm-wandb", True), ("/etc/wandb", False)):
+        given = {**known, "_common_paths": [path]}
+        assert role_helper.value("__wandb_launch_agent_here", given) is here
+    asks = {**known, "wandb_launch_agent_state": "absent", "__wandb_launch_agent_in_nomad": True}
+    for gone in (True, False):
+        given = {**asks, "remove_without_farm": gone}
+        assert role_helper.value("__wandb_launch_agent_asks_nomad", given) is not gone
 
 
 def test_data_with_volumes_of_users_do_not_go_unsaid(tmp_path: Path) -> None:
