@@ -1,13 +1,17 @@
 #!/bin/sh
-# look.sh PATH: prints what is at a mount point, one thing to a line. Changes nothing, and opens nothing of what is mounted
+# look.sh PATH [UNITS]: prints what is at a mount point, one thing to a line. Changes nothing, and opens nothing of what is mounted
 # there: who asks a server that is away waits.
 path=$1
+units=${2:-/etc/systemd/system}
 unit=$(systemd-escape --path "$path")
 echo "unit $unit"
-for file in "/etc/systemd/system/$unit.mount" "/etc/systemd/system/$unit.automount" \
-    /etc/systemd/system/gpufarm-data-cache.service; do
+for file in "$units/$unit.mount" "$units/$unit.automount" "$units/gpufarm-data-cache.service"; do
     [ ! -e "$file" ] || echo "file $file $(sha1sum <"$file" | cut -d' ' -f1)"
 done
+# Where this role has mounted the data before, by the words of its templates.
+grep -lsx 'Description=Shared data of .*' "$units"/*.mount "$units"/*.automount | while read -r file; do
+    sed -n 's/^Where=/former /p' "$file"
+done | grep -vx "former $path" | sort -u
 echo "automount $(systemctl is-active "$unit.automount")"
 [ -z "$(pidof cachefilesd)" ] || echo "cache runs"
 awk -v path="$path" '$2 == path && $3 != "autofs" { print "mount", $1, $3, $4 }' /proc/self/mounts

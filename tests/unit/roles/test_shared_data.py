@@ -148,15 +148,15 @@ def test_what_differs_is_told_with_what_to_do() -> None:
     ), server
 
 
-def look(path: Path, programs: dict[str, str]) -> list[str]:
+def look(path: Path, programs: dict[str, str], *more: str) -> list[str]:
     """Run the look at a folder, with programs that say what is given."""
     folder = path.parent / "programs"
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     for name, said in {"systemd-escape": "my-data", "systemctl": "inactive", "pidof": "", **programs}.items():
         (folder / name).write_text(f"#!/bin/sh\nprintf '%s\\n' '{said}'\n", encoding="utf-8")
         (folder / name).chmod(0o755)
     environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
-    command = ["sh", str(LOOK), str(path)]
+    command = ["sh", str(LOOK), str(path), *more]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
@@ -176,3 +176,43 @@ def test_look_at_nothing_and_at_a_link(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
     (tmp_path / "x/link").symlink_to(tmp_path)
     assert "nofolder" in look(tmp_path / "x/link", {})
+
+
+def test_look_at_what_this_role_has_mounted_elsewhere(tmp_path: Path) -> None:
+    """By the words of its own templates; a mount of somebody else is not taken for one."""
+    units = tmp_path / "units"
+    units.mkdir()
+    for path in ("/srv/old sets", str(tmp_path / "data")):
+        for kind in ("mount", "automount"):
+            text = value(
+                "text", shared_data_path=path, ansible_managed="by us",
+                __shared_data_text=trust_as_template((ROLES / f"shared_data/templates/{kind}.j2").read_text("utf-8")),
+                __shared_data_cache_ours=False,
+            )  # fmt: skip
+            (units / f"{path.rpartition('/')[2]}.{kind}").write_text(text, encoding="utf-8")
+    others = "[Unit]\nDescription=Home folders\n[Mount]\nWhere=/home\nType=nfs4\n"
+    (units / "home.mount").write_text(others, encoding="utf-8")
+    said = look(tmp_path / "data", {"systemd-escape": "data"}, str(units))
+    assert [line for line in said if line.startswith("former ")] == ["former /srv/old sets"]
+    assert [line.split()[1] for line in said if line.startswith("file ")] == [
+        str(units / "data.mount"), str(units / "data.automount"),
+    ]  # fmt: skip
+    assert value("former", "\n".join(said)) == ["/srv/old sets"]
+    # Cut off in between, the rest tells of it.
+    (units / "old sets.automount").unlink()
+    assert "former /srv/old sets" in look(tmp_path / "data", {}, str(units))
+
+
+def test_a_former_mount_goes_before_another_and_is_the_one_that_is_looked_at() -> None:
+    tasks = yaml.safe_load((ROLES / "shared_data/tasks/main.yml").read_text(encoding="utf-8"))
+    files = [task.get("ansible.builtin.include_tasks") for task in tasks]
+    assert files.index("former.yml") < files.index("server.yml") < files.index("mount.yml")
+    given = {"__shared_data_asked": "/srv/old", "shared_data_path": "/srv/data"}
+    for name, key in (("look", "ansible.builtin.command"), ("unused", "ansible.builtin.assert")):
+        (task,) = yaml.safe_load((ROLES / f"shared_data/tasks/{name}.yml").read_text(encoding="utf-8"))
+        word = task[key]["argv"][-1] if name == "look" else task[key]["fail_msg"]
+        told = value("told", SAID + "user 7 python3\n", **given, __shared_data_told=trust_as_template(word))
+        assert told.startswith(
+            "/srv/old" if name == "look" else "node: /srv/old is in use by 7 (python3). Expected:"
+        ), told
+        assert name == "look" or "because it is to go." in told
