@@ -4,9 +4,11 @@
 """What a node's gate learns of a GPU only by letting it compute, which it does while nobody else has the GPU.
 
 A check takes a second or two (levels C(start) and C(quick) of C(gpu_benchmark)) and little memory. Nobody has a GPU on
-which no process computes, which no allocation of the node holds, and which no process that Nomad has started was given.
-A token may not see every namespace, and with CDI a container's environment no longer says what it was given: it has
-every GPU then, unless its allocation is seen. What is unknown counts as busy. A GPU that is busy keeps its last record:
+which no process computes, which no allocation of the node holds, which no process was given by its environment, and
+which the kubelet has given to no pod. A plain container that was given all GPUs, or some by CDI, is not seen before it
+computes. A token may not see every namespace, and with CDI a container's environment no longer says what it was given:
+it has every GPU then, unless its allocation is seen. What is unknown counts as busy. A GPU that is busy keeps its last
+record:
 
     verdict (ok, failed), level, checked_at (time in UTC), findings (code, found, expected, next_step)
 """
@@ -79,8 +81,16 @@ def epoch(text: str) -> int:
     return calendar.timegm(time.strptime(text, "%Y-%m-%dT%H:%M:%SZ"))
 
 
-def holders(facts: Facts, allocations: Iterable[Mapping[str, Any]], programs: Iterable[Program]) -> dict[str, str]:
-    """UUIDs of GPUs to who has them, for people; a divided GPU is one, whoever has a part of it."""
+def holders(
+    facts: Facts,
+    allocations: Iterable[Mapping[str, Any]],
+    programs: Iterable[Program],
+    pods: Mapping[str, str],
+) -> dict[str, str]:
+    """UUIDs of GPUs to who has them, for people; a divided GPU is one, whoever has a part of it.
+
+    C(pods) are those that C(kubelet_devices) tells.
+    """
     seen = list(allocations)
     held = {uuid: str(told["id"])[:8] for (_node, uuid), told in nomad.devices_in_use(seen).items()}
     known = {each.get("ID") for each in seen if each.get("ClientStatus") not in nomad.ENDED}
@@ -92,17 +102,24 @@ def holders(facts: Facts, allocations: Iterable[Mapping[str, Any]], programs: It
         devices = devices_of(facts, [gpu["uuid"], *(each["uuid"] for each in gpu["mig_devices"] or () if each["uuid"])])
         names = {"all", str(gpu["index"]), *(device.uuid for device in devices)}
         who = [f"allocation {held[device.uuid]}" for device in devices if device.uuid in held]
-        who += [f"{program.name} of allocation {program.allocation[:8]}" for program, wants in given if names & wants]
+        who += [_told(program) for program, wants in given if names & wants]
+        who += [pods[name] for name in sorted(names & pods.keys())]
         who += _computing(gpu)
         if who:
             found[gpu["uuid"]] = ", ".join(dict.fromkeys(who))
     return found
 
 
+def _told(program: Program) -> str:
+    return f"{program.name} of allocation {program.allocation[:8]}" if program.allocation else program.name
+
+
 def _wants(program: Program, known: bool) -> set[str]:
     """What a program was given, by its environment. The container toolkit's CDI writes void there, or names of CDI."""
     wants = set((program.devices or "").split(","))
-    return {"all"} if not known and any(each == "void" or "=" in each for each in wants) else wants
+    return (
+        {"all"} if program.allocation and not known and any(each == "void" or "=" in each for each in wants) else wants
+    )
 
 
 def _computing(gpu: Gpu) -> list[str]:

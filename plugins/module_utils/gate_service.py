@@ -40,6 +40,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils import (
     nomad,
 )
 from ansible_collections.gpufarm.core.plugins.module_utils.gate_status import FAILED, status_of
+from ansible_collections.gpufarm.core.plugins.module_utils.kubelet_devices import kubelet_devices
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad_programs import nomad_programs
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi import Facts, collect, resolve_subsets
 from ansible_collections.gpufarm.core.plugins.module_utils.problem import FoundError, Problem, sentences
@@ -177,7 +178,7 @@ def checked(
         if why:
             return {gpu["uuid"]: why for gpu in facts["gpus"] if gpu["uuid"]}
         allocations = client.items(f"{gate.node_path(node.id)}/allocations", {}).items
-        return gate_checks.holders(facts, allocations, nomad_programs())
+        return gate_checks.holders(facts, allocations, nomad_programs(others=True), kubelet_devices())
 
     return gate_checks.check(
         found["nvidia_smi"], before, every, found["checks"]["acknowledged"], busy,

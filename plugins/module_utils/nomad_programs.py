@@ -1,7 +1,7 @@
 # Copyright (c) 2026, gpufarm contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What Nomad has started on this machine and still runs, also while its agent does not."""
+"""What Nomad has started on this machine and still runs, also while its agent does not, and whom others gave GPUs."""
 
 from __future__ import annotations
 
@@ -22,11 +22,14 @@ class Program:
     """One process of an allocation."""
 
     allocation: str
-    """ID of the allocation."""
+    """ID of the allocation; empty where it is none of Nomad's."""
     name: str
     """Name and PID, for people."""
     devices: str | None
-    """NVIDIA_VISIBLE_DEVICES, in which Nomad's device plugin names what the task has; None where there is none."""
+    """NVIDIA_VISIBLE_DEVICES, in which Nomad's device plugin names what the task has; None where there is none.
+
+    Docker's C(--gpus) with devices names them there as well.
+    """
 
 
 READ_S = 5.0
@@ -35,8 +38,8 @@ STUCK_MAX = 3
 UNKNOWN = "unknown"
 
 
-def nomad_programs(proc: Path = Path("/proc")) -> Iterator[Program]:
-    """Every process with NOMAD_ALLOC_ID in its environment.
+def nomad_programs(proc: Path = Path("/proc"), *, others: bool = False) -> Iterator[Program]:
+    """Every process with NOMAD_ALLOC_ID in its environment, and those of C(others) whose environment names GPUs.
 
     A process that hangs in the driver can hold up who reads its environment, so another process does that. One that
     cannot be read is told too, of an allocation C(unknown) and with all GPUs.
@@ -48,7 +51,8 @@ def nomad_programs(proc: Path = Path("/proc")) -> Iterator[Program]:
         for line in reader.lines:
             if line["denied"]:
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), line["denied"])
-            yield Program(line["allocation"], clean(f"{line['name']} (process {line['pid']})"), line["devices"])
+            if line["allocation"] or others:
+                yield Program(line["allocation"], clean(f"{line['name']} (process {line['pid']})"), line["devices"])
         failure = reader.failure()
         if not failure:
             return
@@ -77,10 +81,10 @@ def _read(proc: Path, pids: Sequence[str], tell: Callable[[Mapping[str, Any]], N
         known = {
             key: value.decode("utf-8", "replace") for key, _equals, value in (e.partition(b"=") for e in environment)
         }
-        allocation = known.get(b"NOMAD_ALLOC_ID")
-        if allocation is not None:
-            devices = known.get(b"NVIDIA_VISIBLE_DEVICES")
-            told = {"allocation": clean(allocation), "name": _name(folder), "pid": pid, "devices": devices}
+        allocation, devices = known.get(b"NOMAD_ALLOC_ID"), known.get(b"NVIDIA_VISIBLE_DEVICES")
+        # Images have "all" in them, whether they are given GPUs or not.
+        if allocation or set((devices or "").split(",")) - {"all", "none", "void", ""}:
+            told = {"allocation": clean(allocation or ""), "name": _name(folder), "pid": pid, "devices": devices}
             tell({**told, "denied": None})
 
 

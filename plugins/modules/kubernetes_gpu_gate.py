@@ -18,9 +18,9 @@ description:
     was cordoned without the mark stays cordoned, and so does one that C(gpufarm.core/maintenance) says is in
     maintenance.
   - Kubernetes does not tell who cordons a node. So a node with the mark is uncordoned after a clean probe even if
-    somebody else cordoned it, too, or uncordoned and cordoned it again since the last run, or has emptied it by C(kubectl
-    drain). Who works there has to set the annotation C(gpufarm.core/maintenance) to the reason, C(kubectl annotate node
-    gpu01 gpufarm.core/maintenance=new-power-supply), and to remove it afterwards.
+    somebody else cordoned it, too, or uncordoned and cordoned it again since the last run, or has emptied it by
+    C(kubectl drain). Who works there has to set the annotation C(gpufarm.core/maintenance) to the reason,
+    C(kubectl annotate node gpu01 gpufarm.core/maintenance=new-power-supply), and to remove it afterwards.
   - The rules are those of M(gpufarm.core.nomad_gpu_gate), and nothing else is shared. Each gate closes in its own
     scheduler only, by its own marks, its own O(max_closed) and when it is run. So a node that is in both schedulers can
     be open in one and closed in the other, and needs both gates.

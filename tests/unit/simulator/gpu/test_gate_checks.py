@@ -34,6 +34,7 @@ class Gate:
     def __init__(self, node: Node, nomads: Farm, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.node, self.nomads, self._folder, self._monkeypatch = node, nomads, folder, monkeypatch
         self.programs: list[Program] = []
+        self.pods: dict[str, str] = {}
         self.clock = time.time()
         for name, text in node.environment.items():
             monkeypatch.setenv(name, text)
@@ -45,7 +46,8 @@ class Gate:
         monkeypatch.setattr(gate_checks, "MEMORY_SHARE", 0.0001)
         clock = SimpleNamespace(time=lambda: self.clock, strptime=time.strptime)
         monkeypatch.setattr(gate_checks, "time", clock)
-        monkeypatch.setattr(gate_service, "nomad_programs", lambda: iter(self.programs))
+        monkeypatch.setattr(gate_service, "nomad_programs", lambda *, others: iter(self.programs) if others else None)
+        monkeypatch.setattr(gate_service, "kubelet_devices", lambda: self.pods)
         monkeypatch.setattr(gate_service, "NOMAD_WAIT_S", 0)
 
     @property
@@ -474,12 +476,30 @@ def test_programs_are_told_by_their_environment(tmp_path: Path) -> None:
     for pid, environment in (
         ("1", b"A=b"),
         ("2", b"NOMAD_ALLOC_ID=abc\0NVIDIA_VISIBLE_DEVICES=GPU-1,GPU-2"),
+        ("3", b"NVIDIA_VISIBLE_DEVICES=0,MIG-1"),
+        # As images have it, and what CDI leaves.
+        ("4", b"NVIDIA_VISIBLE_DEVICES=all"),
+        ("5", b"NVIDIA_VISIBLE_DEVICES=void"),
         ("x", b""),
     ):
         (tmp_path / pid).mkdir()
         (tmp_path / pid / "environ").write_bytes(environment)
         (tmp_path / pid / "comm").write_text("python\n")
-    assert list(nomad_programs(tmp_path)) == [Program("abc", "python (process 2)", "GPU-1,GPU-2")]
+    own = Program("abc", "python (process 2)", "GPU-1,GPU-2")
+    assert list(nomad_programs(tmp_path)) == [own]
+    found = sorted(nomad_programs(tmp_path, others=True), key=lambda program: program.name)
+    assert found == [own, Program("", "python (process 3)", "0,MIG-1")]
+
+
+def test_what_others_were_given_is_left_alone_before_they_compute(gate: Gate) -> None:
+    gate.programs = [Program("", "sleep (process 7)", "0")]
+    gate.pods = {gate.uuids[1]: "pod 4f3c35b2"}
+    status = gate.run(**START)
+    assert levels(status) == [{}, {}]
+    told = [gpu["check_left_out"] for gpu in status["gpus"]]
+    assert told == ["busy: sleep (process 7)", "busy: pod 4f3c35b2"]
+    gate.programs, gate.pods = [], {"all": "nobody knows which pod"}
+    assert [gpu["check_left_out"] for gpu in gate.run(**START)["gpus"]] == ["busy: nobody knows which pod"] * 2
 
 
 def test_a_program_that_cannot_be_looked_at_is_not_waited_for(

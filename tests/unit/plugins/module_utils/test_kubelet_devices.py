@@ -1,0 +1,72 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The kubelet's checkpoint as its source writes it: {"Data": {"PodDeviceEntries", "RegisteredDevices"}, "Checksum"}."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.gpufarm.core.plugins.module_utils.kubelet_devices import CHECKPOINT, NEW_S, kubelet_devices
+
+UIDS = [f"4f3c35b2-9d43-4c5f-9a41-9b9a9a0d6a5{number}" for number in range(4)]
+GROUPS = (
+    # cgroup v2 with systemd, and v1 with cgroupfs.
+    "0::/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{dashed}.slice/cri-containerd-1.scope\n",
+    "12:devices:/kubepods/besteffort/pod{uid}/1\n",
+)
+
+
+def entry(uid: str, devices: Any, resource: str = "nvidia.com/gpu") -> dict[str, Any]:
+    return {"PodUID": uid, "ContainerName": "main", "ResourceName": resource, "DeviceIDs": devices, "AllocResp": "CgAS"}
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Path:
+    """A kubelet whose first two pods run; the last two have ended, and one of these a moment ago."""
+    entries = [
+        entry(UIDS[0], {"-1": ["GPU-0"], "1": ["GPU-1::2"]}),
+        entry(UIDS[1], ["MIG-1"], "nvidia.com/mig-1g.10gb"),
+        entry(UIDS[2], {"0": ["GPU-2"]}),
+        entry(UIDS[3], {"0": ["GPU-3"]}),
+    ]
+    data = {"Data": {"PodDeviceEntries": entries, "RegisteredDevices": {"nvidia.com/gpu": ["GPU-0"]}}, "Checksum": 1}
+    (tmp_path / CHECKPOINT).parent.mkdir()
+    (tmp_path / CHECKPOINT).write_text(json.dumps(data), encoding="utf-8")
+    for number, groups in enumerate(GROUPS):
+        folder = tmp_path / "proc" / str(number + 1)
+        folder.mkdir(parents=True)
+        uid = UIDS[number]
+        (folder / "cgroup").write_text(groups.format(uid=uid, dashed=uid.replace("-", "_")), encoding="utf-8")
+    # One that has ended meanwhile, and no process.
+    (tmp_path / "proc/99").mkdir()
+    (tmp_path / "proc/self").mkdir()
+    for uid in UIDS:
+        (tmp_path / "pods" / uid).mkdir(parents=True)
+        age = 1 if uid == UIDS[3] else 2 * NEW_S
+        os.utime(tmp_path / "pods" / uid, (time.time() - age,) * 2)
+    return tmp_path
+
+
+def test_what_pods_have_that_run_or_are_new(machine: Path) -> None:
+    assert kubelet_devices(machine, machine / "proc") == {
+        "GPU-0": f"pod {UIDS[0]}", "GPU-1": f"pod {UIDS[0]}", "MIG-1": f"pod {UIDS[1]}", "GPU-3": f"pod {UIDS[3]}",
+    }  # fmt: skip
+
+
+def test_a_machine_without_a_kubelet_and_a_kubelet_without_pods(tmp_path: Path, machine: Path) -> None:
+    assert kubelet_devices(tmp_path / "none", tmp_path / "none") == {}
+    (machine / CHECKPOINT).write_text('{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":0}')
+    assert kubelet_devices(machine, machine / "proc") == {}
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"Data": {}}', '{"Data": {"PodDeviceEntries": [{"PodUID": "a"}]}}'])
+def test_a_checkpoint_that_nobody_understands_gives_all_away(machine: Path, text: str) -> None:
+    (machine / CHECKPOINT).write_text(text, encoding="utf-8")
+    told = kubelet_devices(machine, machine / "proc")
+    assert list(told) == ["all"] and f"because {machine / CHECKPOINT} cannot be read" in told["all"]
