@@ -195,7 +195,8 @@ nodes:
           type: str
           sample: ok
         figures:
-          description: RV(gpufarm.core.nvidia_gpu_benchmark#module:gpus[].figures).
+          description: RV(gpufarm.core.nvidia_gpu_benchmark#module:gpus[].figures), and C(peer_gb_per_s), what it sends
+            by NVLink to another GPU in the median, in GB/s.
           type: dict
           sample: {memory_read_gb_per_s: 3134.6, fp32_tflop_per_s: 64.0}
         siblings:
@@ -206,6 +207,31 @@ nodes:
           description: By which acceptance of its own it was judged. V(null) where it was not.
           type: str
           sample: "2026-11-02T09:12:40Z"
+    peers:
+      description: Copies between whole GPUs, one entry for each ordered pair.
+      type: list
+      elements: dict
+      contains:
+        from:
+          description: UUID of the GPU that sent.
+          type: str
+          sample: GPU-73466fa5-45f2-f4ce-0991-77d3b3398071
+        to:
+          description: UUID of the GPU that received.
+          type: str
+          sample: GPU-ef42cbb5-b164-c088-467f-1707e65b3394
+        nvlink:
+          description: RV(gpufarm.core.nvidia_gpu_benchmark#module:peers[].nvlink).
+          type: bool
+          sample: true
+        gb_per_s:
+          description: RV(gpufarm.core.nvidia_gpu_benchmark#module:peers[].gb_per_s).
+          type: float
+          sample: 391.8
+        limit_gb_per_s:
+          description: RV(gpufarm.core.nvidia_gpu_benchmark#module:peers[].limit_gb_per_s).
+          type: float
+          sample: 478.1
     problems:
       description: Why it is not accepted.
       type: list
@@ -265,6 +291,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.text import utc
 if TYPE_CHECKING:
     Entry = dict[str, Any]
 
+OF_PEER = ("from", "to", "nvlink", "gb_per_s", "limit_gb_per_s")
 OF_PROBLEM = ("uuid", "code", "found", "expected", "message")
 
 
@@ -353,6 +380,16 @@ def told(node: Mapping[str, Any], finding: Finding, uuid: str | None = None) -> 
     return {key: getattr(problem, key) for key in OF_PROBLEM}
 
 
+def peers_of(node: Mapping[str, Any]) -> list[Entry]:
+    """What is kept of each pair of GPUs."""
+    ignored = ignored_of(node)
+    return [
+        {key: pair.get(key) for key in OF_PEER}
+        for pair in (node.get("benchmark") or {}).get("peers") or ()
+        if not ignored & {pair["from"].lower(), pair["to"].lower()}
+    ]
+
+
 def gpus_of(node: Mapping[str, Any]) -> list[Entry]:
     """What is kept of each GPU, before it is judged by others."""
     there = facts_of(node).get("gpus") or ()
@@ -366,7 +403,8 @@ def gpus_of(node: Mapping[str, Any]) -> list[Entry]:
             "model": gpu["name"],
             "sm_count": gpu["sm_count"],
             "verdict": gpu["verdict"],
-            "figures": gpu["figures"],
+            "figures": gpu["figures"]
+            and {**gpu["figures"], "peer_gb_per_s": comparing.peer_figure(gpu["uuid"], peers_of(node))},
             "siblings": None,
             "accepted_before": None,
         }
@@ -409,6 +447,7 @@ def judge(
                 "driver_version": facts_of(node).get("driver_version"),
                 "collection_version": records.COLLECTION_VERSION,
                 "gpus": gpus[node["host"]],
+                "peers": peers_of(node),
                 "problems": problems,
             }
         )

@@ -85,9 +85,18 @@ options:
         below level V(full) only where another reason was seen, such as heat.
     type: float
     default: 80
+  peer_min_percent:
+    description:
+      - Least share of what two GPUs could copy each way by their NVLinks, as many as C(nvidia-smi topo -m) says that
+        they have between them, at the rate of C(nvidia-smi nvlink -s); 316 GB/s on H100 and H200 with 18 links, 198
+        GB/s on A100 with 12. Where only bridges of PCI Express are between them (PIX, PXB), of generation and lanes. It
+        is not judged where the way leads through a processor, where GPUs cannot reach each other's memory, and where
+        nobody tells.
+    type: float
+    default: 66
   peer_min_gb_per_s:
     description:
-      - Least bandwidth from GPU to GPU in GB/s. It is not judged by default.
+      - Least bandwidth from GPU to GPU in GB/s, whatever is between them. It is not judged by default.
     type: float
     default: 0
   path:
@@ -313,6 +322,18 @@ peers:
       description: Direct copies in GB/s. V(null) without access.
       type: float
       sample: 391.8
+    way:
+      description: How they are connected, in the words of C(nvidia-smi topo -m). V(null) where it does not tell.
+      type: str
+      sample: NV18
+    limit_gb_per_s:
+      description: What that way could give, in GB/s. V(null) where it is not known.
+      type: float
+      sample: 478.1
+    percent:
+      description: Share of it that was reached, in percent. V(null) where it is not known.
+      type: float
+      sample: 81.9
     by_host_gb_per_s:
       description: Copies in GB/s when neither may reach the other's memory, so that they go through the host.
       type: float
@@ -387,7 +408,13 @@ from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark.options
     wrong_option,
 )
 from ansible_collections.gpufarm.core.plugins.module_utils.health.kernel_log import kernel_events
-from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi import Facts, Gpu, collect, resolve_subsets
+from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi import (
+    Facts,
+    Gpu,
+    collect,
+    collect_topology,
+    resolve_subsets,
+)
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.facts import EccCounts
 from ansible_collections.gpufarm.core.plugins.module_utils.pci import normal_bus_id
 from ansible_collections.gpufarm.core.plugins.module_utils.problem import Finding, FoundError, problem_of
@@ -542,6 +569,8 @@ def benchmark(params: Mapping[str, Any], root: str) -> dict[str, Any]:
         log = "skipped: under WSL the driver writes its log in Windows"
     else:
         log, events = kernel_events(begun, params["timeout"], Path(root), None)
+    ways = collect_topology(params["path"], params["timeout"]) if answer["peers"] else {}
+    peers = gpu_benchmark.with_limits(answer["peers"], after["gpus"], ways)
     thresholds = Thresholds(**{name: params[name] for name in THRESHOLDS})
     later = {gpu["uuid"]: gpu for gpu in after["gpus"]}
     measured = {device["uuid"]: device for device in answer["devices"]}
@@ -584,13 +613,13 @@ def benchmark(params: Mapping[str, Any], root: str) -> dict[str, Any]:
         )
     for finding in missing_from(before) if params["devices"] is None else ():
         told(finding, finding.uuid)
-    for finding in gpu_benchmark.judge_peers(answer["peers"], answer["peers_error"], thresholds):
+    for finding in gpu_benchmark.judge_peers(peers, answer["peers_error"], thresholds):
         told(finding, finding.uuid)
     return {
         "passed": not [problem for problem in problems if problem["code"] != "gpu_busy"],
         "level": level,
         "gpus": gpus,
-        "peers": answer["peers"],
+        "peers": peers,
         "problems": problems,
         "checks": {"nvidia_smi": before["reason"] or "ok", "kernel_log": log},
     }

@@ -63,7 +63,13 @@ def wrong(level: str, answer: Mapping[str, Any], known: Mapping[str, gpu_benchma
         limit = SECONDS[level] * len(answer["devices"]) if level in SECONDS else None
         if limit is not None and hopper and (device["duration_s"] or limit) > limit:
             yield f"{device['uuid']}: level {level} took {device['duration_s']} s, expected {limit} at most"
-    for finding in gpu_benchmark.judge_peers(answer["peers"], answer["peers_error"], EXPECTED):
+    facts = nvidia_smi.collect(nvidia_smi.resolve_subsets(["all"]))
+    pairs = gpu_benchmark.with_limits(answer["peers"], facts["gpus"], nvidia_smi.collect_topology(None, 60))
+    for pair in pairs:
+        sys.stdout.write(f"{pair['from']} {json.dumps(pair)}\n")
+        if pair["nvlink"] and pair["limit_gb_per_s"] is None:
+            yield f"{pair['from']}: nobody tells what NVLink could do to {pair['to']}"
+    for finding in gpu_benchmark.judge_peers(pairs, answer["peers_error"], EXPECTED):
         yield f"{finding.uuid}: {finding.code}, {finding.found}"
 
 

@@ -11,6 +11,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark.judging
     judge_device,
     judge_peers,
     limits_of,
+    with_limits,
 )
 from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark.measuring import (
     LEVELS,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import statistics
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ CARD_FIGURES = {
     "fp32_tflop_per_s": ("single precision", "TFLOP/s"),
     "fp16_tensor_tflop_per_s": ("tensor cores with FP16", "TFLOP/s"),
     "bf16_tensor_tflop_per_s": ("tensor cores with BF16", "TFLOP/s"),
+    "peer_gb_per_s": ("copies by NVLink", "GB/s"),
 }
 FIGURES = {
     **CARD_FIGURES,
@@ -32,6 +34,15 @@ MAD_TO_SIGMA = 1.4826
 # How many times the share that is allowed anyway siblings may allow that differ among themselves: of a few, one or two
 # bad ones make a deviation of any size.
 SPREAD_MOST = 3
+
+
+def peer_figure(uuid: str, pairs: Iterable[Mapping[str, Any]]) -> float | None:
+    """What a GPU sends by NVLink to the others of its node, in the median, of two the lower one.
+
+    A bad GPU is slow to all, and the others to that one alone. Other ways depend on the slots.
+    """
+    rates = [pair["gb_per_s"] for pair in pairs if pair["from"] == uuid and pair["nvlink"] and pair["gb_per_s"]]
+    return statistics.median_low(rates) if rates else None
 
 
 @dataclasses.dataclass(frozen=True)

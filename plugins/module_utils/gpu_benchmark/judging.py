@@ -51,6 +51,7 @@ class Thresholds:
     tensor_min_percent: float = 50.0
     host_min_percent: float = 65.0
     clock_min_percent: float = 80.0
+    peer_min_percent: float = 66.0
     peer_min_gb_per_s: float = 0.0
 
 
@@ -309,6 +310,61 @@ def judge_device(device: Mapping[str, Any], card: Card, thresholds: Thresholds, 
     return findings
 
 
+NVLINKS = re.compile(r"NV([0-9]+)$")
+PCIE_BRIDGES = ("PIX", "PXB")
+"""Through nothing but bridges of PCI Express. What goes through a processor may be slow on a machine that is well."""
+
+
+def peer_limit(way: str | None, ends: Sequence[Mapping[str, Any] | None]) -> float | None:
+    """What two GPUs could copy each way, in GB/s, by how nvidia-smi says that they are connected; None if unknown."""
+    gpus = [gpu for gpu in ends if gpu is not None]
+    if way is None or len(gpus) < len(ends):
+        return None
+    links = NVLINKS.match(way)
+    if links:
+        speeds = [link["speed_gb_per_s"] for gpu in gpus for link in gpu["nvlinks"] or () if link["speed_gb_per_s"]]
+        return _rounded(_product(int(links[1]), min(speeds, default=None)))
+    if way not in PCIE_BRIDGES:
+        return None
+    rates = [
+        _product(
+            PCIE_LANE_GB_PER_S.get(gpu["pcie"]["generation_max"] or 0),
+            gpu["pcie"]["width_current"] or gpu["pcie"]["width_max"],
+        )
+        for gpu in gpus
+    ]
+    known = [rate for rate in rates if rate is not None]
+    return _rounded(min(known)) if len(known) == len(rates) else None
+
+
+def with_limits(
+    pairs: Iterable[Mapping[str, Any]], gpus: Iterable[Mapping[str, Any]], ways: Mapping[tuple[int, int], str]
+) -> list[dict[str, Any]]:
+    """Pairs with how they are connected, what that could give, and what share of it was reached."""
+    by_uuid = {gpu["uuid"]: gpu for gpu in gpus}
+    told = []
+    for pair in pairs:
+        ends = [by_uuid.get(pair[key]) for key in ("from", "to")]
+        way = ways.get((ends[0]["index"], ends[1]["index"])) if ends[0] and ends[1] else None
+        limit = peer_limit(way, ends) if pair["access"] else None
+        told.append({**pair, "way": way, "limit_gb_per_s": limit, "percent": percent(pair["gb_per_s"], limit)})
+    return told
+
+
+def _slow_peer(pair: Mapping[str, Any], thresholds: Thresholds) -> tuple[str, str] | None:
+    """What was found and expected of a pair that is too slow; None where it is not, or where nothing tells."""
+    least, share = thresholds.peer_min_gb_per_s, thresholds.peer_min_percent
+    if least and (pair["gb_per_s"] or 0.0) < least:
+        return f"{pair['gb_per_s'] or 'no direct'} GB/s to {pair['to']}", f"at least {least:g} GB/s"
+    reached = pair.get("percent")
+    if share and reached is not None and reached < share:
+        links = NVLINKS.match(pair["way"])
+        by = f"{links[1]} NVLinks" if links else "PCI Express"
+        found = f"{pair['gb_per_s']:g} GB/s to {pair['to']}, {reached:.0f} % of the {pair['limit_gb_per_s']:g} of {by}"
+        return found, f"at least {share:g} %"
+    return None
+
+
 def judge_peers(
     pairs: Iterable[Mapping[str, Any]], error: Mapping[str, Any] | None, thresholds: Thresholds
 ) -> list[Finding]:
@@ -325,17 +381,12 @@ def judge_peers(
                     uuid=pair["from"],
                 )
             )
-        least = thresholds.peer_min_gb_per_s
-        if least and (pair["gb_per_s"] or 0.0) < least:
-            findings.append(
-                Finding(
-                    "slow_peer",
-                    f"{pair['gb_per_s'] or 'no direct'} GB/s to {pair['to']}",
-                    f"at least {least:g} GB/s",
-                    "check NVLink (nvidia-smi nvlink -s) and Fabric Manager",
-                    uuid=pair["from"],
-                )
+        slow = _slow_peer(pair, thresholds)
+        if slow:
+            step = (
+                "check NVLink (nvidia-smi nvlink -s -e) and Fabric Manager, or what else is on the PCI Express switch"
             )
+            findings.append(Finding("slow_peer", *slow, step, uuid=pair["from"]))
     if error:
         found = _error(error)
         findings.append(Finding("peers_failed", found.found, "copies between all GPUs", found.next_step))

@@ -39,11 +39,12 @@ from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.failures i
     REASONS,
     NvidiaSmiError,
 )
-from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.gathering import collect
+from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.gathering import collect, collect_topology
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.listings import (
     merge_list,
     parse_list,
     parse_nvlink_status,
+    parse_topology,
     parse_version,
 )
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.node import find_nvidia_smi

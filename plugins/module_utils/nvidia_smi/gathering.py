@@ -34,6 +34,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.listings i
     merge_list,
     parse_list,
     parse_nvlink_status,
+    parse_topology,
     parse_version,
 )
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.node import (
@@ -370,3 +371,10 @@ def collect(
         }
     )
     return facts
+
+
+def collect_topology(path: str | None, timeout: float) -> dict[tuple[int, int], str]:
+    """How GPUs, by their indices, are connected; nothing where nvidia-smi does not say."""
+    binary = find_nvidia_smi(path)
+    command = run_commands([[binary, "topo", "-m"]], timeout)[0] if binary else None
+    return parse_topology(command.stdout) if command and command.returncode == 0 else {}

@@ -142,6 +142,29 @@ def _nvlink(number: int, speed: str | None) -> NvLink:
     }
 
 
+def parse_topology(text: str) -> dict[tuple[int, int], str]:
+    """C(nvidia-smi topo -m): how two GPUs, by their indices, are connected, as C(NV18), C(PIX) or C(SYS)."""
+    ways: dict[tuple[int, int], str] = {}
+    columns: list[str] = []
+    for raw in text.splitlines():
+        words = _ESCAPE.sub("", raw).split("\t")
+        if not columns and any(_TOPOLOGY_GPU.match(word) for word in words):
+            columns = words
+        row = _TOPOLOGY_GPU.match(words[0])
+        if not row or not columns or words is columns:
+            continue
+        for name, way in zip(columns[1:], words[1:]):  # Python 3.9 has no strict
+            column = _TOPOLOGY_GPU.match(name)
+            if column and _TOPOLOGY_WAY.match(way.strip()):
+                ways[int(row.group(1)), int(column.group(1))] = way.strip()
+    return ways
+
+
+_ESCAPE = re.compile("\x1b\\[[0-9;]*m")
+_TOPOLOGY_GPU = re.compile(r"^\s*GPU([0-9]{1,4})\s*$")
+_TOPOLOGY_WAY = re.compile(r"^(?:NV[0-9]{1,3}|PIX|PXB|PHB|NODE|SYS)$")
+
+
 def parse_version(text: str) -> dict[str, str | None]:
     """C(nvidia-smi --version): the driver's version and the newest CUDA version it runs."""
     labels: dict[str, str | None] = {}

@@ -245,6 +245,61 @@ def test_memory_errors_and_xids_that_came_meanwhile() -> None:
     assert codes(device(), card) == ["ecc_errors", "xid"]
 
 
+def ends(speed: float | None = 26.562, **pcie: int | None) -> list[dict[str, Any]]:
+    link = {"generation_max": 4, "width_current": 16, "width_max": 16, **pcie}
+    links = [{"speed_gb_per_s": speed}, {"speed_gb_per_s": None}]
+    return [{"nvlinks": links, "pcie": link}, {"nvlinks": links, "pcie": {**link, "width_current": 8}}]
+
+
+@pytest.mark.parametrize(
+    ("way", "given", "limit"),
+    [
+        ("NV18", {}, 478.1),
+        ("NV4", {"speed": 25.0}, 100.0),
+        ("NV18", {"speed": None}, None),
+        ("PIX", {}, 15.8),
+        ("PXB", {}, 15.8),
+        ("PIX", {"generation_max": None}, None),
+        # Through a processor anything is possible.
+        ("PHB", {}, None),
+        ("SYS", {}, None),
+        (None, {}, None),
+    ],
+)
+def test_what_a_pair_could_do(way: str | None, given: dict[str, Any], limit: float | None) -> None:
+    assert judging.peer_limit(way, ends(**given)) == limit
+    assert judging.peer_limit(way, [ends(**given)[0], None]) is None
+
+
+def test_pairs_are_judged_by_what_is_between_them() -> None:
+    """Real H100 reach 82 % of their NVLinks."""
+    pairs = real()["peers"]
+    first, second = pairs[0]["from"], pairs[0]["to"]
+    gpus = [{**ends()[index], "uuid": uuid, "index": index} for index, uuid in enumerate((first, second))]
+    ways = {(0, 1): "NV18", (1, 0): "NV18"}
+    known = gpu_benchmark.with_limits(pairs, gpus, ways)
+    assert [(pair["way"], pair["limit_gb_per_s"], round(pair["percent"])) for pair in known] == [
+        ("NV18", 478.1, 82)
+    ] * 2
+    assert gpu_benchmark.judge_peers(known, None, Thresholds()) == []
+    slow = gpu_benchmark.with_limits([{**pairs[0], "gb_per_s": 310.0}, pairs[1]], gpus, ways)
+    (finding,) = gpu_benchmark.judge_peers(slow, None, Thresholds())
+    assert (finding.code, finding.uuid) == ("slow_peer", first)
+    assert (
+        finding.found == f"310 GB/s to {second}, 65 % of the 478.1 of 18 NVLinks"
+        and finding.expected == "at least 66 %"
+    )
+    assert gpu_benchmark.judge_peers(slow, None, Thresholds(peer_min_percent=0)) == []
+    # Where nobody tells, and where they do not reach each other, nothing is said of them.
+    for unknown in (
+        gpu_benchmark.with_limits(pairs, gpus, {}),
+        gpu_benchmark.with_limits([{**pairs[0], "access": False, "gb_per_s": None}], gpus, ways),
+        gpu_benchmark.with_limits([{**pairs[0], "gb_per_s": 1.0}], gpus[:1], ways),
+    ):
+        assert {(pair["limit_gb_per_s"], pair["percent"]) for pair in unknown} == {(None, None)}
+        assert gpu_benchmark.judge_peers(unknown, None, Thresholds()) == []
+
+
 def test_pairs_are_judged() -> None:
     pair = {**real()["peers"][0], "errors": 4, "gb_per_s": None}
     found = gpu_benchmark.judge_peers([pair], None, Thresholds(peer_min_gb_per_s=10))

@@ -1100,3 +1100,20 @@ def test_why_a_gpu_cannot_join_its_fabric_is_a_value(said: str, status: str | No
     document = (CORPUS / "580.159.04-h100.xml").read_text(encoding="utf-8")
     changed = re.sub(r"(<fabric>.*?<status>)[^<]*", rf"\g<1>{said}", document, count=1, flags=re.DOTALL)
     assert nvidia_smi.parse_query_xml(changed)["gpus"][0]["fabric_status"] == status
+
+
+# As a real machine with two H200 prints it (driver 580.159.04); the network card is of the manual.
+TOPOLOGY = (
+    "\t\x1b[4mGPU0\tGPU1\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m\n"
+    "GPU0\t X \tNV18\tPIX\t0-31\t0\t\tN/A\n"
+    "GPU1\tNV18\t X \tSYS\t0-31\t0\t\tN/A\n"
+    "NIC0\tPIX\tSYS\t X \t\t\t\t\n"
+    "\nLegend:\n\n  NV#  = Connection traversing a bonded set of # NVLinks\n"
+)
+
+
+def test_how_gpus_are_connected() -> None:
+    assert nvidia_smi.parse_topology(TOPOLOGY) == {(0, 1): "NV18", (1, 0): "NV18"}
+    assert nvidia_smi.parse_topology(TOPOLOGY.replace("NV18", "PXB", 1)) == {(0, 1): "PXB", (1, 0): "NV18"}
+    for text in ("", "GPU0\tNV18\n", "No devices were found\n", TOPOLOGY.replace("NV18", "???")):
+        assert nvidia_smi.parse_topology(text) == {}

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -104,11 +105,12 @@ def test_a_node_that_is_well_has_its_record(run: Run) -> None:
                 "model": "NVIDIA H100 80GB HBM3",
                 "sm_count": 132,
                 "verdict": "ok",
-                "figures": FIGURES,
+                "figures": {**FIGURES, "peer_gb_per_s": None},
                 "siblings": None,
                 "accepted_before": None,
             }
         ],
+        "peers": [],
         "problems": [],
     }
 
@@ -240,6 +242,35 @@ def test_the_last_acceptance_counts_and_a_failed_run_does_not(run: Run) -> None:
     assert "single precision at 50 TFLOP/s, 22 % less than 64" in outcome["nodes"][0]["problems"][0]["found"]
     assert judged(run(slow, past_percent=30)) == [("accepted", [])]
     assert judged(run(slow)) == [("accepted", [])]
+
+
+def test_a_gpu_that_is_slow_to_all_others_is_named_and_not_the_others(run: Run) -> None:
+    def linked(name: str, slow: str, rate: float = 300.0) -> dict[str, Any]:
+        uuids = [f"GPU-{letter}" for letter in "abcd"]
+        made = node(name, *map(measured, uuids))
+        made["benchmark"]["peers"] = [
+            {"from": one, "to": other, "nvlink": True, "errors": 0, "by_host_gb_per_s": 30.0, "limit_gb_per_s": 478.1,
+             "gb_per_s": rate if slow in (one, other) else 392.0}
+            for one, other in itertools.permutations(uuids, 2)
+        ]  # fmt: skip
+        return made
+
+    outcome = run(linked("gpu01", "GPU-c"))
+    assert judged(outcome) == [("failed", [("slow_among_siblings", "GPU-c")])]
+    assert "copies by NVLink at 300 GB/s, where their median is 392" in outcome["nodes"][0]["problems"][0]["found"]
+    kept = outcome["nodes"][0]["peers"]
+    pair = {"from": "GPU-a", "to": "GPU-b", "nvlink": True, "gb_per_s": 392.0, "limit_gb_per_s": 478.1}
+    assert kept[0] == pair and len(kept) == 12
+    # Its own past, what Nomad has no use for, and what goes by PCI Express.
+    assert judged(run(linked("gpu01", "none"))) == [("accepted", [])]
+    later = run(linked("gpu01", "GPU-c"), siblings_min=9, check_mode=True)
+    assert judged(later) == [("failed", [("slower_than_before", "GPU-c")])]
+    ignored = run({**linked("gpu01", "GPU-c"), "ignored": ["GPU-C"]}, check_mode=True)
+    assert judged(ignored) == [("accepted", [])] and len(ignored["nodes"][0]["peers"]) == 6
+    slots = linked("gpu02", "GPU-c")
+    for each in slots["benchmark"]["peers"]:
+        each["nvlink"] = False
+    assert judged(run(slots, check_mode=True)) == [("accepted", [])]
 
 
 def test_a_mig_device_has_what_its_gpu_is(run: Run) -> None:

@@ -68,7 +68,17 @@ def test_healthy_gpus_reach_what_real_ones_do(machine: Callable[[str], Machine])
         assert not any(gpu["wrong_results"].values()) and gpu["sm_clock_mhz"] == 1980
         assert None not in gpu["figures"].values()
     assert [(pair["nvlink"], pair["errors"]) for pair in outcome["peers"]] == [(True, 0), (True, 0)]
-    assert all(pair["gb_per_s"] > pair["by_host_gb_per_s"] for pair in outcome["peers"])
+    for pair in outcome["peers"]:
+        assert pair["gb_per_s"] > pair["by_host_gb_per_s"]
+        assert (pair["way"], pair["limit_gb_per_s"]) == ("NV18", 478.1) and 70 < pair["percent"] < 90
+
+
+def test_nvlinks_that_are_slower_than_they_say(machine: Callable[[str], Machine]) -> None:
+    made = machine("h200-x2")
+    made.node.change(lambda it: faults.set_value(it, 1, "nvlink.speed_mbps", "13281"))
+    outcome = made.run()
+    assert told(outcome) == [("slow_peer", outcome["gpus"][1]["uuid"])]
+    assert "% of the 478.1 of 18 NVLinks. Expected: at least 66 %. Next step: " in outcome["problems"][0]["message"]
 
 
 LINK = "pci.pci_gpu_link_info.link_widths.current_link_width"
