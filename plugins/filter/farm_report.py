@@ -85,6 +85,15 @@ options:
     description:
       - Where the history is, for messages.
     type: str
+  accepted:
+    description:
+      - Text of the file of acceptances that M(gpufarm.core.nvidia_gpu_acceptance) keeps. Each GPU gets its newest one.
+    type: str
+    default: ""
+  accepted_path:
+    description:
+      - Where that file is, for messages.
+    type: str
 """
 
 EXAMPLES = r"""
@@ -154,6 +163,8 @@ def farm_report(
     title: str = "GPU farm",
     history: str = "",
     history_path: str | None = None,
+    accepted: str = "",
+    accepted_path: str | None = None,
 ) -> dict[str, Any]:
     """The document as text, the page's texts and the history's new text."""
     # Not where the filter is loaded: design.md.
@@ -171,6 +182,7 @@ def farm_report(
         productivity=plain(productivity),
         models={} if models is None else plain(models),
         history_path=plain(history_path),
+        accepted_path=plain(accepted_path),
     )
     data, text = report.build(
         plain(hosts),
@@ -181,6 +193,7 @@ def farm_report(
         history=str(history or ""),
         regions=plain(regions or {}),
         kubernetes=plain(kubernetes or {}),
+        accepted=str(accepted or ""),
     )
     # What nobody reads by eye any more need not have the size of its indentation.
     indent = 1 if data["summary"]["gpus"] <= INDENTED_GPUS else None

@@ -18,6 +18,7 @@ from typing import Any
 
 from ansible_collections.gpufarm.core.plugins.plugin_utils.report import (
     VERDICTS,
+    Benchmark,
     Document,
     Gpu,
     JobUse,
@@ -772,6 +773,62 @@ def _tiles(data: Document) -> list[dict[str, Any]]:
     return tiles
 
 
+def _rate(value: float | None, unit: str) -> str:
+    return UNKNOWN if value is None else f"{value:,.0f} {unit}"
+
+
+def _figures(figures: Mapping[str, float | None]) -> dict[str, str]:
+    tensor = [figures.get(f"{kind}_tensor_tflop_per_s") for kind in ("fp16", "bf16")]
+    return {
+        "memory": _rate(figures.get("memory_read_gb_per_s"), "GB/s"),
+        "fp32": _rate(figures.get("fp32_tflop_per_s"), "TFLOP/s"),
+        "tensor": _rate(max((rate for rate in tensor if rate is not None), default=None), "TFLOP/s"),
+        "nvlink": _rate(figures.get("peer_gb_per_s"), "GB/s"),
+    }
+
+
+def _before_text(benchmark: Benchmark) -> str:
+    """What the same GPU did at earlier acceptances."""
+    known = [rate for each in benchmark["before"] if (rate := each["figures"].get("memory_read_gb_per_s")) is not None]
+    times = count_text(len(benchmark["before"]), "time", "times")
+    if not known:
+        return times if benchmark["before"] else UNKNOWN
+    lowest, highest = f"{min(known):,.0f}", f"{max(known):,.0f}"
+    return f"{times}, memory {lowest if lowest == highest else f'{lowest} to {highest}'} GB/s"
+
+
+def _benchmarks_view(nodes: Sequence[Node]) -> dict[str, Any]:
+    """GPUs and MIG devices at their newest acceptance, outliers first."""
+    rows = []
+    for number, node in enumerate(nodes):
+        for gpu in node["gpus"]:
+            place = UNKNOWN if gpu["index"] is None else str(gpu["index"])
+            for name, model, found in (
+                (place, gpu["model"], gpu["benchmark"]),
+                *((f"{place} {mig['profile'] or 'MIG'}", gpu["model"], mig["benchmark"]) for mig in gpu["mig_devices"]),
+            ):
+                if found is None:
+                    continue
+                failed = found["verdict"] != "ok" or bool(found["outliers"])
+                rows.append(
+                    {
+                        "id": f"node-{number}",
+                        "node": node["name"],
+                        "gpu": name,
+                        "model": model or "unknown model",
+                        "date": time_text(found["date"])[:16],
+                        "level": "critical" if failed else "ok",
+                        "word": "failed" if failed else "accepted",
+                        "outliers": "; ".join(f"{each['code']}: {each['found']}" for each in found["outliers"]),
+                        "before": _before_text(found),
+                        **_figures(found["figures"]),
+                    }
+                )
+    rows.sort(key=lambda row: row["level"] == "ok")
+    more = len(rows) - TABLE_ROWS
+    return {"rows": rows[:TABLE_ROWS], "more": count_text(more, "more GPU") if more > 0 else ""}
+
+
 def page(data: Document) -> dict[str, Any]:
     """The document as the texts of the page. Nothing is escaped here: that is the template's part."""
     nodes = data["nodes"]
@@ -810,6 +867,7 @@ def page(data: Document) -> dict[str, Any]:
         "cost": _cost_view(data),
         "drift": _drift_view(data),
         "mig": _mig_view(data),
+        "benchmarks": _benchmarks_view(nodes),
         "nodes": detailed,
         "groups": _groups(numbered[DETAILED_NODES:], data),
         "ages": _ages_text(ages, data["made_at"]),

@@ -16,6 +16,7 @@ from ansible_collections.gpufarm.core.plugins.plugin_utils.report.document impor
 from ansible_collections.gpufarm.core.plugins.plugin_utils.report.nodes import may_have_pods
 from ansible_collections.gpufarm.core.plugins.plugin_utils.report.records import (
     VERDICTS,
+    Benchmark,
     Document,
     Gpu,
     JobUse,

@@ -11,6 +11,7 @@ from typing import Any
 
 from ansible_collections.gpufarm.core.plugins.module_utils.gpu_verdicts import Expected
 from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes import extra_gpu_nodes
+from ansible_collections.gpufarm.core.plugins.plugin_utils.report.benchmarks import add_benchmarks
 from ansible_collections.gpufarm.core.plugins.plugin_utils.report.cost import cost_of, read_prices
 from ansible_collections.gpufarm.core.plugins.plugin_utils.report.figures import drift_of, mig_of, summary_of
 from ansible_collections.gpufarm.core.plugins.plugin_utils.report.history import (
@@ -48,6 +49,7 @@ class Options:
     productivity: float = 1.0
     models: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     history_path: str | None = None
+    accepted_path: str | None = None
 
 
 def build(
@@ -60,6 +62,7 @@ def build(
     history: str = "",
     regions: Mapping[str, str] | None = None,
     kubernetes: Mapping[str, Any] | None = None,
+    accepted: str = "",
 ) -> tuple[Document, str | None]:
     """The document, and the new text of the history; None where the present one must not be written over.
 
@@ -69,6 +72,7 @@ def build(
     C(regions) has that of each host. C(kubernetes), where the inventory has nodes of it, has C(host), who asked the
     cluster, C(hosts), its nodes in the inventory, C(asked_at), and C(result), the registered result of
     kubernetes_gpu_info; answers of its nodes have C(kubernetes_name). Those without a region are in Kubernetes alone.
+    C(accepted) is the text of the file of acceptances.
     """
     views, failures = nomad_views(servers)
     nomad_names = {str(answer["name"]): str(answer.get("nomad_name") or answer["name"]) for answer in answers}
@@ -83,6 +87,7 @@ def build(
     # With a region that is silent nobody knows what is allocated in the whole farm.
     answered = bool(known) and all(region in views for region in known)
     nodes = nodes_of(placed, answers, views, cluster)
+    unread = add_benchmarks(nodes, accepted, options.accepted_path)
     users = users_of(nodes, views, cluster)
     # Nobody knows which GPUs a pod holds, nor so what those of a model cost that nobody does.
     by_gpu = answered and cluster is None
@@ -112,6 +117,7 @@ def build(
         "notices": _nomad_notices([region for region in known if region not in views], failures)
         + _kubernetes_notices(cluster, answers)
         + notices
+        + unread
         + ([damaged] if damaged else []),
         "nodes": nodes,
         "drift": drift_of(nodes),

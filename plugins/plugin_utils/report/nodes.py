@@ -150,6 +150,7 @@ def _gpu(found: Mapping[str, Any], verdict: str, devices: Mapping[str, Mapping[s
             "profile": device.get("profile"),
             "memory_total_mib": device.get("memory_total_mib"),
             "allocation": _allocation(known.get(str(device.get("uuid")).lower())),
+            "benchmark": None,
         }
         for device in found.get("mig_devices") or []
     ]
@@ -161,6 +162,7 @@ def _gpu(found: Mapping[str, Any], verdict: str, devices: Mapping[str, Mapping[s
     return {
         "index": found.get("index"),
         "uuid": found.get("uuid"),
+        "serial": found.get("serial"),
         "model": found.get("name"),
         "pci_bus_id": found.get("pci_bus_id"),
         "source": source,
@@ -181,6 +183,7 @@ def _gpu(found: Mapping[str, Any], verdict: str, devices: Mapping[str, Mapping[s
         "allocations": [held for held in [*(mig["allocation"] for mig in migs), whole] if held],
         "processes": found.get("processes"),
         "mig_devices": migs,
+        "benchmark": None,
     }
 
 

@@ -28,16 +28,41 @@ def notice(found: str, expected: str, action: str = "correct the variable and ma
     return {"found": found, "expected": expected, "action": action}
 
 
+class BenchmarkBefore(TypedDict):
+    """What one acceptance says of a GPU."""
+
+    date: str
+    # start, quick or full.
+    level: str
+    # ok or failed.
+    verdict: str
+    # As nvidia_gpu_acceptance records them.
+    figures: dict[str, float | None]
+
+
+class Benchmark(BenchmarkBefore):
+    """The newest one."""
+
+    node: str
+    # Each with code and found.
+    outliers: list[dict[str, str]]
+    # Earlier ones, the newest first.
+    before: list[BenchmarkBefore]
+
+
 class MigDevice(TypedDict):
     uuid: str | None
     profile: str | None
     memory_total_mib: int | None
     allocation: dict[str, Any] | None
+    # None where no acceptance is known.
+    benchmark: Benchmark | None
 
 
 class Gpu(TypedDict):
     index: int | None
     uuid: str | None
+    serial: str | None
     model: str | None
     pci_bus_id: str | None
     # nvidia-smi, or nomad for what Nomad last knew of a host that gave no answer.
@@ -61,6 +86,8 @@ class Gpu(TypedDict):
     # None where they cannot be seen.
     processes: list[Process] | None
     mig_devices: list[MigDevice]
+    # None where no acceptance is known.
+    benchmark: Benchmark | None
 
 
 class Problem(health.Problem):

@@ -289,6 +289,7 @@ def test_playbook_reports_who_answers_and_who_does_not(tmp_path: Path, fake_smi:
     agent.allocations = nomad_helper.recorded("allocations-1.11.3")
     silent = {"ansible_host": "127.0.0.1", "ansible_port": 1, "ansible_ssh_common_args": "-o BatchMode=yes"}
     options = {"path": str(fake_smi), "dcgm": False}
+    uuid = helper.recording(helper.H100)["gpus"][0]["uuid"]
     inventory = {
         "all": {
             "children": {
@@ -307,6 +308,14 @@ def test_playbook_reports_who_answers_and_who_does_not(tmp_path: Path, fake_smi:
         variables = {"__nomad_local_url": agent.url, "report_title": HOSTILE.replace("{{ 7 * 7 }}", "")}
         _data, before = helper.build(helper.farm(1))
         (tmp_path / "report-history.jsonl").write_text(before or "", encoding="utf-8")
+        gpu = {"uuid": uuid, "serial": None, "model": "H100", "sm_count": 132, "power_limit_w": 700.0, "verdict": "ok"}
+        figures = {"memory_read_gb_per_s": 2701.0}
+        accepted = {
+            "date": "2026-02-01T00:00:00Z", "node": HOSTILE, "level": "quick", "verdict": "failed",
+            "gpus": [{**gpu, "figures": figures}],
+            "problems": [{"uuid": uuid, "code": "slow_memory", "found": HOSTILE}],
+        }  # fmt: skip
+        (tmp_path / "gpufarm-accepted.jsonl").write_text(json.dumps(accepted) + "\n", encoding="utf-8")
         result = run_playbook(tmp_path, inventory, **variables)
     finally:
         agent.close()
@@ -319,7 +328,10 @@ def test_playbook_reports_who_answers_and_who_does_not(tmp_path: Path, fake_smi:
     assert {job["job_id"] for job in data["users"]["jobs"]} == {"training"}
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     page = assert_page(text)
-    assert helper.recording(helper.H100)["gpus"][0]["uuid"] in page.shown
+    assert uuid in page.shown and "2,701 GB/s" in page.shown
+    (good,) = [node for node in data["nodes"] if node["name"] == "good"]
+    benchmark = good["gpus"][0]["benchmark"]
+    assert benchmark["figures"] == figures and benchmark["outliers"][0]["found"] == HOSTILE
     assert page.tags["polyline"] == 2
     # What Ansible renders is what the other tests render.
     assert text.strip() == helper.render(data).strip()

@@ -241,7 +241,7 @@ def document(arguments: dict[str, Any], history: str = "", **options: Any) -> di
 
 
 def build(arguments: dict[str, Any], history: str = "", **options: Any) -> tuple[dict[str, Any], str | None]:
-    made_at = options.pop("made_at", MADE_AT)
+    made_at, accepted = options.pop("made_at", MADE_AT), options.pop("accepted", "")
     return report.build(
         arguments["hosts"],
         arguments["answers"],
@@ -251,6 +251,7 @@ def build(arguments: dict[str, Any], history: str = "", **options: Any) -> tuple
         history=history,
         regions=arguments.get("regions"),
         kubernetes=arguments.get("kubernetes"),
+        accepted=accepted,
     )
 
 

@@ -1318,7 +1318,8 @@ def test_reports_of_little_as_recorded() -> None:
 
 def test_options_as_recorded() -> None:
     assert dataclasses.asdict(report.Options()) == {
-        "title": "GPU farm", "currency": "EUR", "productivity": 1.0, "models": {}, "history_path": None
+        "title": "GPU farm", "currency": "EUR", "productivity": 1.0, "models": {}, "history_path": None,
+        "accepted_path": None,
     }  # fmt: skip
 
 
@@ -1327,3 +1328,80 @@ def test_nodes_without_an_answer_are_told_up_to_a_number(more: int, told: str) -
     number = report_page.TABLE_ROWS + more
     page = report_page.page(helper.document(of(*(helper.answer(f"gpu{index}", {"rc": 1}) for index in range(number)))))
     assert len(page["unanswered"]) == report_page.TABLE_ROWS and page["more_unanswered"] == told
+
+
+# What GPUs did at their acceptances
+
+
+def acceptance(date: str, *gpus: dict[str, Any], **more: Any) -> str:
+    record = {"date": date, "node": "gpu01", "verdict": "accepted", "level": "quick", "gpus": gpus, "problems": []}
+    return json.dumps({**record, **more}) + "\n"
+
+
+def measured(uuid: str, memory: float | None = 3140.0, **more: Any) -> dict[str, Any]:
+    figures = {"memory_read_gb_per_s": memory, "fp32_tflop_per_s": 64.0, "peer_gb_per_s": 392.0}
+    gpu = {"uuid": uuid, "serial": None, "model": "H100", "sm_count": 132, "power_limit_w": 700.0, "verdict": "ok"}
+    return {**gpu, "figures": figures, **more}
+
+
+def test_each_gpu_has_its_newest_acceptance_with_outliers_and_history() -> None:
+    first, second = helper.uuid_of(1, 0), helper.uuid_of(1, 1)
+    why = "among 7 other GPUs memory read at 2701 GB/s, where their median is 3141"
+    problem = {"uuid": second, "code": "slow_among_siblings", "found": why}
+    busy = measured(second, None, verdict="busy")
+    text = (
+        acceptance("2026-01-02T00:00:00Z", measured(first, 3155.0), measured(second, 3150.0))
+        + acceptance("2026-01-03T00:00:00Z", measured(first, 3140.0))
+        + acceptance("2026-02-01T00:00:00Z", measured(first), measured(second, 2701.0, verdict="failed"),
+                     verdict="failed", problems=[problem])
+        + acceptance("2026-02-02T00:00:00Z", busy)
+        + '{"date":"2026-02-03T'
+    )  # fmt: skip
+    data = helper.document(of(one()), accepted=text, accepted_path="/srv/accepted.jsonl")
+    one_gpu, other = (gpu["benchmark"] for gpu in by_name(data, "gpu01")["gpus"])
+    assert (one_gpu["date"], one_gpu["verdict"], one_gpu["outliers"]) == ("2026-02-01T00:00:00Z", "ok", [])
+    assert [each["figures"]["memory_read_gb_per_s"] for each in one_gpu["before"]] == [3140.0, 3155.0]
+    assert (other["verdict"], other["level"], other["node"]) == ("failed", "quick", "gpu01")
+    assert other["outliers"] == [{"code": "slow_among_siblings", "found": why}] and len(other["before"]) == 1
+    (told,) = [each["found"] for each in data["notices"] if "acceptance" in each["found"]]
+    assert told == "/srv/accepted.jsonl has 1 lines that are no records of an acceptance, the first in line 5"
+    rows = report_page.page(data)["benchmarks"]["rows"]
+    assert [(row["gpu"], row["word"], row["memory"], row["fp32"], row["nvlink"]) for row in rows] == [
+        ("1", "failed", "2,701 GB/s", "64 TFLOP/s", "392 GB/s"),
+        ("0", "accepted", "3,140 GB/s", "64 TFLOP/s", "392 GB/s"),
+    ]  # fmt: skip
+    assert rows[0]["outliers"] == f"slow_among_siblings: {why}" and rows[0]["tensor"] == report_page.UNKNOWN
+    assert [row["before"] for row in rows] == ["1 time, memory 3,150 GB/s", "2 times, memory 3,140 to 3,155 GB/s"]
+    page = helper.render(data)
+    assert why in page and "No acceptance of these GPUs is known." not in page
+
+
+def test_a_gpu_is_known_by_its_serial_number_and_a_mig_device_by_its_uuid() -> None:
+    part = helper.uuid_of(1, 0, "MIG")
+    text = acceptance("2026-01-02T00:00:00Z", measured(part, serial="77"), measured("GPU-old", 3000.0, serial="42"))
+    (divided,) = by_name(helper.document(of(one(recording=helper.MIG, gpus=1, serial="77")), accepted=text), "gpu01")[
+        "gpus"
+    ]
+    assert (
+        divided["benchmark"] is None and divided["mig_devices"][0]["benchmark"]["figures"]["fp32_tflop_per_s"] == 64.0
+    )
+    assert divided["mig_devices"][1]["benchmark"] is None
+    (whole,) = by_name(helper.document(of(one(gpus=1, serial="42")), accepted=text), "gpu01")["gpus"]
+    assert whole["benchmark"]["figures"]["memory_read_gb_per_s"] == 3000.0
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", []),
+        ("my notes\n", ["accepted.jsonl holds 1 lines, and none is a record of an acceptance"]),
+        # Somebody has written to it.
+        (acceptance("yesterday", measured(helper.uuid_of(1, 0))), []),
+        (acceptance("2026-01-02T00:00:00Z", measured(helper.uuid_of(1, 1), figures=["x"]), problems=["x"]), []),
+    ],
+)
+def test_without_an_acceptance_there_are_no_figures(text: str, told: list[str]) -> None:
+    data = helper.document(of(one()), accepted=text, accepted_path="accepted.jsonl")
+    assert by_name(data, "gpu01")["gpus"][0]["benchmark"] is None
+    assert [each["found"] for each in data["notices"] if "accepted.jsonl" in each["found"]] == told
+    assert helper.render(data)

@@ -1,0 +1,106 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What GPUs did at their acceptances, from the file that playbooks/accept.yml keeps."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark import records as accepted
+from ansible_collections.gpufarm.core.plugins.module_utils.problem import FoundError
+from ansible_collections.gpufarm.core.plugins.module_utils.text import clean
+from ansible_collections.gpufarm.core.plugins.plugin_utils.report.records import (
+    Benchmark,
+    BenchmarkBefore,
+    Node,
+    Notice,
+    notice,
+)
+from ansible_collections.gpufarm.core.plugins.plugin_utils.report.sums import parse_time
+
+if TYPE_CHECKING:
+    Measured = tuple[accepted.Record, Mapping[str, Any]]
+
+BEFORE_MAX = 10
+# Left alone, it says nothing of the GPU.
+NOT_MEASURED = ("busy", "unknown")
+
+
+def add_benchmarks(nodes: Iterable[Node], text: str, path: str | None) -> list[Notice]:
+    """Give GPUs and MIG devices their newest acceptance; what could not be read is told."""
+    if not text.strip():
+        return []
+    where = path or "the file of acceptances"
+    try:
+        lines, skipped = accepted.parse(text.encode(), where)
+    except FoundError as error:
+        return [notice(error.found, "the records that playbooks/accept.yml keeps", "correct accept_records")]
+    found = _by_gpu(lines)
+    for node in nodes:
+        for gpu in node["gpus"]:
+            own = found.get(gpu["uuid"] or "") or found.get(("serial", gpu["serial"] or ""))
+            gpu["benchmark"] = _benchmark(own) if own else None
+            for device in gpu["mig_devices"]:
+                own = found.get(device["uuid"] or "")
+                device["benchmark"] = _benchmark(own) if own else None
+    if not skipped:
+        return []
+    return [
+        notice(
+            f"{where} has {len(skipped)} lines that are no records of an acceptance, the first in line {skipped[0]}",
+            "whole lines only",
+            "take them out; a run that was killed while it wrote leaves such a line",
+        )
+    ]
+
+
+def _by_gpu(lines: Sequence[accepted.Record]) -> dict[Any, list[Measured]]:
+    """What was measured of each GPU, the newest last, by its UUID and a whole one by its serial number as well."""
+    found: dict[Any, list[Measured]] = defaultdict(list)
+    for record in lines:
+        if not _is_time(record["date"]):
+            continue
+        for gpu in record["gpus"]:
+            if gpu.get("verdict") in NOT_MEASURED:
+                continue
+            found[gpu["uuid"]].append((record, gpu))
+            if gpu["serial"] and not gpu["uuid"].startswith("MIG-"):
+                found["serial", gpu["serial"]].append((record, gpu))
+    return found
+
+
+def _benchmark(measured: Sequence[Measured]) -> Benchmark:
+    record, gpu = measured[-1]
+    outliers = [
+        {"code": clean(str(problem.get("code"))), "found": clean(str(problem.get("found")))}
+        for problem in record.get("problems") or ()
+        if isinstance(problem, dict) and problem.get("uuid") == gpu["uuid"]
+    ]
+    before = [_before(*each) for each in reversed(measured[-BEFORE_MAX - 1 : -1])]
+    return {**_before(record, gpu), "node": clean(record["node"]), "outliers": outliers, "before": before}
+
+
+def _before(record: accepted.Record, gpu: Mapping[str, Any]) -> BenchmarkBefore:
+    return {
+        "date": record["date"],
+        "level": clean(record["level"]),
+        "verdict": "ok" if gpu.get("verdict") == "ok" else "failed",
+        "figures": {
+            clean(name): value if isinstance(value, (int, float)) else None for name, value in _figures(gpu).items()
+        },
+    }
+
+
+def _figures(gpu: Mapping[str, Any]) -> Mapping[str, Any]:
+    return gpu["figures"] if isinstance(gpu["figures"], dict) else {}
+
+
+def _is_time(text: str) -> bool:
+    try:
+        parse_time(text)
+    except ValueError:
+        return False
+    return True
