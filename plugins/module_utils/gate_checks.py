@@ -67,6 +67,12 @@ def due(records: Mapping[str, Any], every: Mapping[str, int], acknowledged: str,
     return None
 
 
+def _repaired_at(acknowledged: Mapping[str, str], uuid: str) -> str:
+    """The later of both times; what is none begins with a letter."""
+    told = [acknowledged.get(each, "none") for each in ("all", uuid)]
+    return max((text for text in told if text[:1].isdigit()), default="none")
+
+
 def _is_due(record: Mapping[str, Any] | None, every: int, acknowledged: str, now: float) -> bool:
     if record is None:
         return True
@@ -132,7 +138,7 @@ def check(
     facts: Facts,
     last: Mapping[str, Records],
     every: Mapping[str, int],
-    acknowledged: str,
+    acknowledged: Mapping[str, str],
     busy: Callable[[Facts | None], Mapping[str, str]],
     *,
     sick: Collection[str | None] = (),
@@ -142,14 +148,16 @@ def check(
 
     C(busy) says who has which GPU: at first by these facts, and then by new ones. It raises NomadError where nobody
     knows. Those that are C(sick) without a check are left alone. C(lanes) is how many each should have, if somebody
-    has said so.
+    has said so. C(acknowledged) is when repairs were declared, of a GPU by its UUID, and of all by C(all).
     """
     now = time.time()
     records = {gpu["uuid"]: dict(last.get(gpu["uuid"]) or {}) for gpu in facts["gpus"] if gpu["uuid"]}
     wanted, left_out = {}, {}
     for gpu in facts["gpus"]:
         uuid = gpu["uuid"]
-        level = due(records[uuid], every, acknowledged, now) if uuid and gpu["status"] == "ok" else None
+        level = (
+            due(records[uuid], every, _repaired_at(acknowledged, uuid), now) if uuid and gpu["status"] == "ok" else None
+        )
         if not uuid or not level:
             continue
         if uuid in sick:
@@ -264,7 +272,8 @@ def findings_of(records: Mapping[str, Records], acknowledged_file: str) -> Itera
                 if each["code"] not in seen:
                     seen.add(each["code"])
                     when = f"{each['found']}, when it was checked at {levels[level]['checked_at']}"
-                    step = f"{each['next_step']}; 'touch {acknowledged_file}' after the repair has it checked at once"
+                    file = f"{acknowledged_file}-{uuid}"
+                    step = f"{each['next_step']}; 'touch {file}' after the repair has it checked at once"
                     yield Finding(f"benchmark_{each['code']}", when, each["expected"], step, uuid=uuid)
 
 

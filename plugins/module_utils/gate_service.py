@@ -181,7 +181,8 @@ def checked(
         return gate_checks.holders(facts, allocations, nomad_programs(others=True), kubelet_devices())
 
     return gate_checks.check(
-        found["nvidia_smi"], before, every, found["checks"]["acknowledged"], busy,
+        found["nvidia_smi"], before, every,
+        {"all": found["checks"]["acknowledged"], **found["checks"]["acknowledged_gpus"]}, busy,
         sick={gpu["uuid"] for gpu in found["gpus"] if gpu["verdict"] == gate.CRITICAL}, lanes=options.pcie_width_min,
     )  # fmt: skip
 

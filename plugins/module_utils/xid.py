@@ -15,7 +15,7 @@ Nothing here needs Ansible, and nothing beyond Python's standard library.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from ansible_collections.gpufarm.core.plugins.module_utils.pci import normal_bus_id
@@ -245,8 +245,14 @@ def _printable(text: str) -> str:
     return " ".join(clean(text).split())[:MAX_TEXT]
 
 
-def read_events(records: Iterable[tuple[float, str]], since: float = 0.0) -> list[Event]:
-    """The events in a kernel log, records of time and message, from C(since) on; the whole log is never held."""
+def read_events(
+    records: Iterable[tuple[float, str]], since: float = 0.0, since_of: Mapping[str, float] | None = None
+) -> list[Event]:
+    """The events in a kernel log, records of time and message, from C(since) on; the whole log is never held.
+
+    C(since_of) has later times of single devices, by their addresses.
+    """
+    later = since_of or {}
     found: dict[tuple[str, int, str | None], Event] = {}
     uuids: dict[str | None, str] = {}
     processes: dict[tuple[str, int, str | None], set[str]] = {}
@@ -264,6 +270,8 @@ def read_events(records: Iterable[tuple[float, str]], since: float = 0.0) -> lis
         if said is None or time < since:
             continue
         kind, number, address, text = said
+        if address is not None and time < later.get(address, since):
+            continue
         key = (kind, number, address)
         before = found.get(key)
         if before is None and len(found) >= MAX_EVENTS:

@@ -48,6 +48,8 @@ options:
     description:
       - Xids from before this file was last changed do not count. C(touch) it after a GPU was repaired without a reboot,
         as by C(nvidia-smi --gpu-reset).
+      - That counts for all GPUs. For a single one the file has a dash and its UUID at the end of its name, as in
+        C(/var/lib/gpufarm/health-acknowledged-GPU-73466fa5-45f2-f4ce-0991-77d3b3398071); the later time counts.
       - A file whose time lies in the future is ignored.
     type: path
     default: /var/lib/gpufarm/health-acknowledged
@@ -363,6 +365,10 @@ checks:
       description: Time of O(acknowledged_file), UTC in ISO 8601; V(none), or C(ignored) and why.
       type: str
       sample: none
+    acknowledged_gpus:
+      description: The same of single GPUs that have a file of their own, by their UUIDs.
+      type: dict
+      sample: {}
     dcgm:
       description: V(ok), V(not_installed), V(skipped), or C(failed) and why.
       type: str

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from ansible_collections.gpufarm.core.plugins.module_utils import xid
@@ -137,9 +137,11 @@ def _partial(first: float | None, booted: float) -> str:
     return f", partial: its first message is of {utc(first)}, and the kernel started at {utc(booted)}"
 
 
-def kernel_events(since: float, timeout: float, root: Path, search: str | None) -> tuple[str, list[Event]]:
+def kernel_events(
+    since: float, timeout: float, root: Path, search: str | None, since_of: Mapping[str, float] | None = None
+) -> tuple[str, list[Event]]:
     """What the kernel log of this boot says of GPUs, and where it was read: the first source that has all of it,
-    else the one that begins first.
+    else the one that begins first. C(since_of) has later times of single devices, by their addresses.
     """
     booted = boot_time(root)
     deadline = time.monotonic() + timeout
@@ -177,7 +179,7 @@ def kernel_events(since: float, timeout: float, root: Path, search: str | None) 
             break
         seen = _Seen()
         try:
-            events = xid.read_events(read(seen), since)
+            events = xid.read_events(read(seen), since, since_of)
             lost = _partial(seen.first, booted)
             if lost:
                 partial.append((seen.first or booted, name + lost, events))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,12 @@ def processes_without_owner(
         both = {position: [pid for pid in pids if pid in later.get(position, ())] for position, pids in dead.items()}
         dead = {position: pids for position, pids in both.items() if pids}
     return "ok", dead
+
+
+def acknowledged_of(path: str, uuids: Iterable[str | None], now: float) -> dict[str, tuple[str, float]]:
+    """The same of single GPUs, by their UUIDs: such a file's name ends in one. Those without a file are left out."""
+    found = {uuid: acknowledged_at(f"{path}-{uuid}", now) for uuid in uuids if uuid}
+    return {uuid: told for uuid, told in found.items() if told[0] != "none"}
 
 
 def acknowledged_at(path: str, now: float) -> tuple[str, float]:

@@ -16,12 +16,14 @@ from ansible_collections.gpufarm.core.plugins.module_utils.health.infiniband imp
 from ansible_collections.gpufarm.core.plugins.module_utils.health.kernel_log import kernel_events
 from ansible_collections.gpufarm.core.plugins.module_utils.health.node import (
     acknowledged_at,
+    acknowledged_of,
     fabric_manager_state,
     processes_without_owner,
 )
 from ansible_collections.gpufarm.core.plugins.module_utils.health.options import HealthOptions, seconds_of
 from ansible_collections.gpufarm.core.plugins.module_utils.health.verdict import judge
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi import Facts, collect, resolve_subsets
+from ansible_collections.gpufarm.core.plugins.module_utils.pci import normal_bus_id
 from ansible_collections.gpufarm.core.plugins.module_utils.xid import Event
 
 
@@ -36,11 +38,17 @@ def probe(options: HealthOptions, *, root: str = "/", search: str | None = None)
     facts = ask(["all"])
     acknowledged, repaired = acknowledged_at(options.acknowledged_file, time.time())
     since = max(repaired, seconds_of(options.xid_since) if options.xid_since is not None else 0.0)
+    own = acknowledged_of(options.acknowledged_file, [gpu["uuid"] for gpu in facts["gpus"]], time.time())
+    since_of = {
+        address: own[gpu["uuid"]][1]
+        for gpu in facts["gpus"]
+        if gpu["uuid"] in own and (address := normal_bus_id(gpu["pci_bus_id"]))
+    }
     events: list[Event] = []
     if facts["platform"] == "wsl":
         kernel_log = "skipped: under WSL the driver writes its log in Windows"
     else:
-        kernel_log, events = kernel_events(since, options.timeout, base, search)
+        kernel_log, events = kernel_events(since, options.timeout, base, search, since_of)
     dcgm, findings = dcgm_findings(options, search)
     processes, orphans = processes_without_owner(facts, base, lambda: ask(["!min", "processes"]))
     infiniband, of_ports = infiniband_findings(options, base)
@@ -48,6 +56,7 @@ def probe(options: HealthOptions, *, root: str = "/", search: str | None = None)
         "nvidia_smi": "ok" if facts["reason"] is None else facts["reason"],
         "kernel_log": kernel_log,
         "acknowledged": acknowledged,
+        "acknowledged_gpus": {uuid: told for uuid, (told, _at) in own.items()},
         "dcgm": dcgm,
         "fabric_manager": fabric_manager_state(base, search, options.timeout),
         "infiniband": infiniband,

@@ -1507,6 +1507,22 @@ def test_probe_leaves_out_what_was_acknowledged_or_is_too_old(node: Path) -> Non
     assert (counts(result), result["verdict"], result["checks"]["acknowledged"]) == ([], "ok", "1970-01-01T00:58:20Z")
 
 
+def test_one_gpu_is_acknowledged_and_no_other(node: Path) -> None:
+    uuid = probe(node)["gpus"][0]["uuid"]
+    for name, counted in (("GPU-other", [3]), (uuid, [1])):
+        own = node.parent / f"acknowledged-{name}"
+        own.touch()
+        os.utime(own, (2500, 2500))
+        assert counts(probe(node)) == counted
+    assert probe(node)["checks"]["acknowledged_gpus"] == {uuid: "1970-01-01T00:41:40Z"}
+    # The later of both counts.
+    (node.parent / "acknowledged").touch()
+    os.utime(node.parent / "acknowledged", (3500, 3500))
+    assert counts(probe(node)) == []
+    os.utime(node.parent / "acknowledged", (1500, 1500))
+    assert counts(probe(node)) == [1] and counts(probe(node, xid_since="3200")) == []
+
+
 def test_probe_reads_no_kernel_log_under_wsl(node: Path) -> None:
     (node.parent / "proc/sys/kernel").mkdir(parents=True)
     (node.parent / "proc/sys/kernel/osrelease").write_text("6.6.87.2-microsoft-standard-WSL2\n", encoding="ascii")

@@ -22,6 +22,13 @@ def read(*messages: str, since: float = 0.0) -> list[Event]:
     return read_events(((float(at), message) for at, message in enumerate(messages, 1)), since)
 
 
+def test_a_device_can_have_a_later_time_of_its_own() -> None:
+    lines = [(1.0, "NVRM: Xid (PCI:0000:3b:00): 79, x"), (2.0, "NVRM: Xid (PCI:0000:5e:00): 79, x")]
+    addresses = [event.pci_bus_id for event in read_events(lines)]
+    assert [event.pci_bus_id for event in read_events(lines, 0.0, {str(addresses[0]): 1.5})] == [addresses[1]]
+    assert [event.pci_bus_id for event in read_events(lines, 1.5, {str(addresses[0]): 1.5})] == [addresses[1]]
+
+
 def one(*messages: str) -> Event:
     (event,) = read(*messages)
     return event

@@ -146,7 +146,7 @@ def test_a_sick_gpu_closes_the_node_until_it_passes(
     assert f"benchmark_{code} {gate.uuids[1][:12]}" in status["reason"]
     message = status["problems"][0]["message"]
     assert "Expected: " in message and "Next step: " in message and "when it was checked at " in message
-    assert "'touch /var/lib/gpufarm/health-acknowledged' after the repair" in message
+    assert f"'touch /var/lib/gpufarm/health-acknowledged-{gate.uuids[1]}' after the repair" in message
     # A run without a check does not forget.
     assert gate.run(**START)["state"] == "node"
     gate.node.change(lambda it: faults.recover_cuda(it, 1))
@@ -202,10 +202,20 @@ def test_a_repair_that_was_declared_is_checked_at_once(gate: Gate, tmp_path: Pat
     gate.node.change(lambda it: faults.compute_wrongly(it, 1, "memory"))
     assert gate.run(**START, health=options)["healthy"] is False
     gate.node.change(lambda it: faults.recover_cuda(it, 1))
-    (tmp_path / "done").touch()
     later = time.time() + 30
-    os.utime(tmp_path / "done", (later, later))
-    assert gate.run(**START, health=options)["healthy"] is True
+    for uuid, healthy in ((gate.uuids[0], False), (gate.uuids[1], True)):
+        done = tmp_path / f"done-{uuid}"
+        done.touch()
+        os.utime(done, (later, later))
+        assert gate.run(**START, health=options)["healthy"] is healthy
+
+
+def test_a_repair_is_declared_for_all_or_for_one() -> None:
+    told = {"all": "2026-01-02T00:00:00Z", "GPU-1": "2026-01-03T00:00:00Z", "GPU-2": "ignored: in the future"}
+    assert [gate_checks._repaired_at(told, f"GPU-{number}")[:10] for number in range(3)] == [
+        "2026-01-02", "2026-01-03", "2026-01-02",
+    ]  # fmt: skip
+    assert gate_checks._repaired_at({"all": "none"}, "GPU-1") == "none"
 
 
 def allocation(*uuids: str, state: str = "running") -> dict[str, Any]:
