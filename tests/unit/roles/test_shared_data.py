@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from ansible.template import trust_as_template
+from ansible_collections.gpufarm.core.tests.unit.playbooks import playbook_helper
 from ansible_collections.gpufarm.core.tests.unit.roles import role_helper
 from ansible_collections.gpufarm.core.tests.unit.roles.role_helper import ROLES
 
@@ -176,6 +178,98 @@ def test_look_at_nothing_and_at_a_link(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
     (tmp_path / "x/link").symlink_to(tmp_path)
     assert "nofolder" in look(tmp_path / "x/link", {})
+
+
+VOLUME = {
+    "metadata": {"labels": {"app.kubernetes.io/managed-by": "gpufarm.core"}},
+    "spec": {"nfs": {"server": "192.0.2.10", "path": "/srv/data"}},
+}
+
+
+def volume(name: str, there: dict[str, Any] | None = None, **given: Any) -> Any:
+    return value(f"volume_{name}", __shared_data_volume_asked={"stdout": json.dumps(there) if there else ""}, **given)
+
+
+def test_the_volume_of_kubernetes_has_the_size_and_what_the_mounts_have() -> None:
+    spec = volume("wanted", shared_data_kubernetes_size="2Ti")["spec"]
+    assert spec["capacity"] == {"storage": "2Ti"} and spec["accessModes"] == ["ReadOnlyMany"]
+    assert spec["nfs"] == {"server": "192.0.2.10", "path": "/srv/data"} and spec["storageClassName"] == ""
+    assert spec["mountOptions"] == ["ro", "hard", "noatime", "vers=4.2", "nconnect=4"]
+    written = volume("wanted", shared_data_read_only=False, shared_data_server="2001:db8::5")["spec"]
+    assert written["accessModes"] == ["ReadOnlyMany", "ReadWriteMany"] and written["mountOptions"][0] == "rw"
+    assert written["nfs"]["server"] == "2001:db8::5"
+    # What users ask for fits the default.
+    example = yaml.safe_load((ROLES.parent / "examples/kubernetes/shared-data.yml").read_text(encoding="utf-8"))
+    claim, pod = example["items"]
+    default = volume("wanted")
+    assert claim["spec"]["volumeName"] == default["metadata"]["name"]
+    assert claim["spec"]["resources"]["requests"] == default["spec"]["capacity"]
+    assert set(claim["spec"]["accessModes"]) <= set(default["spec"]["accessModes"])
+    assert pod["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+
+
+@pytest.mark.parametrize(
+    ("there", "given", "told"),
+    [
+        (None, {"shared_data_server": ""}, "shared_data_server is empty. Expected: who has the data."),
+        *((None, {"shared_data_kubernetes_size": size}, f'size is "{size}". Expected: a size such as 500Gi')
+          for size in ("", "0", "100GB", "1.5Ti", "100Gi\n")),
+        ({**VOLUME, "metadata": {}}, {}, "the cluster has a volume shared-data that is not of this role."),
+        ({**VOLUME, "metadata": {}}, {"shared_data_state": "absent"}, "that is not of this role."),
+        (VOLUME, {"shared_data_export": "/pool"}, "leads to 192.0.2.10:/srv/data. Expected: 192.0.2.10:/pool, which"),
+    ],
+)  # fmt: skip
+def test_what_is_refused_of_the_volume(there: dict[str, Any] | None, given: dict[str, Any], told: str) -> None:
+    refusal = volume("refusal", there, **given)
+    assert told in refusal and "Next step: " in refusal
+    assert volume("refusal", VOLUME) == volume("refusal") == ""
+    assert volume("refusal", VOLUME, shared_data_state="absent", shared_data_server="") == ""
+
+
+KUBECTL = """#!/bin/sh
+[ "$3" = --request-timeout=30s ] || exit 1
+shift 3
+case "$*" in
+    'get nodes --output=name') echo node/gpu-7 ;;
+    'get persistentvolume sets --ignore-not-found --output=json') cat "$0.there" ;;
+    'apply --filename=-') cat >"$0.there"; echo 'persistentvolume/sets created' ;;
+    'delete persistentvolume sets --ignore-not-found --wait=false')
+        rm "$0.there"; echo 'persistentvolume "sets" deleted' ;;
+    *) echo "error: unknown: $*" >&2; exit 1 ;;
+esac
+"""
+
+
+@pytest.mark.controller
+def test_the_volume_of_kubernetes_is_had_and_taken_away(tmp_path: Path) -> None:
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text(KUBECTL, encoding="utf-8")
+    kubectl.chmod(0o755)
+    (tmp_path / "kubectl.there").touch()
+    role = {"name": "gpufarm.core.shared_data", "tasks_from": "kubernetes.yml"}
+    copied = {"src": str(tmp_path / "kubectl.there"), "dest": str(tmp_path / "made"), "mode": "0600"}
+    tasks = [
+        {"ansible.builtin.include_role": role},
+        {"ansible.builtin.copy": copied},
+        {"ansible.builtin.include_role": role, "vars": {"shared_data_state": "absent"}},
+    ]
+    play = [{"hosts": "all", "gather_facts": False, "tasks": tasks}]
+    (tmp_path / "play.yml").write_text(json.dumps(play), encoding="utf-8")
+    given = {
+        **playbook_helper.LOCAL, "ansible_become": False, "kubernetes_kubectl": str(kubectl),
+        "kubernetes_kubeconfig": "/etc/kubernetes/admin.conf", "shared_data_server": "nas.example.com",
+        "shared_data_kubernetes_volume": "sets", "shared_data_kubernetes_size": "2Ti",
+    }  # fmt: skip
+    inventory = {"all": {"hosts": {"gpu-7": given}}}
+    result = playbook_helper.run_playbook(
+        tmp_path, inventory, str(tmp_path / "play.yml"), "--extra-vars", '{"_common_refusal": ""}'
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    made = json.loads((tmp_path / "made").read_text(encoding="utf-8"))
+    assert (made["kind"], made["metadata"]["name"], made["spec"]["capacity"]) == (
+        "PersistentVolume", "sets", {"storage": "2Ti"},
+    )  # fmt: skip
+    assert not (tmp_path / "kubectl.there").exists() and "changed=3" in result.stdout, result.stdout
 
 
 def test_look_at_what_this_role_has_mounted_elsewhere(tmp_path: Path) -> None:
