@@ -251,6 +251,7 @@ def build(arguments: dict[str, Any], history: str = "", **options: Any) -> tuple
         history=history,
         regions=arguments.get("regions"),
         kubernetes=arguments.get("kubernetes"),
+        certificates=arguments.get("certificates"),
     )
 
 
