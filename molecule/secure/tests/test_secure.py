@@ -514,10 +514,14 @@ def test_a_team_has_its_namespace_and_is_told_of_when_it_uses_too_much(tmp_path:
             each["ClientStatus"] for each in api(SERVER, "/v1/allocations?namespace=research", token)
         ] in ([], ["complete"]),
     )  # fmt: skip
-    assert tenancy(gone).code == 0
+    absent: dict[str, Any] = {"research": {"state": "absent"}}
+    gone |= {"nomad_tenancy_policies": absent, "nomad_tenancy_tokens": absent}
+    last = tenancy(gone, "-vvv", "--diff")
+    assert (last.code, token in last.output, seen(last.output)) == (0, False, []), last.output
+    assert (path.exists(), api(SERVER, "/v1/acl/token/self", token)) == (False, 403)
+    assert api(SERVER, "/v1/acl/policy/research", secrets()["nomad-management"]) == 404
     names = {each["Name"] for each in api(SERVER, "/v1/namespaces", secrets()["nomad-management"])}
     assert names == {"default"}
-    path.unlink()
 
 
 def test_certificates_are_renewed_while_the_farm_works() -> None:
