@@ -172,7 +172,7 @@ class Acl:
             ]
             if users:
                 raise nomad.NomadError(
-                    found=f"of the policies that are to go ({', '.join(policies)}) some are those of {', '.join(users)}",
+                    found=f"policies that are to go ({', '.join(policies)}) are still those of {', '.join(users)}",
                     expected="policies that nobody has any more",
                     next_step="take away those tokens and roles as well, or give them other policies",
                 )

@@ -238,7 +238,7 @@ def test_a_policy_that_somebody_has_stays(region: Region, capsys: pytest.Capture
     gone = {"absent_policies": ["research"], "absent_tokens": {"research": OTHER}}
     found = run(region, capsys, policies={"see": READ}, **gone)
     assert found["msg"] == (
-        f"{platform.node()}: of the policies that are to go (research) some are those of the token another (accessor-2), "
+        f"{platform.node()}: policies that are to go (research) are still those of the token another (accessor-2), "
         "the role staff. Expected: policies that nobody has any more. Next step: take away those tokens and roles as "
         "well, or give them other policies."
     )
