@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import yaml
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, trust_as_template
 from ansible_collections.gpufarm.core.plugins.filter.nomad_hcl import nomad_hcl
+from ansible_collections.gpufarm.core.tests.unit.patience import PATIENCE_S
 from ansible_collections.gpufarm.core.tests.unit.roles import role_helper
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -75,7 +78,9 @@ def test_no_difference_shows_the_configuration_of_somebody_else() -> None:
         for task in tasks(path)
         if "ansible.builtin.template" in task and path.name == "configure.yml"
     }
-    assert shown == {"nomad.hcl.j2": False, "server.hcl.j2": False, "client.hcl.j2": False}
+    assert {name: diff for name, diff in shown.items() if name.endswith(".hcl.j2")} == {
+        "nomad.hcl.j2": False, "server.hcl.j2": False, "client.hcl.j2": False
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("role", ["nomad", "nomad_server", "nomad_client", "nomad_device_nvidia"])
@@ -154,8 +159,61 @@ def config(role: str, **given: Any) -> list[str]:
     return [line for line in lines if line]
 
 
+ALONE: dict[str, Any] = {"inventory_hostname": "s1", "_common_host": role_helper.host()}
+
+
+@pytest.mark.parametrize(
+    ("given", "alone"),
+    [
+        (ALONE, True),
+        ({**ALONE, "groups": {"nomad_servers": ["s1"], "gpu_nodes": ["t4"]}}, True),
+        ({**ALONE, "groups": {"nomad_servers": ["s1"], "gpu_nodes": ["s1"]}}, False),
+        # Made a client by a play that names no group.
+        ({**ALONE, "_common_host": role_helper.host("/etc/nomad.d/client.hcl")}, False),
+        ({**ALONE, "__nomad_runs_tasks": True}, False),
+        ({**ALONE, "inventory_hostname": "t4"}, False),
+    ],
+)
+def test_only_a_server_alone_is_shut_in(given: dict[str, Any], alone: bool) -> None:
+    """Tasks inherit what an agent may not, and Docker sees no mount of a namespace."""
+    lines = unit(**given)
+    assert ("NoNewPrivileges=true" in lines) is alone
+    shut_in = ("Private", "Protect", "Restrict", "ReadWrite", "SystemCall", "NoNew", "Lock", "UMask", "Namespace")
+    found = [line for line in lines if line.startswith(shut_in)]
+    assert (len(found) > 18) if alone else found == []
+    (kept, *_more) = [line for line in lines if line.startswith("CapabilityBoundingSet=")]
+    assert kept.startswith("CapabilityBoundingSet=~") is not alone
+    # NVIDIA's libraries load their module and make device files, and containers have all of these.
+    for needed in ("SYS_ADMIN", "SYS_MODULE", "MKNOD", "NET_ADMIN", "SETUID", "AUDIT_WRITE"):
+        assert alone or not [line for line in lines if line.startswith("Capability") and needed in line], needed
+
+
+def test_a_server_may_read_and_write_where_its_files_are() -> None:
+    lines = unit(**ALONE, nomad_data_dir="/srv/nomad", nomad_tls="off")
+    assert ("ReadWritePaths=-/srv/nomad -/var/log" in lines, "ProtectHome=true" in lines) == (True, True)
+    assert "ExecStartPre=+/bin/mkdir -p -m 0700 /srv/nomad" in lines
+    own = unit(**ALONE, nomad_agent_options={"data_dir": "/mnt/n"}, nomad_tls="off")
+    assert "ReadWritePaths=-/mnt/n -/var/log" in own
+    for place in ({"nomad_data_dir": "/home/nomad"}, {"nomad_tls": "files", "nomad_tls_key_file": "/root/key.pem"}):
+        assert "ProtectHome=read-only" in unit(**ALONE, **place)
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd-analyze is needed to read a unit")
+@pytest.mark.parametrize("host", ["s1", "t4"])
+def test_systemd_knows_all_that_the_unit_says(tmp_path: Path, host: str) -> None:
+    (tmp_path / "nomad").write_text("#!/bin/sh\n", encoding="ascii")
+    (tmp_path / "nomad").chmod(0o755)
+    path = tmp_path / "nomad.service"
+    lines = unit(**{**ALONE, "inventory_hostname": host, "nomad_bin_dir": str(tmp_path)})
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    told = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", path], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert (told.returncode, told.stdout + told.stderr) == (0, "")
+
+
 def test_unit_starts_as_upstreams_does() -> None:
-    lines = unit(nomad_bin_dir="/opt/bin", nomad_config_dir="/etc/n")
+    lines = unit(nomad_bin_dir="/opt/bin", nomad_config_dir="/etc/n", **ALONE)
     for line in (
         "Type=notify",
         "ExecStart=/opt/bin/nomad agent -config=/etc/n",
