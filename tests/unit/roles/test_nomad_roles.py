@@ -703,3 +703,39 @@ def test_a_machine_that_leaves_keeps_no_login_of_a_run_that_was_killed() -> None
     absent = {task["name"]: task for task in tasks(role_helper.ROLES / "nomad/tasks/absent.yml")}
     gone = valued(absent["Have nothing of the agent"]["loop"].strip().strip("{}"))
     assert {"/var/lib/gpufarm/collect", "/var/lib/gpufarm/bundle", "/var/lib/gpufarm/handed"} <= set(gone)
+
+
+# What an agent of Nomad 1.7 takes in the blocks that the roles write, by HashiCorp's documentation of that version. It
+# refuses a file that has another key.
+KEYS_OF_1_7 = {
+    "": "name region datacenter data_dir plugin_dir bind_addr log_level disable_update_check leave_on_interrupt "
+    "leave_on_terminate advertise tls acl telemetry server client plugin",
+    "advertise": "http rpc serf",
+    "tls": "http rpc ca_file cert_file key_file verify_server_hostname verify_https_client rpc_upgrade_mode",
+    "acl": "enabled replication_token",
+    "server": "enabled authoritative_region bootstrap_expect server_join encrypt",
+    "client": "enabled servers node_class node_pool reserved drain_on_shutdown meta cni_path host_volume",
+    "plugin": "docker raw_exec nvidia-gpu",
+}
+
+
+@pytest.mark.parametrize("version", ["1.7.0", "1.8.4", "1.9.7", "1.10.5", "1.11.3"])
+def test_an_older_nomad_knows_all_that_is_written(version: str) -> None:
+    """Among them the pair Nomad 1.9.7 and nomad-device-nvidia 1.1.0, whose source is not served here."""
+    given = {
+        "nomad_version": version, "nomad_device_nvidia_version": "1.1.0", "nomad_acl_enabled": True,
+        "nomad_client_bridge": True, "nomad_client_node_pool": "gpu", "nomad_advertise_addr": "192.0.2.1",
+    }  # fmt: skip
+    (refusal,) = role_helper.values("__nomad_refusal", ["nomad", "_common"], [{**ALONE, "groups": {}, "hostvars": {},
+        "nomad_version": version, "nomad_tls": "off", "nomad_acl_enabled": False}])  # fmt: skip
+    assert refusal == ""
+    for role, name in (
+        ("nomad", "__nomad_config"),
+        ("nomad_server", "__nomad_server_config"),
+        ("nomad_client", "__nomad_client_config"),
+    ):
+        whole = templated(f"{{{{ {name} }}}}", role, **given, inventory_hostname="s1", _common_host=role_helper.host())
+        for block, known in KEYS_OF_1_7.items():
+            part = (whole.get(block) or {}) if block else whole
+            written = {key for key, value in part.items() if value is not None}
+            assert written <= set(known.split()), (role, block)
