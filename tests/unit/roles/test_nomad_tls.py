@@ -29,6 +29,19 @@ NAMES = ["client.global.nomad", "localhost", "t4", "t4.example"]
 DAY = datetime.timedelta(days=1)
 
 
+def test_an_hour_between_two_clocks_ends_no_certificate() -> None:
+    """Each that is made begins a day before."""
+    made = [
+        option
+        for name in ("authority", "certificate")
+        for task in all_tasks(yaml.safe_load((role_helper.ROLES / f"nomad/tasks/{name}.yml").read_text("utf-8")))
+        for module, options in task.items()
+        if module.startswith("community.crypto.x509_certificate")
+        for option in [options.get("ownca_not_before") or options.get("selfsigned_not_before")]
+    ]
+    assert made == ["-1d"] * 3
+
+
 def certificate(names: list[str], days: float = 365) -> str:
     """Return one that holds for some days, in PEM."""
     key = ec.generate_private_key(ec.SECP256R1())
