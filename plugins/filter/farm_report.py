@@ -55,6 +55,11 @@ options:
       - What was asked of Kubernetes, where there are nodes of it, with C(hosts), those in the inventory, C(host), who
         asked, C(asked_at), and C(result), the registered result of M(gpufarm.core.kubernetes_gpu_info).
     type: dict
+  certificates:
+    description:
+      - By host, RV(gpufarm.core.nomad_agent_info#module:certificates) of its agent.
+    type: dict
+    default: {}
   models:
     description:
       - Names of GPU models as C(nvidia-smi) writes them, each with C(relative_throughput) and C(price_per_hour).
@@ -157,6 +162,7 @@ def farm_report(
     servers: Sequence[Mapping[str, Any]] = (),
     regions: Mapping[str, str] | None = None,
     kubernetes: Mapping[str, Any] | None = None,
+    certificates: Mapping[str, Any] | None = None,
     models: Any = None,
     productivity: float = 1.0,
     currency: str = "EUR",
@@ -194,6 +200,7 @@ def farm_report(
         regions=plain(regions or {}),
         kubernetes=plain(kubernetes or {}),
         accepted=str(accepted or ""),
+        certificates=plain(certificates or {}),
     )
     # What nobody reads by eye any more need not have the size of its indentation.
     indent = 1 if data["summary"]["gpus"] <= INDENTED_GPUS else None

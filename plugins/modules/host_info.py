@@ -246,7 +246,6 @@ import glob
 import hashlib
 import json
 import os
-import re
 import shutil
 import stat
 import time
@@ -255,7 +254,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufarm.core.plugins.module_utils import openpgp, pci
+from ansible_collections.gpufarm.core.plugins.module_utils import certificates, openpgp, pci
 
 try:
     import tomllib
@@ -266,7 +265,6 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 EXTENDED_STATES = "/var/lib/apt/extended_states"
 PCI_DEVICES = "/sys/bus/pci/devices"
 LARGE = 1 << 20
-CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----[A-Za-z0-9+/=\s]+-----END CERTIFICATE-----")
 
 
 def content_of(path: str) -> bytes | None:
@@ -305,7 +303,7 @@ def look_at_files(patterns: list[str]) -> list[dict[str, Any]]:
 
 
 def certificate_of(path: str) -> str | None:
-    match = CERTIFICATE.search(content_of(path) or b"")
+    match = certificates.PEM.search(content_of(path) or b"")
     return match[0].decode("ascii") if match else None
 
 

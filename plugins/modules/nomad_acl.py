@@ -16,7 +16,7 @@ author:
 description:
   - Makes the token that it is given the first management token of a region that has none, then keeps policies and
     tokens that have them. As the secret is known before Nomad is, a run that breaks off anywhere loses nothing.
-  - Policies and tokens of other names are left alone.
+  - Policies and tokens of other names are left alone. Of what is to be absent all is checked before the first change.
 extends_documentation_fragment:
   - gpufarm.core.nomad
   - gpufarm.core.nomad.actiongroup_nomad
@@ -47,10 +47,24 @@ options:
   tokens:
     description:
       - The names of policies that a token has, by the name of the token. It holds in all regions of a federation. Of
-        several such tokens of a name the oldest is kept so; management tokens, and those that end, are left alone. No
-        token is deleted.
+        several such tokens of a name the oldest is kept so; management tokens, and those that end, are left alone.
     type: dict
     default: {}
+  absent_policies:
+    description:
+      - Names of policies to delete. One that a role or a token still has, other than those of O(absent_tokens), stays,
+        and is an error.
+    type: list
+    elements: str
+    default: []
+    version_added: 1.0.0
+  absent_tokens:
+    description:
+      - The Secret IDs of tokens to delete, by their name. Where Nomad does not know one it is gone; one of another name
+        is an error, as is a management token.
+    type: dict
+    default: {}
+    version_added: 1.0.0
 notes:
   - Its answer holds secrets. Use C(no_log) and C(register).
 """
@@ -77,6 +91,7 @@ secrets:
   sample: {verify: 9184ec35-65d4-9258-61e3-0c066d0a45c5}
 """
 
+import dataclasses
 import platform
 from typing import Any
 
@@ -93,9 +108,9 @@ class Acl:
         self._check_mode = check_mode
         self.changed = False
 
-    def _write(self, path: str, body: Any) -> Any:
+    def _write(self, path: str, body: Any, method: str = "POST") -> Any:
         self.changed = True
-        return None if self._check_mode else self._client.call("POST", path, body)
+        return None if self._check_mode else self._client.call(method, path, body)
 
     def bootstrap(self) -> bool:
         """Have a management token; false where that is only to come."""
@@ -128,6 +143,57 @@ class Acl:
         if not found or found["Rules"] != clean(rules):
             self._write(f"/v1/acl/policy/{name}", {"Name": name, "Rules": rules})
 
+    def require_leave(self, policies: list[str], tokens: dict[str, str], kept: dict[str, list[str]]) -> list[str]:
+        """Find nothing that speaks against taking these away; the accessors of the tokens that are there."""
+        accessors = []
+        for name, secret in tokens.items():
+            found = self._of_secret(secret)
+            if found and (found["Name"], found["Type"]) != (name, "client"):
+                raise nomad.NomadError(
+                    found=f"the token to delete as '{name}' is '{found['Name']}', of type {found['Type']}",
+                    expected="a client token of that name",
+                    next_step="look whose Secret ID was given, and take it out of 'absent_tokens'",
+                )
+            accessors += [str(found["AccessorID"])] if found else []
+        if policies:
+            every = self._client.call("GET", "/v1/acl/tokens")
+            roles = self._client.call("GET", "/v1/acl/roles") or []
+            users = [
+                f"the token {token['Name']} ({token['AccessorID']})"
+                for token in every
+                if token["AccessorID"] not in accessors
+                # What it is about to have counts.
+                and set(policies) & set(kept.get(token["Name"], token["Policies"] or []))
+            ]
+            users += [
+                f"the role {role['Name']}"
+                for role in roles
+                if set(policies) & {policy["Name"] for policy in role["Policies"] or []}
+            ]
+            if users:
+                raise nomad.NomadError(
+                    found=f"policies that are to go ({', '.join(policies)}) are still those of {', '.join(users)}",
+                    expected="policies that nobody has any more",
+                    next_step="take away those tokens and roles as well, or give them other policies",
+                )
+        return accessors
+
+    def _of_secret(self, secret: str) -> Any:
+        connection = dataclasses.replace(self._client.connection, token=secret)
+        try:
+            return nomad.Client(connection).call("GET", "/v1/acl/token/self")
+        except nomad.NomadError as error:
+            if error.status != 403:
+                raise
+            return None
+
+    def lack(self, policies: list[str], accessors: list[str]) -> None:
+        for accessor in accessors:
+            self._write(f"/v1/acl/token/{accessor}", None, "DELETE")
+        for name in policies:
+            if self._client.find(f"/v1/acl/policy/{name}"):
+                self._write(f"/v1/acl/policy/{name}", None, "DELETE")
+
     def secret(self, name: str, policies: list[str]) -> str | None:
         """The Secret ID of the token of a name, which has these policies then; None where it is only to come."""
         every = self._client.call("GET", "/v1/acl/tokens")
@@ -157,6 +223,8 @@ def main() -> None:
             **nomad_options.argument_spec(),
             "policies": {"type": "dict", "default": {}},
             "tokens": {"type": "dict", "default": {}, "no_log": False},
+            "absent_policies": {"type": "list", "elements": "str", "default": []},
+            "absent_tokens": {"type": "dict", "default": {}, "no_log": True},
         },
         required_together=nomad_options.REQUIRED_TOGETHER,
         supports_check_mode=True,
@@ -167,12 +235,15 @@ def main() -> None:
     try:
         acl = Acl(connection, module.check_mode)
         if acl.bootstrap():
+            gone = params["absent_policies"]
+            accessors = acl.require_leave(gone, params["absent_tokens"], params["tokens"])
             for name, rules in params["policies"].items():
                 acl.policy(name, rules)
             for name, policies in params["tokens"].items():
                 secret = acl.secret(name, policies)
                 if secret:
                     secrets[name] = secret
+            acl.lack(gone, accessors)
     except nomad.NomadError as error:
         module.fail_json(msg=f"{platform.node()}: {error}")
     module.exit_json(changed=acl.changed, secrets=secrets)

@@ -58,6 +58,13 @@ options:
       - How many seconds older than the client's own statistics those of the GPUs may be.
     type: float
     default: 60
+  certificate_days:
+    description:
+      - Whether to look, where O(address) is one of HTTPS, when the certificates end with which the agent runs and which
+        O(client_cert) and O(ca_cert) hold, and for how many days they have to. Of one that ends sooner there is a
+        warning; one that has expired is an error, without a wait, unless O(wait_for=nothing).
+    type: int
+    version_added: 1.0.0
   plugin_log:
     description:
       - Whether to read in the journal of this host's unit C(nomad), too, what the agent that runs now, or ran last, and
@@ -175,6 +182,35 @@ meta:
   type: dict
   returned: success, and when what is waited for did not come
   sample: {gpu_model: NVIDIA H100 80GB HBM3, gpu_count: "8"}
+certificates:
+  description: >-
+    When the agent's certificates end, as far as they could be read; null without O(certificate_days).
+  type: list
+  elements: dict
+  returned: success, and when what is waited for did not come
+  contains:
+    of:
+      description: >-
+        V(agent) for the one with which it runs, V(file) for the first in O(client_cert), V(ca) for that of O(ca_cert)
+        which ends last.
+      type: str
+      sample: file
+    path:
+      description: Where it lies, null for V(agent).
+      type: str
+      sample: /etc/nomad.d/tls/agent.pem
+    not_after:
+      description: Its end, in UTC.
+      type: str
+      sample: "2027-11-21T15:11:02Z"
+    days_left:
+      description: Whole days until then, negative afterwards.
+      type: int
+      sample: 364
+    state:
+      description: V(ok), V(ends_soon), where O(certificate_days) are not left, or V(expired).
+      type: str
+      sample: ok
 plugin_log:
   description: What the device plugin has said, and why it most likely has no GPUs; null without O(plugin_log=true).
   type: dict
@@ -209,7 +245,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufarm.core.plugins.module_utils import gate, nomad, nomad_options, nomad_plugin_log
+from ansible_collections.gpufarm.core.plugins.module_utils import (
+    gate,
+    nomad,
+    nomad_certificates,
+    nomad_options,
+    nomad_plugin_log,
+)
 from ansible_collections.gpufarm.core.plugins.module_utils.text import clean_all
 
 PAUSE_S = 1.0
@@ -548,6 +590,7 @@ def argument_spec() -> dict[str, Any]:
         "wait_for": {"type": "str", "choices": ["nothing", *GOALS], "default": "nothing"},
         "timeout": {"type": "int", "default": 60},
         "plugin_age_max": {"type": "float", "default": gate.PLUGIN_AGE_MAX_S},
+        "certificate_days": {"type": "int"},
         "plugin_log": {"type": "bool", "default": False},
     }
 
@@ -567,6 +610,16 @@ def main() -> None:
         client = nomad.Client(nomad_options.connection_of(params), REPEAT, direct=True)
     except nomad.NomadError as error:
         module.fail_json(msg=f"{platform.node()}: {error}")
+    days, certificates = params["certificate_days"], None
+    if days is not None:
+        certificates = nomad_certificates.of_agent(client.connection, days)
+        for text in nomad_certificates.told(certificates, nomad_certificates.ENDS_SOON, days):
+            module.warn(f"{platform.node()}: {text}")
+        expired = nomad_certificates.told(certificates, nomad_certificates.EXPIRED, days)
+        if goal and expired:
+            module.fail_json(msg=f"{platform.node()}: {' '.join(expired)}", certificates=certificates)
+        for text in expired:
+            module.warn(f"{platform.node()}: {text}")
     if goal:
         try:
             wait(goal, client, answers, deadline)
@@ -574,6 +627,7 @@ def main() -> None:
             failure = str(error)
     ask_rest(client, answers, deadline, goal.ask if goal else None)
     result = result_of(answers, params["plugin_age_max"])
+    result["certificates"] = certificates
     found = nomad_plugin_log.read() if params["plugin_log"] else None
     result["plugin_log"] = found and {"lines": found.lines, "cause": found.cause, "message": found.message}
     if failure:

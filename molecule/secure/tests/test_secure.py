@@ -111,6 +111,15 @@ def test_farm_is_asked_by_hand_as_it_is_printed() -> None:
     assert len(re.findall(r"secure-(?:t4|h200) .* ready$", told, re.MULTILINE)) == 2, told
 
 
+def test_secrets_on_the_control_machine_are_their_owners_alone() -> None:
+    modes = {path.name: f"{path.stat().st_mode & 0o777:o}" for path in SECRETS.iterdir()}
+    known = {f"{name}-token.txt" for name in ("nomad-management", "nomad-farm", "nomad-verify", "nomad-gate")}
+    known |= {"nomad-gossip-key.txt", "nomad-ca-key.pem", "nomad-cli-key.pem"}
+    assert known <= set(modes)
+    assert f"{SECRETS.stat().st_mode & 0o777:o}" == "700"
+    assert {name for name, mode in modes.items() if mode != "600"} == {"nomad-ca.pem", "nomad-cli.pem"}
+
+
 def test_farm_is_closed_to_who_has_no_certificate_or_no_token(host: Host) -> None:
     assert host.run("python3 -c 'import urllib.request as r; r.urlopen(\"http://127.0.0.1:4646/v1/nodes\")'").rc != 0
     insecure = "import ssl, urllib.request as r; r.urlopen('https://127.0.0.1:4646/v1/nodes', context=%s)"
@@ -505,10 +514,14 @@ def test_a_team_has_its_namespace_and_is_told_of_when_it_uses_too_much(tmp_path:
             each["ClientStatus"] for each in api(SERVER, "/v1/allocations?namespace=research", token)
         ] in ([], ["complete"]),
     )  # fmt: skip
-    assert tenancy(gone).code == 0
+    absent: dict[str, Any] = {"research": {"state": "absent"}}
+    gone |= {"nomad_tenancy_policies": absent, "nomad_tenancy_tokens": absent}
+    last = tenancy(gone, "-vvv", "--diff")
+    assert (last.code, token in last.output, seen(last.output)) == (0, False, []), last.output
+    assert (path.exists(), api(SERVER, "/v1/acl/token/self", token)) == (False, 403)
+    assert api(SERVER, "/v1/acl/policy/research", secrets()["nomad-management"]) == 404
     names = {each["Name"] for each in api(SERVER, "/v1/namespaces", secrets()["nomad-management"])}
     assert names == {"default"}
-    path.unlink()
 
 
 def test_certificates_are_renewed_while_the_farm_works() -> None:

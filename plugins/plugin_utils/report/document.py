@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from ansible_collections.gpufarm.core.plugins.module_utils.gpu_verdicts import Expected
 from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes import extra_gpu_nodes
@@ -31,13 +31,17 @@ from ansible_collections.gpufarm.core.plugins.plugin_utils.report.nodes import (
 )
 from ansible_collections.gpufarm.core.plugins.plugin_utils.report.records import (
     SCHEMA,
+    AgentCertificate,
     Document,
     NomadRegion,
     Notice,
     notice,
 )
-from ansible_collections.gpufarm.core.plugins.plugin_utils.report.sums import number_of, one_line
+from ansible_collections.gpufarm.core.plugins.plugin_utils.report.sums import natural_key, number_of, one_line
 from ansible_collections.gpufarm.core.plugins.plugin_utils.report.users import users_of
+
+# Hosts that one notice names.
+NAMED = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +67,7 @@ def build(
     regions: Mapping[str, str] | None = None,
     kubernetes: Mapping[str, Any] | None = None,
     accepted: str = "",
+    certificates: Mapping[str, Any] | None = None,
 ) -> tuple[Document, str | None]:
     """The document, and the new text of the history; None where the present one must not be written over.
 
@@ -73,6 +78,7 @@ def build(
     cluster, C(hosts), its nodes in the inventory, C(asked_at), and C(result), the registered result of
     kubernetes_gpu_info; answers of its nodes have C(kubernetes_name). Those without a region are in Kubernetes alone.
     C(accepted) is the text of the file of acceptances.
+    C(certificates) has by host what nomad_agent_info tells of those of its agent.
     """
     views, failures = nomad_views(servers)
     nomad_names = {str(answer["name"]): str(answer.get("nomad_name") or answer["name"]) for answer in answers}
@@ -98,6 +104,7 @@ def build(
             notice(f"report_productivity is {one_line(options.productivity)!r}; 1 was taken", "a number from 0 on")
         )
         productivity = 1.0
+    ends = _first_ends(certificates or {})
     lines, damaged = read_history(history, options.history_path)
     data: Document = {
         "schema": SCHEMA,
@@ -110,11 +117,13 @@ def build(
             "answered": answered,
             "regions": [_region(region, views.get(region)) for region in known],
             "failures": failures,
+            "certificates": ends,
         },
         "kubernetes": None
         if cluster is None
         else {"answered": cluster.nodes is not None, "host": cluster.host, "asked_at": cluster.asked_at},
         "notices": _nomad_notices([region for region in known if region not in views], failures)
+        + _certificate_notices(ends)
         + _kubernetes_notices(cluster, answers)
         + notices
         + unread
@@ -137,6 +146,31 @@ def _region(region: str, view: NomadView | None) -> NomadRegion:
         "server": view.server if view else None,
         "asked_at": view.asked_at if view else None,
     }
+
+
+def _first_ends(certificates: Mapping[str, Any]) -> list[AgentCertificate]:
+    keys = ("path", "not_after", "days_left", "state")
+    first = [(host, min(each, key=lambda one: one["not_after"])) for host, each in certificates.items() if each]
+    ends = [cast(AgentCertificate, {"host": host, **{key: one[key] for key in keys}}) for host, one in first]
+    return sorted(ends, key=lambda one: (one["not_after"], natural_key(one["host"])))
+
+
+def _certificate_notices(ends: Sequence[AgentCertificate]) -> list[Notice]:
+    notices = []
+    for state, what in (("expired", "have expired"), ("ends_soon", "expire soon")):
+        found = [one for one in ends if one["state"] == state]
+        if found:
+            named = ", ".join(f"{one['host']} ({one['not_after'][:10]})" for one in found[:NAMED])
+            more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
+            notices.append(
+                notice(
+                    f"Certificates of Nomad {what} on {named}{more}",
+                    "agents with certificates that hold",
+                    "run playbooks/site.yml, which renews them where nomad_tls is generate; playbooks/verify.yml says "
+                    "of each host which one it is",
+                )
+            )
+    return notices
 
 
 def _kubernetes_notices(cluster: Cluster | None, answers: Sequence[Mapping[str, Any]]) -> list[Notice]:

@@ -195,12 +195,24 @@ class NomadRegion(TypedDict):
     asked_at: str | None
 
 
+class AgentCertificate(TypedDict):
+    host: str
+    # Null where it is the one with which the agent runs.
+    path: str | None
+    not_after: str
+    days_left: int
+    # ok, ends_soon or expired.
+    state: str
+
+
 class NomadAnswer(TypedDict):
     # Whether a server of each region answered.
     answered: bool
     regions: list[NomadRegion]
     # Each with server, region and reason.
     failures: list[dict[str, str]]
+    # Of each agent that has told any, the one that ends first; those that end first come first.
+    certificates: list[AgentCertificate]
 
 
 class KubernetesAnswer(TypedDict):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import ssl
 import subprocess
 from collections import Counter
 from html.parser import HTMLParser
@@ -20,6 +21,7 @@ from ansible_collections.gpufarm.core.plugins.plugin_utils import report_page
 from ansible_collections.gpufarm.core.tests.unit.playbooks import playbook_helper
 from ansible_collections.gpufarm.core.tests.unit.playbooks.playbook_helper import LOCAL
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import kubernetes_helper, nomad_helper
+from ansible_collections.gpufarm.core.tests.unit.plugins.modules import release_helper
 from ansible_collections.gpufarm.core.tests.unit.plugins.plugin_utils import report_helper as helper
 from jinja2 import nodes as jinja_nodes
 
@@ -284,7 +286,10 @@ def fake_smi(tmp_path: Path) -> Path:
 
 
 def test_playbook_reports_who_answers_and_who_does_not(tmp_path: Path, fake_smi: Path) -> None:
-    agent = nomad_helper.Agent()
+    certificate = release_helper.new_certificate(tmp_path)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate.path, certificate.key)
+    agent = nomad_helper.Agent(tls)
     agent.nodes = nomad_helper.recorded("nodes-1.11.3")
     agent.allocations = nomad_helper.recorded("allocations-1.11.3")
     silent = {"ansible_host": "127.0.0.1", "ansible_port": 1, "ansible_ssh_common_args": "-o BatchMode=yes"}
@@ -305,7 +310,11 @@ def test_playbook_reports_who_answers_and_who_does_not(tmp_path: Path, fake_smi:
         }
     }
     try:
-        variables = {"__nomad_local_url": agent.url, "report_title": HOSTILE.replace("{{ 7 * 7 }}", "")}
+        files = {"ca": certificate.path, "cert": certificate.path, "key": certificate.key}
+        variables = {
+            "__nomad_local_url": agent.url, "report_title": HOSTILE.replace("{{ 7 * 7 }}", ""), "nomad_tls": "files",
+            **{f"nomad_tls_{name}_file": str(path) for name, path in files.items()},
+        }  # fmt: skip
         _data, before = helper.build(helper.farm(1))
         (tmp_path / "report-history.jsonl").write_text(before or "", encoding="utf-8")
         gpu = {"uuid": uuid, "serial": None, "model": "H100", "sm_count": 132, "power_limit_w": 700.0, "verdict": "ok"}
@@ -325,6 +334,10 @@ def test_playbook_reports_who_answers_and_who_does_not(tmp_path: Path, fake_smi:
     assert states == {"good": "answered", "broken": "failed", "silent": "unreachable", "gpu01": "not_in_inventory"}
     assert data["nomad"]["regions"][0]["server"] == "control"
     assert [failure["server"] for failure in data["nomad"]["failures"]] == ["dead"]
+    assert [(one["host"], one["state"]) for one in data["nomad"]["certificates"]] == [
+        (host, "ends_soon") for host in ("broken", "control", "good")
+    ]
+    assert data["notices"][1]["found"].startswith("Certificates of Nomad expire soon on broken (20")
     assert {job["job_id"] for job in data["users"]["jobs"]} == {"training"}
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     page = assert_page(text)

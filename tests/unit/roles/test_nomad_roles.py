@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import yaml
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, trust_as_template
 from ansible_collections.gpufarm.core.plugins.filter.nomad_hcl import nomad_hcl
+from ansible_collections.gpufarm.core.tests.unit.patience import PATIENCE_S
 from ansible_collections.gpufarm.core.tests.unit.roles import role_helper
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -75,7 +78,9 @@ def test_no_difference_shows_the_configuration_of_somebody_else() -> None:
         for task in tasks(path)
         if "ansible.builtin.template" in task and path.name == "configure.yml"
     }
-    assert shown == {"nomad.hcl.j2": False, "server.hcl.j2": False, "client.hcl.j2": False}
+    assert {name: diff for name, diff in shown.items() if name.endswith(".hcl.j2")} == {
+        "nomad.hcl.j2": False, "server.hcl.j2": False, "client.hcl.j2": False
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("role", ["nomad", "nomad_server", "nomad_client", "nomad_device_nvidia"])
@@ -154,8 +159,61 @@ def config(role: str, **given: Any) -> list[str]:
     return [line for line in lines if line]
 
 
+ALONE: dict[str, Any] = {"inventory_hostname": "s1", "_common_host": role_helper.host()}
+
+
+@pytest.mark.parametrize(
+    ("given", "alone"),
+    [
+        (ALONE, True),
+        ({**ALONE, "groups": {"nomad_servers": ["s1"], "gpu_nodes": ["t4"]}}, True),
+        ({**ALONE, "groups": {"nomad_servers": ["s1"], "gpu_nodes": ["s1"]}}, False),
+        # Made a client by a play that names no group.
+        ({**ALONE, "_common_host": role_helper.host("/etc/nomad.d/client.hcl")}, False),
+        ({**ALONE, "__nomad_runs_tasks": True}, False),
+        ({**ALONE, "inventory_hostname": "t4"}, False),
+    ],
+)
+def test_only_a_server_alone_is_shut_in(given: dict[str, Any], alone: bool) -> None:
+    """Tasks inherit what an agent may not, and Docker sees no mount of a namespace."""
+    lines = unit(**given)
+    assert ("NoNewPrivileges=true" in lines) is alone
+    shut_in = ("Private", "Protect", "Restrict", "ReadWrite", "SystemCall", "NoNew", "Lock", "UMask", "Namespace")
+    found = [line for line in lines if line.startswith(shut_in)]
+    assert (len(found) > 18) if alone else found == []
+    (kept, *_more) = [line for line in lines if line.startswith("CapabilityBoundingSet=")]
+    assert kept.startswith("CapabilityBoundingSet=~") is not alone
+    # NVIDIA's libraries load their module and make device files, and containers have all of these.
+    for needed in ("SYS_ADMIN", "SYS_MODULE", "MKNOD", "NET_ADMIN", "SETUID", "AUDIT_WRITE"):
+        assert alone or not [line for line in lines if line.startswith("Capability") and needed in line], needed
+
+
+def test_a_server_may_read_and_write_where_its_files_are() -> None:
+    lines = unit(**ALONE, nomad_data_dir="/srv/nomad", nomad_tls="off")
+    assert ("ReadWritePaths=-/srv/nomad -/var/log" in lines, "ProtectHome=true" in lines) == (True, True)
+    assert "ExecStartPre=+/bin/mkdir -p -m 0700 /srv/nomad" in lines
+    own = unit(**ALONE, nomad_agent_options={"data_dir": "/mnt/n"}, nomad_tls="off")
+    assert "ReadWritePaths=-/mnt/n -/var/log" in own
+    for place in ({"nomad_data_dir": "/home/nomad"}, {"nomad_tls": "files", "nomad_tls_key_file": "/root/key.pem"}):
+        assert "ProtectHome=read-only" in unit(**ALONE, **place)
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd-analyze is needed to read a unit")
+@pytest.mark.parametrize("host", ["s1", "t4"])
+def test_systemd_knows_all_that_the_unit_says(tmp_path: Path, host: str) -> None:
+    (tmp_path / "nomad").write_text("#!/bin/sh\n", encoding="ascii")
+    (tmp_path / "nomad").chmod(0o755)
+    path = tmp_path / "nomad.service"
+    lines = unit(**{**ALONE, "inventory_hostname": host, "nomad_bin_dir": str(tmp_path)})
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    told = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", path], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert (told.returncode, told.stdout + told.stderr) == (0, "")
+
+
 def test_unit_starts_as_upstreams_does() -> None:
-    lines = unit(nomad_bin_dir="/opt/bin", nomad_config_dir="/etc/n")
+    lines = unit(nomad_bin_dir="/opt/bin", nomad_config_dir="/etc/n", **ALONE)
     for line in (
         "Type=notify",
         "ExecStart=/opt/bin/nomad agent -config=/etc/n",
@@ -645,3 +703,39 @@ def test_a_machine_that_leaves_keeps_no_login_of_a_run_that_was_killed() -> None
     absent = {task["name"]: task for task in tasks(role_helper.ROLES / "nomad/tasks/absent.yml")}
     gone = valued(absent["Have nothing of the agent"]["loop"].strip().strip("{}"))
     assert {"/var/lib/gpufarm/collect", "/var/lib/gpufarm/bundle", "/var/lib/gpufarm/handed"} <= set(gone)
+
+
+# What an agent of Nomad 1.7 takes in the blocks that the roles write, by HashiCorp's documentation of that version. It
+# refuses a file that has another key.
+KEYS_OF_1_7 = {
+    "": "name region datacenter data_dir plugin_dir bind_addr log_level disable_update_check leave_on_interrupt "
+    "leave_on_terminate advertise tls acl telemetry server client plugin",
+    "advertise": "http rpc serf",
+    "tls": "http rpc ca_file cert_file key_file verify_server_hostname verify_https_client rpc_upgrade_mode",
+    "acl": "enabled replication_token",
+    "server": "enabled authoritative_region bootstrap_expect server_join encrypt",
+    "client": "enabled servers node_class node_pool reserved drain_on_shutdown meta cni_path host_volume",
+    "plugin": "docker raw_exec nvidia-gpu",
+}
+
+
+@pytest.mark.parametrize("version", ["1.7.0", "1.8.4", "1.9.7", "1.10.5", "1.11.3"])
+def test_an_older_nomad_knows_all_that_is_written(version: str) -> None:
+    """Among them the pair Nomad 1.9.7 and nomad-device-nvidia 1.1.0, whose source is not served here."""
+    given = {
+        "nomad_version": version, "nomad_device_nvidia_version": "1.1.0", "nomad_acl_enabled": True,
+        "nomad_client_bridge": True, "nomad_client_node_pool": "gpu", "nomad_advertise_addr": "192.0.2.1",
+    }  # fmt: skip
+    (refusal,) = role_helper.values("__nomad_refusal", ["nomad", "_common"], [{**ALONE, "groups": {}, "hostvars": {},
+        "nomad_version": version, "nomad_tls": "off", "nomad_acl_enabled": False}])  # fmt: skip
+    assert refusal == ""
+    for role, name in (
+        ("nomad", "__nomad_config"),
+        ("nomad_server", "__nomad_server_config"),
+        ("nomad_client", "__nomad_client_config"),
+    ):
+        whole = templated(f"{{{{ {name} }}}}", role, **given, inventory_hostname="s1", _common_host=role_helper.host())
+        for block, known in KEYS_OF_1_7.items():
+            part = (whole.get(block) or {}) if block else whole
+            written = {key for key, value in part.items() if value is not None}
+            assert written <= set(known.split()), (role, block)

@@ -20,6 +20,10 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({TOKENS: {"gpufarm-gate": ["a"]}}, "found gpufarm-gate in nomad_tenancy_policies or nomad_tenancy_tokens"),
     ({TOKENS: {"../a": ["a"]}}, "nomad_tenancy_tokens has ../a. Expected: names of letters, digits"),
     ({TOKENS: {"a": []}}, "nomad_tenancy_tokens has a without a policy."),
+    ({POLICIES: {"a": {"state": "absent"}}, TOKENS: {"a": {"state": "absent"}}}, ""),
+    ({TOKENS: {"a": {"state": "absent"}}, "nomad_acl_enabled": False}, "nomad_acl_enabled is false."),
+    ({TOKENS: {"a": {"state": "present"}}}, "nomad_tenancy_policies or nomad_tenancy_tokens has a with a dictionary."),
+    ({POLICIES: {"a": {"rules": ""}}}, "a dictionary. Expected: rules, a list of policies, or `state: absent`"),
     ({"nomad_token": ""}, "found no /nowhere/nomad-management-token.txt on the control machine, and nomad_token"),
     ({"nomad_token": "", "nomad_acl_enabled": False}, ""),
     ({TOKENS: {"a": ["a"]}, "nomad_secrets_dir": "secrets"}, 'nomad_secrets_dir is "secrets". Expected: an absolute'),
@@ -70,3 +74,19 @@ def test_tokens_of_teams_lie_beside_those_of_the_farm(tmp_path: Path) -> None:
     given = {**OWN, "nomad_secrets_dir": str(tmp_path), "__nomad_acl": {"secrets": secrets}}
     (found,) = role_helper.values("__nomad_acl_tokens_to_keep", ["nomad"], [given])
     assert found == [{"key": "nomad-farm", "value": "1"}, {"key": "team-research", "value": "2"}]
+
+
+def test_only_the_token_that_lies_in_the_folder_is_to_go(tmp_path: Path) -> None:
+    (tmp_path / "team-gone-token.txt").write_text("its-secret", encoding="ascii")
+    (tmp_path / "team-kept-token.txt").write_text("kept", encoding="ascii")
+    absent = {"state": "absent"}
+    given = {
+        **OWN, "nomad_secrets_dir": str(tmp_path), TOKENS: {"gone": absent, "unknown": absent, "kept": ["kept"]},
+        POLICIES: {"gone": absent, "kept": "node {}"},
+    }  # fmt: skip
+    roles = ["nomad", "nomad_tenancy"]
+    for name, expected in {
+        "__nomad_tenancy_tokens_gone": {"gone": "its-secret"}, "__nomad_tenancy_policies_gone": ["gone"],
+        "__nomad_tenancy_tokens_had": {"kept": ["kept"]}, "__nomad_tenancy_policies_had": {"kept": "node {}"},
+    }.items():  # fmt: skip
+        assert role_helper.values(name, roles, [given]) == [expected], name

@@ -29,6 +29,19 @@ NAMES = ["client.global.nomad", "localhost", "t4", "t4.example"]
 DAY = datetime.timedelta(days=1)
 
 
+def test_an_hour_between_two_clocks_ends_no_certificate() -> None:
+    """Each that is made begins a day before."""
+    made = [
+        option
+        for name in ("authority", "certificate")
+        for task in all_tasks(yaml.safe_load((role_helper.ROLES / f"nomad/tasks/{name}.yml").read_text("utf-8")))
+        for module, options in task.items()
+        if module.startswith("community.crypto.x509_certificate")
+        for option in [options.get("ownca_not_before") or options.get("selfsigned_not_before")]
+    ]
+    assert made == ["-1d"] * 3
+
+
 def certificate(names: list[str], days: float = 365) -> str:
     """Return one that holds for some days, in PEM."""
     key = ec.generate_private_key(ec.SECP256R1())
@@ -278,6 +291,40 @@ def test_nobody_becomes_root_on_the_control_machine() -> None:
         "install_own.yml",
     }
     assert [(name, task["vars"]["ansible_become"]) for name, task in tasks] == [(name, False) for name, _ in tasks]
+
+
+def all_tasks(found: Any) -> list[dict[str, Any]]:
+    """Return the tasks of a file and of its blocks."""
+    return [
+        task for each in found or []
+        for task in ([each] if "block" not in each else all_tasks(each["block"] + each.get("rescue", [])))
+    ]  # fmt: skip
+
+
+def test_what_is_written_into_the_folder_of_secrets_is_its_owners_alone() -> None:
+    """Whoever writes there; certificates alone are for everybody."""
+    held = ("nomad_secrets_dir", "__nomad_management", "__nomad_gossip_key_path", "__nomad_tls_authority",
+            "__nomad_tls_people")  # fmt: skip
+    found = {}
+    for path in sorted(role_helper.ROLES.glob("*/tasks/*.yml")):
+        for task in all_tasks(yaml.safe_load(path.read_text(encoding="utf-8"))):
+            for module in set(task) & {
+                "ansible.builtin.copy", "ansible.builtin.file", "ansible.builtin.template",
+                "community.crypto.openssl_privatekey", "community.crypto.x509_certificate",
+            }:  # fmt: skip
+                options = task[module]
+                where = str(options.get("dest") or options.get("path"))
+                if any(name in where for name in held) and options.get("state") != "absent":
+                    found[where.strip("{} ")] = (
+                        options.get("mode"),
+                        bool(task.get("no_log") or "content" not in options),
+                    )
+    private = {name: mode for name, (mode, _hidden) in found.items() if mode not in ("0600", "0700")}
+    assert private == {"__nomad_tls_authority_cert": "0644", "__nomad_tls_people_cert": "0644"}
+    assert {name for name, (mode, _hidden) in found.items() if mode == "0700"} == {"nomad_secrets_dir"}
+    # The key of the CA, that of people, the gossip's, the first token, those of others, and what keeps git away.
+    assert len(found) == 9
+    assert [name for name, (_mode, hidden) in found.items() if not hidden] == ["nomad_secrets_dir }}/.gitignore"]
 
 
 @pytest.mark.parametrize(

@@ -115,8 +115,8 @@ def unreachable(error: Exception) -> str:
     return told(lambda: nomad_client._unreachable(ADDRESS, error))
 
 
-def certificate_error() -> ssl.SSLCertVerificationError:
-    return ssl.SSLCertVerificationError(1, "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed")
+def certificate_error(why: str = "") -> ssl.SSLCertVerificationError:
+    return ssl.SSLCertVerificationError(1, f"[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed{why}")
 
 
 def client_errors() -> Iterator[tuple[str, str]]:
@@ -134,6 +134,9 @@ def client_errors() -> Iterator[tuple[str, str]]:
     yield "unreachable", unreachable(http.client.IncompleteRead(b"half"))
     yield "unreachable", unreachable(urllib.error.URLError(certificate_error()))
     yield "unreachable", unreachable(certificate_error())
+    # By a clock that is wrong both are said of certificates that are good.
+    for why in ("certificate has expired", "certificate is not yet valid"):
+        yield "unreachable", unreachable(urllib.error.URLError(certificate_error(f": {why}")))
     alert = ssl.SSLError(1, "[SSL] tlsv13 alert certificate required")
     yield "unreachable", unreachable(urllib.error.URLError(alert))
     # As it comes while an answer is read.

@@ -98,14 +98,19 @@ class Certificate:
     key: Path
 
 
-def new_certificate(folder: Path) -> Certificate:
+def new_certificate(folder: Path, days: int = 2) -> Certificate:
+    """Return one that holds for some days, or has ended where they are -1."""
     made = Certificate(folder / "server.crt", folder / "server.key")
     # Python 3.13 wants to be told what the key is for.
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     command += ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    command += ["-addext", "keyUsage=critical,digitalSignature,keyCertSign", "-days", "2"]
+    command += ["-addext", "keyUsage=critical,digitalSignature,keyCertSign", "-days", str(abs(days))]
     command += ["-keyout", str(made.key), "-out", str(made.path)]
     subprocess.run(command, check=True, capture_output=True, timeout=300)
+    if days < 0:
+        # Only this command takes such days.
+        command = ["openssl", "x509", "-in", str(made.path), "-signkey", str(made.key), "-days", str(days)]
+        subprocess.run([*command, "-out", str(made.path)], check=True, capture_output=True, timeout=300)
     return made
 
 

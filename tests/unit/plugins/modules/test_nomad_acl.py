@@ -25,6 +25,7 @@ class Region(farm.Agent):
         super().__init__()
         self.tokens: list[dict[str, Any]] = []
         self.policies: dict[str, str] = {}
+        self.roles: list[dict[str, Any]] = []
         self.answer = self.as_nomad
 
     def has(
@@ -41,7 +42,8 @@ class Region(farm.Agent):
         return [path for path, _body in self.writes]
 
     def as_nomad(self, request: Any) -> bool:
-        status, answer = self.read(request) if request.command == "GET" else self.write()
+        known = {"GET": lambda: self.read(request), "DELETE": lambda: self.delete(request.path)}
+        status, answer = known.get(request.command, self.write)()
         content = answer if isinstance(answer, str) else json.dumps(answer)
         request.reply(status, content.encode(), {})
         return True
@@ -53,6 +55,8 @@ class Region(farm.Agent):
             return 403, "Permission denied"
         if asked == "token/self":
             return 200, own[0]
+        if asked == "roles":
+            return 200, self.roles
         if asked == "tokens":
             return 200, [{name: value for name, value in each.items() if name != "SecretID"} for each in self.tokens]
         kind, _slash, name = asked.partition("/")
@@ -60,6 +64,15 @@ class Region(farm.Agent):
             return 200, next(token for token in self.tokens if token["AccessorID"] == name)
         rules = self.policies.get(name)
         return (404, "ACL policy not found") if rules is None else (200, {"Name": name, "Rules": rules})
+
+    def delete(self, path: str) -> tuple[int, Any]:
+        kind, _slash, name = path.removeprefix("/v1/acl/").partition("/")
+        if kind == "policy":
+            # Nomad asks nobody whether it is in use.
+            del self.policies[name]
+        else:
+            self.tokens.remove(next(each for each in self.tokens if each["AccessorID"] == name))
+        return 200, ""
 
     def write(self) -> tuple[int, Any]:
         path, body = self.writes[-1]
@@ -197,3 +210,54 @@ def test_roles_of_a_token_stay(region: Region, capsys: pytest.CaptureFixture[str
     region.tokens[-1]["Roles"] = [{"ID": "of-a-team"}]
     run(region, capsys, tokens={"one": ["see"]})
     assert (region.tokens[-1]["Policies"], region.tokens[-1]["Roles"]) == (["see"], [{"ID": "of-a-team"}])
+
+
+def test_a_team_that_is_gone_loses_its_policy_and_its_own_token(
+    region: Region, capsys: pytest.CaptureFixture[str]
+) -> None:
+    region.has("Bootstrap Token", FIRST, [], "management")
+    region.has("research", OTHER, ["research"])
+    region.has("research", "somebodys", ["see"])
+    region.policies = {"research": WRITE, "see": READ}
+    gone: dict[str, Any] = {"absent_policies": ["research", "never"], "absent_tokens": {"research": OTHER}}
+    found = run(region, capsys, check_mode=True, **gone)
+    assert (found["changed"], region.writes) == (True, [])
+    found = run(region, capsys, **gone)
+    assert (found["changed"], region.written) == (True, ["/v1/acl/token/accessor-1", "/v1/acl/policy/research"])
+    assert (region.policies, [each["SecretID"] for each in region.tokens]) == ({"see": READ}, [FIRST, "somebodys"])
+    region.writes.clear()
+    assert (run(region, capsys, **gone)["changed"], region.writes) == (False, [])
+
+
+def test_a_policy_that_somebody_has_stays(region: Region, capsys: pytest.CaptureFixture[str]) -> None:
+    region.has("Bootstrap Token", FIRST, [], "management")
+    region.has("research", OTHER, ["research"])
+    region.has("another", "another", ["see", "research"])
+    region.roles = [{"Name": "staff", "Policies": [{"Name": "research"}]}, {"Name": "guests", "Policies": None}]
+    region.policies = {"research": WRITE}
+    gone = {"absent_policies": ["research"], "absent_tokens": {"research": OTHER}}
+    found = run(region, capsys, policies={"see": READ}, **gone)
+    assert found["msg"] == (
+        f"{platform.node()}: policies that are to go (research) are still those of the token another (accessor-2), "
+        "the role staff. Expected: policies that nobody has any more. Next step: take away those tokens and roles as "
+        "well, or give them other policies."
+    )
+    assert region.writes == []
+    # One that gets others in the same call has it no more.
+    region.roles = []
+    assert run(region, capsys, policies={"see": READ}, tokens={"another": ["see"]}, **gone)["changed"] is True
+    assert (region.policies, region.tokens[-1]["Policies"]) == ({"see": READ}, ["see"])
+
+
+@pytest.mark.parametrize(("name", "kind"), [("other", "client"), ("research", "management")])
+def test_a_secret_of_somebody_else_deletes_nothing(
+    region: Region, capsys: pytest.CaptureFixture[str], name: str, kind: str
+) -> None:
+    region.has("Bootstrap Token", FIRST, [], "management")
+    region.has(name, OTHER, ["see"], kind)
+    found = run(region, capsys, absent_tokens={"research": OTHER})
+    assert (
+        f"the token to delete as 'research' is '{name}', of type {kind}. Expected: a client token of that"
+        in found["msg"]
+    )
+    assert (region.writes, OTHER in json.dumps(found)) == ([], False)

@@ -736,6 +736,87 @@ def test_tls(tls_server: tuple[Server, str], capsys: pytest.CaptureFixture[str],
     assert clock.now == 1000
 
 
+def test_the_end_of_certificates_is_told(
+    tls_server: tuple[Server, str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warnings: list[str] = []
+    monkeypatch.setattr(nomad_agent_info.AnsibleModule, "warn", lambda _self, text: warnings.append(text))
+    server, ours = tls_server
+    key = str(Path(ours).with_suffix(".key"))
+    given = {"ca_cert": ours, "client_cert": ours, "client_key": key, "wait_for": "leader"}
+    assert run(server, capsys, **given)["certificates"] is None
+
+    result = run(server, capsys, certificate_days=1, **given)
+    assert [(one["of"], one["path"], one["days_left"], one["state"]) for one in result["certificates"]] == [
+        ("agent", None, 1, "ok"), ("file", ours, 1, "ok"), ("ca", ours, 1, "ok"),
+    ]  # fmt: skip
+    assert warnings == []
+
+    result = run(server, capsys, certificate_days=30, **given)
+    file, ca = warnings
+    end = result["certificates"][1]["not_after"]
+    assert file == (
+        f"{platform.node()}: the certificate in {ours} expires on {end}, in 1 day(s). Expected: one that holds for "
+        "30 days or more. Next step: run playbooks/site.yml, which renews it where nomad_tls is generate; where it is "
+        "files, bring a new one and `systemctl reload nomad` on this host."
+    )
+    assert ca.startswith(f"{platform.node()}: the CA certificate in {ours} expires on ")
+    assert result["state"] == "ok"
+
+    # A file that was renewed while the agent runs with the former one.
+    (tmp_path / "new").mkdir()
+    newer = helper.new_certificate(tmp_path / "new", days=300)
+    renewed = {**given, "client_cert": str(newer.path), "client_key": str(newer.key)}
+    warnings.clear()
+    run(server, capsys, certificate_days=30, **renewed)
+    agent, _ca = warnings
+    assert "the certificate with which the agent runs, which is not that of its file (20" in agent
+    assert agent.endswith("Next step: `systemctl reload nomad` on this host, which reads the certificate anew.")
+
+    # Nobody waits for what no wait mends.
+    old = helper.new_certificate(tmp_path / "new", days=-1)
+    server.requests.clear()
+    result = run(
+        server, capsys, certificate_days=30, **{**given, "client_cert": str(old.path), "client_key": str(old.key)}
+    )
+    assert result["failed"] and server.requests == []
+    assert f"{platform.node()}: the certificate in {old.path} has expired on 20" in result["msg"]
+    assert "Expected: one that holds now, by this host's clock. Next step: " in result["msg"]
+    assert [one["days_left"] < 0 for one in result["certificates"]] == [False, True, False]
+    # Who only asks is told.
+    result = run(server, capsys, certificate_days=30, ca_cert=ours, client_cert=str(old.path), client_key=str(old.key))
+    assert "failed" not in result and "has expired" in warnings[-1]
+
+    # One that does not run shows none.
+    server.close()
+    result = run(server, capsys, certificate_days=1, **{**given, "wait_for": "nothing"})
+    assert [one["of"] for one in result["certificates"]] == ["file", "ca"]
+
+
+def test_an_agent_that_runs_with_an_expired_certificate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old = helper.new_certificate(tmp_path, days=-1)
+    (tmp_path / "new").mkdir()
+    new = helper.new_certificate(tmp_path / "new", days=300)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(old.path, old.key)
+    running = Server(tls)
+    try:
+        given = {"ca_cert": str(old.path), "client_cert": str(new.path), "client_key": str(new.key)}
+        result = run(running, capsys, certificate_days=30, wait_for="client", **{**given, "ca_cert": str(new.path)})
+        assert result["failed"] and "with which the agent runs, which is not that of its file (20" in result["msg"]
+        assert "has expired on" in result["msg"] and "Next step: `systemctl reload nomad`" in result["msg"]
+        # Where nobody has asked for them.
+        result = run(running, capsys, wait_for="client", **given)
+        assert "is not accepted (" in result["msg"] and "certificate has expired" in result["msg"]
+        assert "Expected: one that holds now by this host's clock" in result["msg"]
+    finally:
+        running.close()
+
+
+def test_an_agent_without_tls_has_no_certificate(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(server, capsys, certificate_days=30, wait_for="leader")["certificates"] == []
+
+
 # --- what is documented ----------------------------------------------------------------------
 
 
@@ -750,7 +831,7 @@ def test_returned_values_are_the_documented_ones(server: Server, capsys: pytest.
     documented = yaml.safe_load(nomad_agent_info.RETURN)
     result = run(server, capsys, wait_for="client")
     assert set(result) - {"changed", "invocation"} == set(documented) == {
-        "version", "servers_version", "plugin_log", *VALUES, *OF_THE_NODE, *OF_A_SERVER,
+        "version", "servers_version", "plugin_log", "certificates", *VALUES, *OF_THE_NODE, *OF_A_SERVER,
     }  # fmt: skip
     assert yaml.safe_load(nomad_agent_info.EXAMPLES)
 

@@ -252,6 +252,7 @@ def build(arguments: dict[str, Any], history: str = "", **options: Any) -> tuple
         regions=arguments.get("regions"),
         kubernetes=arguments.get("kubernetes"),
         accepted=accepted,
+        certificates=arguments.get("certificates"),
     )
 
 

@@ -303,6 +303,7 @@ def test_dead_nomad_is_told_and_nothing_is_guessed() -> None:
         "answered": False,
         "regions": [{"region": "global", "server": None, "asked_at": None}],
         "failures": [{"server": "control", "region": "global", "reason": dead["result"]["msg"]}],
+        "certificates": [],
     }
     assert data["notices"] == [
         {
@@ -1405,3 +1406,30 @@ def test_without_an_acceptance_there_are_no_figures(text: str, told: list[str]) 
     assert by_name(data, "gpu01")["gpus"][0]["benchmark"] is None
     assert [each["found"] for each in data["notices"] if "accepted.jsonl" in each["found"]] == told
     assert helper.render(data)
+
+
+def test_certificates_that_end_are_told_by_those_that_end_first() -> None:
+    def agent(*days: int) -> list[dict[str, Any]]:
+        states = {True: "expired", False: "ends_soon"}
+        return [
+            {"of": kind, "path": path, "not_after": f"2026-03-{number + 10:02}T00:00:00Z", "days_left": number,
+             "state": "ok" if number > 15 else states[number < 0]}
+            for number, (kind, path) in zip(days, (("agent", None), ("ca", "/ca.pem")), strict=False)
+        ]  # fmt: skip
+
+    arguments = of(one("good"))
+    arguments["certificates"] = {"good": agent(20, 18), "none": [], "s1": agent(3, 20), "t9": agent(-2)}
+    arguments["certificates"] |= {f"t{number}": agent(5) for number in (10, 2, 3, 4, 5)}
+    data = helper.document(arguments)
+    found = data["nomad"]["certificates"]
+    assert [each["host"] for each in found] == ["t9", "s1", "t2", "t3", "t4", "t5", "t10", "good"]
+    assert found[-1] == {
+        "host": "good", "path": "/ca.pem", "not_after": "2026-03-28T00:00:00Z", "days_left": 18, "state": "ok",
+    }  # fmt: skip
+    told = [each["found"] for each in data["notices"] if each["found"].startswith("Certificates")]
+    assert told == [
+        "Certificates of Nomad have expired on t9 (2026-03-08)",
+        "Certificates of Nomad expire soon on s1 (2026-03-13), t2 (2026-03-15), t3 (2026-03-15), t4 (2026-03-15), "
+        "t5 (2026-03-15) and 1 more",
+    ]
+    assert "have expired on t9" in helper.render(data)
