@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +107,36 @@ def test_reboot_only_where_it_can_help(said: str, helps: bool) -> None:
 
 def test_reboot_helps_where_modprobe_was_not_needed() -> None:
     assert value("__nvidia_driver_reboot_helps", __nvidia_driver_modprobe={"skipped": True}) is True
+
+
+def test_what_this_boot_began_with_is_no_reason_for_another(tmp_path: Path) -> None:
+    """A GPU that is gone, or held by another driver, would have the node rebooted by every run."""
+    for folder in ("proc", "lib/modules/6.12.0", "usr/lib", "etc/modprobe.d", "boot/grub"):
+        (tmp_path / folder).mkdir(parents=True)
+    module, nouveau = tmp_path / "lib/modules/6.12.0/nvidia-current.ko.xz", tmp_path / "etc/modprobe.d/nouveau.conf"
+    module.touch()
+    text = (ROLE / "files/changed_since_boot.sh").read_text(encoding="ascii")
+    text = re.sub(r"(?<= )/(proc|lib|usr|etc|boot)(?=[/ ])", rf"{tmp_path}/\1", text)
+
+    def said(started: int) -> dict[str, str]:
+        (tmp_path / "proc/stat").write_text(f"cpu 1 2\nbtime {started}\n", encoding="ascii")
+        return {
+            "stdout": subprocess.run(["/bin/sh", "-c", text], capture_output=True, text=True, check=True).stdout.strip()
+        }
+
+    gone = {"__nvidia_driver_modprobe": {"stderr": "modprobe: ERROR: could not insert 'nvidia': No such device"}}
+    at = 0
+    for later in (module, nouveau, tmp_path / "boot/initrd.img-6.12.0"):
+        later.touch()
+        at = int(later.stat().st_ctime)
+        assert value("__nvidia_driver_reboot_helps", **gone, __nvidia_driver_since_boot=said(at - 5)) is True
+    now = {"__nvidia_driver_since_boot": said(at + 2)}
+    assert now["__nvidia_driver_since_boot"] == {"stdout": "booted"}
+    assert value("__nvidia_driver_reboot_helps", **gone, **now) is False
+    facts = {"available": False, "platform": "linux", "message": "no", "gpus": [], "driver_version": None}
+    for reason in ("driver_not_loaded", "library_mismatch"):
+        told = told_by_the_check(facts={"nvidia_smi": {**facts, "reason": reason}}, **gone, **now)
+        assert "lspci -k -d 10de:" in told and told.endswith("so this role does not reboot for it again.")
 
 
 @pytest.mark.parametrize(("platform", "step"), [("linux", "nvidia-modprobe"), ("wsl", "TCC mode")])
