@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from ansible.parsing.dataloader import DataLoader
 from ansible_collections.gpufarm.core.tests.unit.roles import role_helper
 
@@ -493,7 +494,46 @@ def test_a_driver_of_nvidias_installer_is_not_overwritten(given: dict[str, Any],
     found = value("__nvidia_driver_refusal", _common_host=role_helper.host("/usr/bin/nvidia-uninstall"), **known)
     assert found.startswith("the driver here came by an installer of its own") == refused
     assert ("Next step: run `nvidia-uninstall` on this host" in found) == refused
-    assert value("__nvidia_driver_refusal", _common_host=role_helper.host(), **known) == ""
+    assert value("__nvidia_driver_refusal", _common_host=on_the_bus(H100), **known) == ""
+
+
+@pytest.mark.parametrize(
+    ("devices", "given", "refused", "left_out"),
+    [
+        ([], {}, True, False),
+        # What drives no display and computes nothing.
+        ([NVSWITCH, NFORCE], {}, True, False),
+        ([GPU], {}, False, False),
+        ([], {"_common_is_wsl": True}, False, False),
+        ([], {"_common_is_wsl": True, "nvidia_driver_without_gpu": "skip"}, False, False),
+        ([], {"nvidia_driver_managed": False}, False, False),
+        ([], {"common_scope": "remove"}, False, False),
+        # Who collects packages for others need not be like them.
+        ([], {"common_scope": "bundle"}, False, False),
+        ([], {"nvidia_driver_without_gpu": "skip"}, False, True),
+        ([GPU], {"nvidia_driver_without_gpu": "skip"}, False, False),
+    ],
+)
+def test_a_host_without_a_gpu(
+    devices: list[dict[str, Any]], given: dict[str, Any], refused: bool, left_out: bool
+) -> None:
+    known = {"__nvidia_repository_refusal": "", **given}
+    found = fabric_value("__nvidia_driver_refusal", *devices, **known)
+    assert found.startswith("no NVIDIA GPU is on the PCI bus (/sys/bus/pci/devices). Expected: ") is refused
+    assert ("Next step: see that the card is seated" in found) is refused and bool(found) is refused
+    assert fabric_value("__nvidia_driver_left_out", *devices, **known) is left_out
+
+
+def test_all_of_the_role_but_its_end_is_left_out_there() -> None:
+    tasks = yaml.safe_load((ROLE / "tasks/main.yml").read_text(encoding="utf-8"))
+    outside = [task["name"] for task in tasks if task.get("when") != "not __nvidia_driver_left_out"]
+    assert outside == [
+        "Know the variables of NVIDIA's repository",
+        "Check that the driver can be installed here",
+        "Let a node work again that was taken out",
+    ]  # fmt: skip
+    (check,) = (task for task in yaml.safe_load((ROLE / "tasks/verify.yml").read_text()) if "Check" in task["name"])
+    assert check["when"] == "not __nvidia_driver_left_out"
 
 
 def on_the_bus(*gpus: str) -> dict[str, Any]:
