@@ -524,6 +524,24 @@ def test_a_host_without_a_gpu(
     assert fabric_value("__nvidia_driver_left_out", *devices, **known) is left_out
 
 
+@pytest.mark.parametrize("connection", ["local", "ansible.builtin.local", "ssh", None])
+def test_a_machine_that_runs_ansible_is_not_to_reboot(connection: str | None) -> None:
+    """Ansible itself refuses it, but after the node was taken out of work."""
+    known: dict[str, Any] = {"__nvidia_repository_refusal": "", "nvidia_driver_reboot": "yes"}
+    if connection:
+        known["ansible_connection"] = connection
+    found = fabric_value("__nvidia_driver_refusal", GPU, **known)
+    if connection in ("ssh", None):
+        assert found == ""
+        return
+    assert found.startswith(
+        "its connection is local, and nvidia_driver_reboot is true. Expected: another machine to run"
+    )
+    assert "Next step: run this from another machine, or set `nvidia_driver_reboot: false`" in found
+    for more in ({"nvidia_driver_reboot": False}, {"nvidia_driver_managed": False}, {"common_scope": "remove"}):
+        assert fabric_value("__nvidia_driver_refusal", GPU, **{**known, **more}) == ""
+
+
 def test_all_of_the_role_but_its_end_is_left_out_there() -> None:
     tasks = yaml.safe_load((ROLE / "tasks/main.yml").read_text(encoding="utf-8"))
     outside = [task["name"] for task in tasks if task.get("when") != "not __nvidia_driver_left_out"]
