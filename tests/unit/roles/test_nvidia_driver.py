@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from ansible.parsing.dataloader import DataLoader
+from ansible.template import trust_as_template
 from ansible_collections.gpufarm.core.tests.unit.roles import role_helper
 
 ROLE = Path(__file__).resolve().parents[3] / "roles/nvidia_driver"
@@ -179,6 +180,31 @@ def test_locks_that_rhel_10_has() -> None:
     assert value("__nvidia_driver_branch_is_other", **given) is True
     given["__nvidia_driver_locks"] = {"stdout_lines": LOCKS.replace("570.195.03", "580.95.05").splitlines()}
     assert value("__nvidia_driver_branch_is_other", **given) is False
+
+
+@pytest.mark.parametrize(
+    ("platform", "given", "argv"),
+    [
+        ("RedHat: Rocky 9.4", {"__nvidia_driver_stream_now": "580-open"},
+         "dnf --assumeyes module reset nvidia-driver"),
+        ("RedHat: Rocky 9.4", {"__nvidia_driver_stream_file": {}}, ""),
+        ("RedHat: RedHat 10.0", {"__nvidia_driver_locks": {"stdout_lines": LOCKS.splitlines()}},
+         "dnf --assumeyes versionlock delete nvidia-open-3:580.95.05-1.el10.* "
+         "kmod-nvidia-open-dkms-3:580.95.05-1.el10.* nvidia-driver-3:570.195.03-1.el10.* cuda-drivers-0:570.195.03-1.el10.*"),
+        ("RedHat: RedHat 10.0", {"__nvidia_driver_locks": {"rc": 1}}, ""),
+    ],
+)  # fmt: skip
+def test_the_choice_of_a_branch_goes_with_the_driver(platform: str, given: dict[str, Any], argv: str) -> None:
+    """Or the machine would have none but this branch when somebody installs a driver again."""
+    by = value("by", platform=platform, by=trust_as_template("{{ _common_platform.driver.branch_by }}"))
+    absent = yaml.safe_load((ROLE / "tasks/absent.yml").read_text(encoding="utf-8"))[-1]
+    path = absent["ansible.builtin.include_tasks"].replace("{{ _common_platform.driver.branch_by }}", by)
+    removal = yaml.safe_load((ROLE / "tasks" / path).read_text(encoding="utf-8"))[-1]
+    wanted = trust_as_template("{{ " + removal["when"] + " }}")
+    assert value("wanted", platform=platform, wanted=wanted, **given) is bool(argv)
+    command = removal["ansible.builtin.command"]
+    words = command.get("cmd") or value("argv", platform=platform, argv=trust_as_template(command["argv"]), **given)
+    assert not argv or (words if isinstance(words, str) else " ".join(words)) == argv
 
 
 @pytest.mark.parametrize(("kind", "more", "is_new"), [
