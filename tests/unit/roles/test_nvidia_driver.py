@@ -190,7 +190,8 @@ def test_locks_that_rhel_10_has() -> None:
         ("RedHat: Rocky 9.4", {"__nvidia_driver_stream_file": {}}, ""),
         ("RedHat: RedHat 10.0", {"__nvidia_driver_locks": {"stdout_lines": LOCKS.splitlines()}},
          "dnf --assumeyes versionlock delete nvidia-open-3:580.95.05-1.el10.* "
-         "kmod-nvidia-open-dkms-3:580.95.05-1.el10.* nvidia-driver-3:570.195.03-1.el10.* cuda-drivers-0:570.195.03-1.el10.*"),
+         "kmod-nvidia-open-dkms-3:580.95.05-1.el10.* nvidia-driver-3:570.195.03-1.el10.* "
+         "cuda-drivers-0:570.195.03-1.el10.*"),
         ("RedHat: RedHat 10.0", {"__nvidia_driver_locks": {"rc": 1}}, ""),
     ],
 )  # fmt: skip
@@ -236,6 +237,51 @@ def test_an_older_branch_is_advised_only_where_the_branch_cannot_come(branch: st
     given = {"nvidia_driver_branch": branch, "__nvidia_driver_branches": {"stdout_lines": lines}}
     assert value("__nvidia_driver_branches_found", **given) == [570, 580, 595]
     assert value("__nvidia_driver_branch_next_step", **given) == step
+
+
+STREAMS = """\
+nvidia-cuda
+Name             Stream           Profiles                 Summary
+nvidia-driver    latest-dkms      default [d], fm, ks      Nvidia driver for latest-dkms branch
+nvidia-driver    570-open         default [d], fm, ks      Nvidia driver for 570-open branch
+nvidia-driver    580-dkms [d]     default [d], fm, ks      Nvidia driver for 580-dkms branch
+nvidia-driver    580-open [e]     default [d], fm, ks      Nvidia driver for 580-open branch
+"""
+VERSIONS = """\
+Installed Packages
+nvidia-open.noarch    3:570.195.03-1.el10    @nvidia-cuda
+Available Packages
+nvidia-open.noarch    3:580.95.05-1.el10     nvidia-cuda
+nvidia-open.noarch    3:580.126.20-1.el10    nvidia-cuda
+"""
+
+
+@pytest.mark.parametrize(
+    ("platform", "said", "branch", "told"),
+    [
+        ("RedHat: Rocky 9.4", STREAMS, "580", ""),
+        ("RedHat: Rocky 9.4", STREAMS, "575",
+         "found in the repository for this distribution: 570-open, 580-dkms, 580-open. Expected: 575-open among them. "
+         "Next step: set nvidia_driver_branch to one of them, or bring that repository up to date."),
+        ("RedHat: RedHat 10.0", VERSIONS, "570", ""),
+        ("RedHat: RedHat 10.0", VERSIONS, "590",
+         "found in the repository for this distribution: 570, 580. Expected: 590 among them. Next step: "),
+        ("RedHat: RedHat 10.0", "", "580",
+         "found in the repository for this distribution: no branch at all. Expected: 580 among them. Next "),
+    ],
+)  # fmt: skip
+def test_a_branch_that_dnf_does_not_find_is_told_with_those_that_it_does(
+    platform: str, said: str, branch: str, told: str
+) -> None:
+    given = {"platform": platform, "nvidia_driver_branch": branch, "__nvidia_driver_branches": {"stdout": said}}
+    found = value("__nvidia_driver_branch_missing", **given)
+    assert found.startswith(told) and bool(found) is bool(told)
+
+
+@pytest.mark.parametrize("by", ["stream", "lock"])
+def test_dnf_is_asked_for_the_branch_before_anything_changes(by: str) -> None:
+    names = [task["name"] for task in yaml.safe_load((ROLE / f"tasks/branch-{by}.yml").read_text(encoding="utf-8"))]
+    assert names.index("Find the driver branch") == names.index("Have no work where the driver is exchanged") - 1
 
 
 def test_without_any_branch_the_repository_is_what_is_wrong() -> None:
