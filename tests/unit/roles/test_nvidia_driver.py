@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import re
 import subprocess
 from pathlib import Path
@@ -612,6 +613,28 @@ def test_a_machine_that_runs_ansible_is_not_to_reboot(connection: str | None) ->
     assert "Next step: run this from another machine, or set `nvidia_driver_reboot: false`" in found
     for more in ({"nvidia_driver_reboot": False}, {"nvidia_driver_managed": False}, {"common_scope": "remove"}):
         assert fabric_value("__nvidia_driver_refusal", GPU, **{**known, **more}) == ""
+
+
+@pytest.mark.parametrize(
+    ("said", "modules", "given", "told"),
+    [
+        (b"\x06\0\0\0\x01", (), {}, ["Secure Boot is on"]),
+        (b"\x06\0\0\0\0", (), {}, []),
+        (None, ("nouveau",), {}, ["nouveau is loaded"]),
+        (b"\x06\0\0\0\x01", ("nouveau",), {}, ["nouveau is loaded", "Secure Boot is on"]),
+        (b"\x06\0\0\0\x01", ("nvidia",), {}, []),
+        (b"\x06\0\0\0\x01", ("nouveau",), {"nvidia_driver_managed": False}, []),
+    ],
+)
+def test_what_stands_between_a_new_driver_and_its_gpus_is_told(
+    said: bytes | None, modules: tuple[str, ...], given: dict[str, Any], told: list[str]
+) -> None:
+    host = role_helper.host(*[f"/sys/module/{name}" for name in modules])
+    if said is not None:
+        checksum = hashlib.sha1(said).hexdigest()  # noqa: S324
+        host["files"].append({"path": value("__nvidia_driver_secure_boot_path"), "checksum": checksum})
+    found = value("__nvidia_driver_in_the_way", _common_host=host, **given)
+    assert [text[: len(start)] for text, start in zip(found, told, strict=True)] == told
 
 
 def test_all_of_the_role_but_its_end_is_left_out_there() -> None:
