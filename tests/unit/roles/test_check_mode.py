@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -58,3 +59,59 @@ def test_packages_that_are_missing_would_come(tmp_path: Path, role: str, entry: 
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert re.search(r"^localhost +: .* changed=1 ", ran.stdout, re.MULTILINE), ran.stdout
     assert ("notified" in ran.stdout) is (role == "nomad_client")
+
+
+# What dnf prints of removals: whatever needs them, and what came for them, is in sections of its own.
+DNF = """#!/bin/sh
+echo "$*" >>{folder}/asked
+case "$*" in
+*--userinstalled*) printf 'nvidia-open\\nbash\\nmine\\n' ;;
+*--assumeyes*) exit 0 ;;
+*' remove stuck') echo 'Error: The operation would result in removing: systemd' >&2; exit 1 ;;
+*' remove gone') echo 'No match for argument: gone' >&2; printf 'No packages marked for removal.\\nNothing to do.\\n' ;;
+*)
+    printf 'Dependencies resolved.\\n Package  Architecture\\nRemoving:\\n nvidia-open  noarch  3:580\\n'
+    case "$*" in *needed)
+        printf 'Removing dependent packages:\\n mine\\n       x86_64  1.0\\n theirs  x86_64  1.0\\n' ;;
+    esac
+    printf 'Removing unused dependencies:\\n kmod-nvidia-open-dkms  noarch  3:580\\n\\nTransaction Summary\\n'
+    echo 'Operation aborted.' >&2
+    exit 1
+    ;;
+esac
+"""
+
+
+def test_what_came_for_packages_of_dnf_goes_with_them_and_nothing_else(tmp_path: Path) -> None:
+    """nvidia-open brings the driver; an autoremove would take what others no longer need, too."""
+    program = tmp_path / "bin/dnf"
+    program.parent.mkdir()
+    program.write_text(DNF.replace("{folder}", str(tmp_path)), encoding="ascii")
+    program.chmod(0o755)
+    hosts = {name: {"common_packages": [name]} for name in ("nvidia-open", "gone", "stuck", "needed")}
+    inventory = {"all": {"hosts": hosts, "vars": {"ansible_connection": "local"}}}
+    (tmp_path / "hosts.json").write_text(json.dumps(inventory), encoding="utf-8")
+    role = {"name": "gpufarm.core._common", "tasks_from": "packages_absent.yml"}
+    play = {
+        "hosts": "all", "gather_facts": False, "tasks": [{"ansible.builtin.include_role": role}],
+        "vars": {"ansible_python_interpreter": sys.executable},
+        "environment": {"PATH": f"{program.parent}:{os.environ['PATH']}"},
+    }  # fmt: skip
+    (tmp_path / "play.yml").write_text(json.dumps([play]), encoding="utf-8")
+    for mode in (["--check"], []):
+        ran = subprocess.run(
+            [str(Path(sys.executable).with_name("ansible-playbook")), "-i", str(tmp_path / "hosts.json"), *mode,
+             "--extra-vars", json.dumps({"_common_family": {"packages": "dnf"}}),
+             str(tmp_path / "play.yml")],
+            cwd=ROOT, env={**os.environ, "COLUMNS": "1000"}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        told = " ".join(ran.stdout.split())
+        found = {line[0]: line[1:] for line in re.findall(r"(?m)^(\S+) +:.*changed=(\d).*failed=(\d)", ran.stdout)}
+        wanted = {"nvidia-open": ("1", "0"), "gone": ("0", "0"), "stuck": ("0", "1"), "needed": ("0", "1")}
+        assert found == wanted, ran.stdout
+        assert "needed: with needed would go what somebody has installed by name: mine. Expected: " in told
+        assert "stuck: dnf cannot work out what goes with stuck (Error: The operation would result in" in told
+        removed = [line for line in (tmp_path / "asked").read_text().splitlines() if "--assumeyes" in line]
+        assert removed == (
+            [] if mode else ["--assumeyes --setopt=clean_requirements_on_remove=True remove nvidia-open"]
+        )

@@ -347,6 +347,21 @@ def test_settings_that_are_no_toml_are_refused_before_anything_changes() -> None
     assert value("__container_toolkit_refusal", container_toolkit_engines=["docker", "podman"], **given) == ""
 
 
+@pytest.mark.parametrize(
+    ("version", "wsl", "oldest"),
+    [("1.17.8", False, "1.18.0"), ("1.18.0", False, ""), ("1.19.0", True, "1.19.1"), ("1.19.1", True, ""),
+     ("1.20.1", True, ""), ("1.9.0", False, "1.18.0")],
+)  # fmt: skip
+def test_a_toolkit_that_does_not_refresh_cdi_is_refused(version: str, wsl: bool, oldest: str) -> None:
+    given = {"ansible_facts": role_helper.facts("Debian: Debian 12.11"), "_common_host": role_helper.host()}
+    given |= {"_common_is_wsl": wsl, "container_toolkit_version": version}
+    found = value("__container_toolkit_refusal", **given)
+    told = f"container_toolkit_version is {version}. Expected: {oldest} or newer, because an older one "
+    assert found.startswith(told if oldest else "") and bool(found) is bool(oldest)
+    assert ("Next step: set container_toolkit_version to one of those" in found) is bool(oldest)
+    assert value("__container_toolkit_refusal", common_scope="remove", **given) == ""
+
+
 CRI_OFF = 'disabled_plugins = ["io.containerd.snapshotter.v1.aufs", "cri"]\nversion = 2\n'
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import yaml
+from ansible.template import Templar, trust_as_template
 from ansible_collections.gpufarm.core.tests.unit.roles import role_helper
 
+ROOT = Path(__file__).resolve().parents[3]
 APT = """\
 cuda-toolkit-13-0
 cuda-toolkit-12-8-config-common
@@ -39,3 +44,119 @@ def test_what_is_refused(version: str, refusal: str, told: str) -> None:
     given = {"cuda_version": version, "__nvidia_repository_refusal": refusal}
     found = role_helper.value("__cuda_refusal", {**role_helper.variables("cuda"), **given})
     assert found.startswith(told) and bool(found) is bool(told)
+
+
+def test_every_version_that_came_from_here_goes() -> None:
+    """A later run knows one cuda_version; what somebody has installed himself is not noted, and stays."""
+    notes = [{"path": f"/var/lib/gpufarm/cuda/{name}"} for name in ("12.8", "11.8", "notes.txt")]
+    known = {**role_helper.variables("cuda"), "cuda_version": "13.0"}
+    found = role_helper.value("__cuda_gone", {**known, "__cuda_ours": {"files": notes}})
+    assert found == ["cuda-toolkit-11-8", "cuda-toolkit-12-8", "cuda-toolkit-13-0"]
+    assert role_helper.value("__cuda_gone", known) == ["cuda-toolkit-13-0"]
+
+
+def test_what_is_noted_before_the_toolkit_is_installed_is_what_the_removal_reads() -> None:
+    install, absent = (
+        yaml.safe_load((ROOT / f"roles/cuda/tasks/{name}.yml").read_text()) for name in ("install", "absent")
+    )
+    (steps,) = (step["block"] for step in install[0]["block"] if "block" in step)
+    note, toolkit = ([step["name"] for step in steps].index(name) for name in (
+        "Note that this toolkit is from here", "Have the CUDA toolkit",
+    ))  # fmt: skip
+    assert note < toolkit
+    assert steps[note]["ansible.builtin.copy"]["dest"] == "{{ __cuda_ours_dir }}/{{ cuda_version }}"
+    (look,) = (step for step in absent if "ansible.builtin.find" in step)
+    assert (look["ansible.builtin.find"]["paths"], look["register"]) == ("{{ __cuda_ours_dir }}", "__cuda_ours")
+    (gone,) = (step["vars"]["common_packages"] for step in absent if "vars" in step)
+    assert gone == "{{ __cuda_gone }}" and "{{ __cuda_ours_dir }}" in absent[-1]["loop"]
+
+
+@pytest.mark.parametrize(
+    ("also", "driver", "parts"),
+    [
+        (["cuda"], True, ["cuda"]),
+        (["cuda", "driver"], True, ["cuda", "nvidia_driver", "nvidia_repository"]),
+        # Nobody else takes anything from the repository.
+        (["cuda"], False, ["cuda", "nvidia_repository"]),
+        ([], True, []),
+    ],
+)
+def test_remove_also_cuda(also: list[str], driver: bool, parts: list[str]) -> None:
+    plays = yaml.safe_load((ROOT / "playbooks/remove.yml").read_text(encoding="utf-8"))
+    tasks = [task for play in plays for task in play.get("tasks", []) if "that were asked for" in task["name"]]
+    known = {"remove_also": also, "_common_is_wsl": False, "nvidia_driver_managed": driver, "gpu_node_cuda": True}
+    known["nvidia_repository_unused"] = trust_as_template(tasks[0]["vars"]["nvidia_repository_unused"])
+    assert Templar(None, variables=known).template(trust_as_template(tasks[0]["loop"])) == parts
+    assert tasks[0]["ansible.builtin.include_role"] == {"name": "gpufarm.core.{{ part }}", "tasks_from": "absent.yml"}
+
+
+SIMULATED = """\
+NOTE: This is only a simulation!
+Inst cuda-toolkit-13-0-config-common (13.0.96-1 NVIDIA:13.0 [all])
+Inst cuda-driver-dev-13-0 (13.0.96-1 NVIDIA:13.0 [amd64])
+Inst libnvidia-container1 [1.19.0-1] (1.20.1-1 NVIDIA:13.0 [amd64])
+Inst libnvjitlink-13-0 (13.0.88-1 NVIDIA:13.0 [amd64])
+Conf cuda-drivers (580.95.05-1 NVIDIA:13.0 [amd64])
+"""
+ASKED = """\
+Dependencies resolved.
+================================================================
+ Package                    Arch    Version         Repository   Size
+================================================================
+Installing:
+ cuda-toolkit-13-0          x86_64  13.0.2-1        nvidia-cuda  8.9 k
+Installing dependencies:
+ cuda-toolkit-13-0-config-common-with-a-long-name
+                            noarch  13.0.96-1       nvidia-cuda  7.9 k
+ kmod-nvidia-open-dkms      noarch  3:580.95.05-1   nvidia-cuda  12 M
+
+Transaction Summary
+Operation aborted.
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "count", "drivers"),
+    [
+        (SIMULATED, 4, []),
+        (SIMULATED + "Inst cuda-drivers (580-1 x)\nInst libcuda1 [570-1] (580-1 x)\n", 6, ["cuda-drivers", "libcuda1"]),
+        (SIMULATED + "Inst nvidia-kernel-open-dkms (580-1 x)\n", 5, ["nvidia-kernel-open-dkms"]),
+        (ASKED, 3, ["kmod-nvidia-open-dkms"]),
+        ("", 0, []),
+    ],
+)
+def test_a_driver_that_would_come_with_the_toolkit_is_seen(said: str, count: int, drivers: list[str]) -> None:
+    known = {**role_helper.variables("cuda"), "__cuda_would_come": {"stdout": said}}
+    assert len(role_helper.value("__cuda_would_install", known)) == count
+    assert role_helper.value("__cuda_would_install_drivers", known) == drivers
+
+
+def test_it_is_asked_before_anything_is_installed() -> None:
+    install = yaml.safe_load((ROOT / "roles/cuda/tasks/install.yml").read_text(encoding="utf-8"))
+    names = [step["name"] for step in install[0]["block"]]
+    asked = ["Ask the package manager what would be installed", "Require that no driver comes with it"]
+    assert names[1:] == [*asked, "Install the toolkit alone"]
+    main = yaml.safe_load((ROOT / "roles/cuda/tasks/main.yml").read_text(encoding="utf-8"))
+    assert [step["name"] for step in main].index("Require a driver that the toolkit works with, or none") == 3
+
+
+@pytest.mark.parametrize(
+    ("version", "driver", "wsl", "told"),
+    [
+        ("13.0", "570.195.03", False, "driver 570.195.03 runs. Expected: branch 580 or newer, which CUDA 13.0 needs. "),
+        ("13.0", "570.195.03", True, "driver 570.195.03 runs. Expected: branch 580 or newer, which CUDA 13.0 needs. "),
+        ("13.0", "580.95.05", False, ""),
+        ("12.8", "570.195.03", False, ""),
+        ("12.8", "470.256.02", False, "driver 470.256.02 runs. Expected: branch 525 or newer"),
+        ("14.1", "580.95.05", False, ""),
+        ("13.0", None, False, ""),
+    ],
+)
+def test_a_driver_that_is_too_old_for_the_release(version: str, driver: str | None, wsl: bool, told: str) -> None:
+    smi = {"available": driver is not None, "driver_version": driver}
+    known = {**role_helper.variables("cuda"), "cuda_version": version, "_common_is_wsl": wsl}
+    known["ansible_facts"] = {"nvidia_smi": smi}
+    found = role_helper.value("__cuda_driver_refusal", known)
+    assert found.startswith(told) and bool(found) is bool(told)
+    assert not told or ("install a newer driver in Windows" if wsl else "set nvidia_driver_branch to one") in found
+    assert role_helper.value("__cuda_driver_refusal", {**known, "__nvidia_driver_to_come": True}) == ""

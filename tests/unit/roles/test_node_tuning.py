@@ -222,6 +222,8 @@ def test_files_that_have_the_last_word_are_told() -> None:
          "node_tuning_open_files is 1048577. Expected: from 1024 to 1048576, which is fs.nr_open of this kernel"),
         ({"node_tuning_open_files": -1}, SAID, "node_tuning_open_files is -1. Expected: from 1024"),
         ({"node_tuning_open_files": 3}, SAID, "node_tuning_open_files is 3. Expected: from 1024"),
+        ({"node_tuning_reboot": "yes", "ansible_connection": "local"}, SAID,
+         "its connection is local, and node_tuning_reboot is true. Expected: another machine to run Ansible on"),
         ({"node_tuning_governor": "performance", "units": ("tuned.service",)}, SAID,
          "tuned.service runs, and sets governors"),
     ],

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import base64
+import hashlib
+import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from ansible.parsing.dataloader import DataLoader
+from ansible.template import trust_as_template
 from ansible_collections.gpufarm.core.tests.unit.roles import role_helper
 
 ROLE = Path(__file__).resolve().parents[3] / "roles/nvidia_driver"
@@ -107,6 +112,36 @@ def test_reboot_helps_where_modprobe_was_not_needed() -> None:
     assert value("__nvidia_driver_reboot_helps", __nvidia_driver_modprobe={"skipped": True}) is True
 
 
+def test_what_this_boot_began_with_is_no_reason_for_another(tmp_path: Path) -> None:
+    """A GPU that is gone, or held by another driver, would have the node rebooted by every run."""
+    for folder in ("proc", "lib/modules/6.12.0", "usr/lib", "etc/modprobe.d", "boot/grub"):
+        (tmp_path / folder).mkdir(parents=True)
+    module, nouveau = tmp_path / "lib/modules/6.12.0/nvidia-current.ko.xz", tmp_path / "etc/modprobe.d/nouveau.conf"
+    module.touch()
+    text = (ROLE / "files/changed_since_boot.sh").read_text(encoding="ascii")
+    text = re.sub(r"(?<= )/(proc|lib|usr|etc|boot)(?=[/ ])", rf"{tmp_path}/\1", text)
+
+    def said(started: int) -> dict[str, str]:
+        (tmp_path / "proc/stat").write_text(f"cpu 1 2\nbtime {started}\n", encoding="ascii")
+        return {
+            "stdout": subprocess.run(["/bin/sh", "-c", text], capture_output=True, text=True, check=True).stdout.strip()
+        }
+
+    gone = {"__nvidia_driver_modprobe": {"stderr": "modprobe: ERROR: could not insert 'nvidia': No such device"}}
+    at = 0
+    for later in (module, nouveau, tmp_path / "boot/initrd.img-6.12.0"):
+        later.touch()
+        at = int(later.stat().st_ctime)
+        assert value("__nvidia_driver_reboot_helps", **gone, __nvidia_driver_since_boot=said(at - 5)) is True
+    now = {"__nvidia_driver_since_boot": said(at + 2)}
+    assert now["__nvidia_driver_since_boot"] == {"stdout": "booted"}
+    assert value("__nvidia_driver_reboot_helps", **gone, **now) is False
+    facts = {"available": False, "platform": "linux", "message": "no", "gpus": [], "driver_version": None}
+    for reason in ("driver_not_loaded", "library_mismatch"):
+        told = told_by_the_check(facts={"nvidia_smi": {**facts, "reason": reason}}, **gone, **now)
+        assert "lspci -k -d 10de:" in told and told.endswith("so this role does not reboot for it again.")
+
+
 @pytest.mark.parametrize(("platform", "step"), [("linux", "nvidia-modprobe"), ("wsl", "TCC mode")])
 def test_next_step_where_the_system_keeps_the_gpu_away(platform: str, step: str) -> None:
     """On Linux /dev/nvidiactl is missing; only Windows has a mode in which WSL cannot use a card."""
@@ -148,6 +183,32 @@ def test_locks_that_rhel_10_has() -> None:
     assert value("__nvidia_driver_branch_is_other", **given) is False
 
 
+@pytest.mark.parametrize(
+    ("platform", "given", "argv"),
+    [
+        ("RedHat: Rocky 9.4", {"__nvidia_driver_stream_now": "580-open"},
+         "dnf --assumeyes module reset nvidia-driver"),
+        ("RedHat: Rocky 9.4", {"__nvidia_driver_stream_file": {}}, ""),
+        ("RedHat: RedHat 10.0", {"__nvidia_driver_locks": {"stdout_lines": LOCKS.splitlines()}},
+         "dnf --assumeyes versionlock delete nvidia-open-3:580.95.05-1.el10.* "
+         "kmod-nvidia-open-dkms-3:580.95.05-1.el10.* nvidia-driver-3:570.195.03-1.el10.* "
+         "cuda-drivers-0:570.195.03-1.el10.*"),
+        ("RedHat: RedHat 10.0", {"__nvidia_driver_locks": {"rc": 1}}, ""),
+    ],
+)  # fmt: skip
+def test_the_choice_of_a_branch_goes_with_the_driver(platform: str, given: dict[str, Any], argv: str) -> None:
+    """Or the machine would have none but this branch when somebody installs a driver again."""
+    by = value("by", platform=platform, by=trust_as_template("{{ _common_platform.driver.branch_by }}"))
+    absent = yaml.safe_load((ROLE / "tasks/absent.yml").read_text(encoding="utf-8"))[-1]
+    path = absent["ansible.builtin.include_tasks"].replace("{{ _common_platform.driver.branch_by }}", by)
+    removal = yaml.safe_load((ROLE / "tasks" / path).read_text(encoding="utf-8"))[-1]
+    wanted = trust_as_template("{{ " + removal["when"] + " }}")
+    assert value("wanted", platform=platform, wanted=wanted, **given) is bool(argv)
+    command = removal["ansible.builtin.command"]
+    words = command.get("cmd") or value("argv", platform=platform, argv=trust_as_template(command["argv"]), **given)
+    assert not argv or (words if isinstance(words, str) else " ".join(words)) == argv
+
+
 @pytest.mark.parametrize(("kind", "more", "is_new"), [
     ("open", "", False),
     ("proprietary", "", True),
@@ -177,6 +238,51 @@ def test_an_older_branch_is_advised_only_where_the_branch_cannot_come(branch: st
     given = {"nvidia_driver_branch": branch, "__nvidia_driver_branches": {"stdout_lines": lines}}
     assert value("__nvidia_driver_branches_found", **given) == [570, 580, 595]
     assert value("__nvidia_driver_branch_next_step", **given) == step
+
+
+STREAMS = """\
+nvidia-cuda
+Name             Stream           Profiles                 Summary
+nvidia-driver    latest-dkms      default [d], fm, ks      Nvidia driver for latest-dkms branch
+nvidia-driver    570-open         default [d], fm, ks      Nvidia driver for 570-open branch
+nvidia-driver    580-dkms [d]     default [d], fm, ks      Nvidia driver for 580-dkms branch
+nvidia-driver    580-open [e]     default [d], fm, ks      Nvidia driver for 580-open branch
+"""
+VERSIONS = """\
+Installed Packages
+nvidia-open.noarch    3:570.195.03-1.el10    @nvidia-cuda
+Available Packages
+nvidia-open.noarch    3:580.95.05-1.el10     nvidia-cuda
+nvidia-open.noarch    3:580.126.20-1.el10    nvidia-cuda
+"""
+
+
+@pytest.mark.parametrize(
+    ("platform", "said", "branch", "told"),
+    [
+        ("RedHat: Rocky 9.4", STREAMS, "580", ""),
+        ("RedHat: Rocky 9.4", STREAMS, "575",
+         "found in the repository for this distribution: 570-open, 580-dkms, 580-open. Expected: 575-open among them. "
+         "Next step: set nvidia_driver_branch to one of them, or bring that repository up to date."),
+        ("RedHat: RedHat 10.0", VERSIONS, "570", ""),
+        ("RedHat: RedHat 10.0", VERSIONS, "590",
+         "found in the repository for this distribution: 570, 580. Expected: 590 among them. Next step: "),
+        ("RedHat: RedHat 10.0", "", "580",
+         "found in the repository for this distribution: no branch at all. Expected: 580 among them. Next "),
+    ],
+)  # fmt: skip
+def test_a_branch_that_dnf_does_not_find_is_told_with_those_that_it_does(
+    platform: str, said: str, branch: str, told: str
+) -> None:
+    given = {"platform": platform, "nvidia_driver_branch": branch, "__nvidia_driver_branches": {"stdout": said}}
+    found = value("__nvidia_driver_branch_missing", **given)
+    assert found.startswith(told) and bool(found) is bool(told)
+
+
+@pytest.mark.parametrize("by", ["stream", "lock"])
+def test_dnf_is_asked_for_the_branch_before_anything_changes(by: str) -> None:
+    names = [task["name"] for task in yaml.safe_load((ROLE / f"tasks/branch-{by}.yml").read_text(encoding="utf-8"))]
+    assert names.index("Find the driver branch") == names.index("Have no work where the driver is exchanged") - 1
 
 
 def test_without_any_branch_the_repository_is_what_is_wrong() -> None:
@@ -461,7 +567,86 @@ def test_a_driver_of_nvidias_installer_is_not_overwritten(given: dict[str, Any],
     found = value("__nvidia_driver_refusal", _common_host=role_helper.host("/usr/bin/nvidia-uninstall"), **known)
     assert found.startswith("the driver here came by an installer of its own") == refused
     assert ("Next step: run `nvidia-uninstall` on this host" in found) == refused
-    assert value("__nvidia_driver_refusal", _common_host=role_helper.host(), **known) == ""
+    assert value("__nvidia_driver_refusal", _common_host=on_the_bus(H100), **known) == ""
+
+
+@pytest.mark.parametrize(
+    ("devices", "given", "refused", "left_out"),
+    [
+        ([], {}, True, False),
+        # What drives no display and computes nothing.
+        ([NVSWITCH, NFORCE], {}, True, False),
+        ([GPU], {}, False, False),
+        ([], {"_common_is_wsl": True}, False, False),
+        ([], {"_common_is_wsl": True, "nvidia_driver_without_gpu": "skip"}, False, False),
+        ([], {"nvidia_driver_managed": False}, False, False),
+        ([], {"common_scope": "remove"}, False, False),
+        # Who collects packages for others need not be like them.
+        ([], {"common_scope": "bundle"}, False, False),
+        ([], {"nvidia_driver_without_gpu": "skip"}, False, True),
+        ([GPU], {"nvidia_driver_without_gpu": "skip"}, False, False),
+    ],
+)
+def test_a_host_without_a_gpu(
+    devices: list[dict[str, Any]], given: dict[str, Any], refused: bool, left_out: bool
+) -> None:
+    known = {"__nvidia_repository_refusal": "", **given}
+    found = fabric_value("__nvidia_driver_refusal", *devices, **known)
+    assert found.startswith("no NVIDIA GPU is on the PCI bus (/sys/bus/pci/devices). Expected: ") is refused
+    assert ("Next step: see that the card is seated" in found) is refused and bool(found) is refused
+    assert fabric_value("__nvidia_driver_left_out", *devices, **known) is left_out
+
+
+@pytest.mark.parametrize("connection", ["local", "ansible.builtin.local", "ssh", None])
+def test_a_machine_that_runs_ansible_is_not_to_reboot(connection: str | None) -> None:
+    """Ansible itself refuses it, but after the node was taken out of work."""
+    known: dict[str, Any] = {"__nvidia_repository_refusal": "", "nvidia_driver_reboot": "yes"}
+    if connection:
+        known["ansible_connection"] = connection
+    found = fabric_value("__nvidia_driver_refusal", GPU, **known)
+    if connection in ("ssh", None):
+        assert found == ""
+        return
+    assert found.startswith(
+        "its connection is local, and nvidia_driver_reboot is true. Expected: another machine to run"
+    )
+    assert "Next step: run this from another machine, or set `nvidia_driver_reboot: false`" in found
+    for more in ({"nvidia_driver_reboot": False}, {"nvidia_driver_managed": False}, {"common_scope": "remove"}):
+        assert fabric_value("__nvidia_driver_refusal", GPU, **{**known, **more}) == ""
+
+
+@pytest.mark.parametrize(
+    ("said", "modules", "given", "told"),
+    [
+        (b"\x06\0\0\0\x01", (), {}, ["Secure Boot is on"]),
+        (b"\x06\0\0\0\0", (), {}, []),
+        (None, ("nouveau",), {}, ["nouveau is loaded"]),
+        (b"\x06\0\0\0\x01", ("nouveau",), {}, ["nouveau is loaded", "Secure Boot is on"]),
+        (b"\x06\0\0\0\x01", ("nvidia",), {}, []),
+        (b"\x06\0\0\0\x01", ("nouveau",), {"nvidia_driver_managed": False}, []),
+    ],
+)
+def test_what_stands_between_a_new_driver_and_its_gpus_is_told(
+    said: bytes | None, modules: tuple[str, ...], given: dict[str, Any], told: list[str]
+) -> None:
+    host = role_helper.host(*[f"/sys/module/{name}" for name in modules])
+    if said is not None:
+        checksum = hashlib.sha1(said).hexdigest()  # noqa: S324
+        host["files"].append({"path": value("__nvidia_driver_secure_boot_path"), "checksum": checksum})
+    found = value("__nvidia_driver_in_the_way", _common_host=host, **given)
+    assert [text[: len(start)] for text, start in zip(found, told, strict=True)] == told
+
+
+def test_all_of_the_role_but_its_end_is_left_out_there() -> None:
+    tasks = yaml.safe_load((ROLE / "tasks/main.yml").read_text(encoding="utf-8"))
+    outside = [task["name"] for task in tasks if task.get("when") != "not __nvidia_driver_left_out"]
+    assert outside == [
+        "Know the variables of NVIDIA's repository",
+        "Check that the driver can be installed here",
+        "Let a node work again that was taken out",
+    ]  # fmt: skip
+    (check,) = (task for task in yaml.safe_load((ROLE / "tasks/verify.yml").read_text()) if "Check" in task["name"])
+    assert check["when"] == "not __nvidia_driver_left_out"
 
 
 def on_the_bus(*gpus: str) -> dict[str, Any]:

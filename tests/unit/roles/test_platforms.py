@@ -19,6 +19,8 @@ NAMES = ("_common", "nvidia_repository", "nvidia_driver", "cuda", "docker", "con
 FILE = "_common/vars/main/platforms.yml"
 KNOWN = ("Debian 12", "Debian 13", "Ubuntu 22.04", "Ubuntu 24.04", "Ubuntu 26.04", "RedHat 9", "RedHat 10")
 WSL = "6.6.87.2-microsoft-standard-WSL2"
+# Without one the driver has nothing to drive.
+GPU = {"vendor": "10de", "class": "030200", "device": "2330", "nvswitch_bridge": False}
 SIGNS = ("/dev/dxg", node.WSL_DIRECTORY)
 # As somebody would write it who adds it.
 MADE_UP = """
@@ -35,7 +37,7 @@ def value(
     known = {
         **role_helper.variables(*NAMES, folder=folder),
         "ansible_facts": role_helper.facts(platform, kernel),
-        "_common_host": role_helper.host("/usr/bin/gpgv", *has),
+        "_common_host": role_helper.host("/usr/bin/gpgv", *has, pci_devices=[GPU]),
     }
     return role_helper.value(name, {**known, **given})
 
