@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Has one of a thousand runs of Ansible do once what each would do again; it changes when work is done, not which.
 
-A module that one run has packed is there for the next, as it is for the next task of the same run. Plugins of
-templates, which each process of a task would load for itself, are loaded by its parent. Nobody looks for garbage in
-a run that ends soon.
+A module that one run has packed is there for the next, as it is for the next task of the same run; so is the code
+into which a template was compiled. Plugins of templates, which each process of a task would load for itself, are
+loaded by its parent. Nobody looks for garbage in a run that ends soon.
 """
 
 from __future__ import annotations
@@ -13,20 +13,27 @@ from __future__ import annotations
 import gc
 import hashlib
 import importlib
+import marshal
+import os
 import shutil
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
+import jinja2
 from ansible import constants
+from ansible._internal._templating import _jinja_bits as templating
 from ansible.plugins.callback import CallbackBase
 from ansible.plugins.loader import filter_loader, test_loader
 from ansible.release import __version__
 
-PACKED = Path(__file__).resolve().parents[3] / ".cache" / "packed"
+CACHE = Path(__file__).resolve().parents[3] / ".cache"
+PACKED = CACHE / "packed"
+COMPILED = CACHE / "templates"
 COLLECTION = "ansible_collections.gpufarm.core.plugins"
 OLD_S = 24 * 3600
 
@@ -51,6 +58,71 @@ def folder() -> Path:
     return kept
 
 
+class Compiled:
+    """Keeps the code of templates and expressions: a process of one task compiles what all others have compiled too.
+
+    What decides of the code is in the name of its file. A template that cannot be compiled is compiled again each time.
+    """
+
+    def __init__(self) -> None:
+        versions = f"{__version__} {jinja2.__version__} {sys.version}"
+        self._folder = COMPILED / hashlib.sha256(versions.encode()).hexdigest()[:16]
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._known: dict[str, CodeType] = {}
+        self._expression = ""
+
+    def share(self, environment: Any) -> None:
+        """Have the class of Ansible's templates ask here first."""
+        compile_template, compile_expression = environment.compile, environment.compile_expression
+
+        def template(of: Any, source: Any, name: Any = None, filename: Any = None, *more: Any, **options: Any) -> Any:
+            expression, self._expression = self._expression, ""
+            if not isinstance(source, str):
+                key = expression
+            else:
+                key = "" if name or filename or more or options else self._key(of, source, "template")
+            code = self._get(key)
+            if code is None:
+                code = compile_template(of, source, name, filename, *more, **options)
+                self._keep(key, code)
+            return code
+
+        def expression(of: Any, source: str, undefined_to_none: bool = True) -> Any:
+            key = self._key(of, source, "expression")
+            code = self._get(key)
+            if code is not None:
+                whole = of.template_class.from_code(of, code, of.make_globals(None), None)
+                return jinja2.environment.TemplateExpression(whole, undefined_to_none)
+            self._expression = key
+            try:
+                return compile_expression(of, source, undefined_to_none)
+            finally:
+                self._expression = ""
+
+        environment.compile, environment.compile_expression = template, expression
+
+    def _key(self, environment: Any, source: str, kind: str) -> str:
+        context = templating._TemplateCompileContext.current(optional=True)
+        syntax = [getattr(environment, name) for name in templating._TEMPLATE_OVERRIDE_FIELD_NAMES]
+        said = (kind, str(source), bool(context and context.escape_backslashes), syntax)
+        return hashlib.sha256(repr(said).encode()).hexdigest()
+
+    def _get(self, key: str) -> CodeType | None:
+        if key and key not in self._known:
+            with suppress(OSError):
+                self._known[key] = marshal.loads((self._folder / key).read_bytes())  # noqa: S302 - we have written it
+        return self._known.get(key)
+
+    def _keep(self, key: str, code: CodeType) -> None:
+        if not key:
+            return
+        self._known[key] = code
+        mine = self._folder / f"{key}.{os.getpid()}"
+        with suppress(OSError):
+            mine.write_bytes(marshal.dumps(code))
+            mine.rename(self._folder / key)
+
+
 class CallbackModule(CallbackBase):  # type: ignore[misc]
     CALLBACK_VERSION = 2.0
     CALLBACK_TYPE = "aggregate"
@@ -65,6 +137,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
             with suppress(KeyError):
                 filter_loader.get(name)
         test_loader.get("ansible.builtin.defined")
+        Compiled().share(templating.AnsibleEnvironment)
         of_this_run = Path(constants.DEFAULT_LOCAL_TMP) / "ansiballz_cache"
         if not of_this_run.exists():
             of_this_run.symlink_to(folder())
