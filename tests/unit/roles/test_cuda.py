@@ -83,7 +83,9 @@ def test_what_is_noted_before_the_toolkit_is_installed_is_what_the_removal_reads
 )
 def test_remove_also_cuda(also: list[str], driver: bool, parts: list[str]) -> None:
     plays = yaml.safe_load((ROOT / "playbooks/remove.yml").read_text(encoding="utf-8"))
-    tasks = [task for play in plays for task in play.get("tasks", []) if "that were asked for" in task["name"]]
+    tasks = [
+        task for play in plays for task in play.get("tasks", []) if "nvidia_repository_unused" in task.get("vars", {})
+    ]
     known = {"remove_also": also, "_common_is_wsl": False, "nvidia_driver_managed": driver, "gpu_node_cuda": True}
     known["nvidia_repository_unused"] = trust_as_template(tasks[0]["vars"]["nvidia_repository_unused"])
     assert Templar(None, variables=known).template(trust_as_template(tasks[0]["loop"])) == parts
