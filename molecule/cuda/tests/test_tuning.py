@@ -32,7 +32,9 @@ def settings() -> dict[str, str]:
 
 def site(**extra: object) -> Run:
     """Run site.yml for the tuning alone; no server is asked for it."""
-    known = json.dumps({"gpu_node_tuning": True, "nomad_client_servers": ["192.0.2.10"], **extra})
+    # This node has no GPU.
+    alone = {"nvidia_driver_without_gpu": "skip", "nomad_client_servers": ["192.0.2.10"]}
+    known = json.dumps({"gpu_node_tuning": True, **alone, **extra})
     return run_in_scenario("playbooks/site.yml", "--limit", NODE, "--tags", "tuning", "--extra-vars", known)
 
 
