@@ -735,12 +735,15 @@ def test_a_node_is_put_back_by_its_own_variables(tmp_path: Path) -> None:
     lab.node = {
         **SU, "nomad_device_nvidia_ignored_gpu_ids": ["GPU-6b1f0c0a"], "gpu_node_gpus": 4,
         "gpu_health_close_on": "warning", "gpu_health_options": {"temperature_gpu_max_c": 80},
-        "gpu_health_plugin_age_max": 90,
+        "gpu_health_plugin_age_max": 90, "wsl_several_gpus": "first",
     }  # fmt: skip
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\nprintf 'GPU: A (UUID: GPU-%s)\\n' 0 6b1f0c0a 2\n")
+    smi.chmod(0o755)
     # Of no module that could be asked, so by what it was given.
-    said = lab.good("-vvv", wsl_keep_alive=False)
+    said = lab.good("-vvv", "-e", f"__wsl_lib={tmp_path}", wsl_keep_alive=False)
     for given in (
-        "ignored_gpu_ids: - GPU-6b1f0c0a", "close_on: warning", "plugin_age_max: 90.0",
+        "ignored_gpu_ids: - GPU-6b1f0c0a - GPU-2 ", "close_on: warning", "plugin_age_max: 90.0",
         "health: gpus: 4 temperature_gpu_max_c: 80",
     ):  # fmt: skip
         assert given in said, given

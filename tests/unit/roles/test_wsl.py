@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -23,6 +24,8 @@ OLD, NEW = ("/usr/lib/wsl/drivers/nv_dispi.inf_amd64_" + each for each in ("old"
 GOOD = ["systemd", "cgroup cpuset cpu io memory", f"gpu 0: NVIDIA GeForce RTX 4090 (UUID: {GPU}0)"]
 SECOND = f"gpu 1: NVIDIA RTX A2000 (UUID: {GPU}1)"
 KERNEL = "6.6.87.2-microsoft-standard-WSL2"
+# What runs on this machine is nothing of the distribution's.
+ALONE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "--")
 SIBLING = {
     "wsl_distribution": "Debian", "wsl_host": "pc", "inventory_hostname": "pc-Debian",
     "hostvars": {"pc": {"wsl_connection": "local", "wsl_exe": "/mnt/c/Program Files/WSL/wsl.exe"}},
@@ -102,7 +105,7 @@ def test_what_a_node_cannot_work_with(told: str, lines: list[str], given: dict[s
         # The task may have waited for hours; only what no waiting explains is wrong.
         ([], {"clock": 29}),
         (["systemd", "cgroup", *GOOD[2:]], {"wsl_cgroup_v2": "no"}),
-        ([*GOOD, SECOND], {"wsl_shared_gpus": "yes"}),
+        ([*GOOD, SECOND], {"wsl_several_gpus": "shared"}),
         ([*GOOD, SECOND], {"nomad_device_nvidia_ignored_gpu_ids": [GPU + "0"]}),
         ([*GOOD, "driver nvidia-driver-pinning-580"], {}),
         # Its own address, by somebody or by nobody; an older WSL does not tell its mode.
@@ -166,8 +169,82 @@ def test_packages_and_files_of_a_driver_have_other_ways_out() -> None:
 
 def test_several_gpus_are_told_with_what_to_set() -> None:
     found = refusal(*GOOD, SECOND, f"gpu 2: NVIDIA RTX A2000 (UUID: {GPU}2)")
-    assert f"`nomad_device_nvidia_ignored_gpu_ids: [{GPU}1, {GPU}2]`" in found
-    assert "CUDA_VISIBLE_DEVICES" in found
+    assert found == (
+        f"Nomad would hand out {GPU}0, {GPU}1, {GPU}2, and WSL keeps no GPU from a job (nvidia-container-toolkit#21). "
+        "Expected: one, or jobs that keep to theirs. Next step: set `wsl_several_gpus: first` for this host, which "
+        f"stands for `nomad_device_nvidia_ignored_gpu_ids: [{GPU}1, {GPU}2]`, or `wsl_several_gpus: shared` if all "
+        "jobs set CUDA_VISIBLE_DEVICES to NVIDIA_VISIBLE_DEVICES."
+    )
+    # What hides them could not, so that something else goes before it.
+    assert "Next step: take nomad_device_nvidia_ignored_gpu_ids off the command line" in refusal(
+        *GOOD, SECOND, wsl_several_gpus="first"
+    )
+
+
+# By which each part of the farm goes by the GPUs of a node, whatever comes of it here: role and file.
+GOES_BY_GPUS = {
+    "site": ("wsl", "check"),
+    "plugin": ("nomad_device_nvidia", "preflight"),
+    "gate_of_the_node": ("gpu_health", "main"),
+    "gate_of_the_farm_and_acceptance": ("farm", "gate_probe"),
+    "verify": ("farm", "verify_node"),
+    "maintenance": ("node_maintenance", "put_back"),
+}
+HIDDEN = "{{ nomad_device_nvidia_ignored_gpu_ids | default([]) | map('last') | join(' and ') }}"
+
+
+def entering(name: str) -> dict[str, Any]:
+    """Of one task for all, Ansible would enter one file of a role for the hosts of another one, too."""
+    role, tasks = GOES_BY_GPUS[name]
+    given = {"name": f"gpufarm.core.{role}", "tasks_from": f"{tasks}.yml", "rolespec_validate": False}
+    return {"ansible.builtin.include_role": given, "when": f"part == '{name}'"}
+
+
+ENTER = [
+    {
+        "hosts": "all",
+        "gather_facts": False,
+        "tasks": [
+            {"ansible.builtin.import_role": {"name": "gpufarm.core._common", "tasks_from": "variables.yml"}},
+            {
+                "block": [entering(name) for name in GOES_BY_GPUS],
+                "rescue": [{"ansible.builtin.debug": {"msg": "It is no node."}}],
+                "always": [{"ansible.builtin.debug": {"msg": "{{ inventory_hostname }} hides " + HIDDEN + "."}}],
+            },
+        ],
+    }
+]
+
+
+def test_of_several_gpus_nomad_has_the_first_if_that_is_wanted(tmp_path: Path) -> None:
+    """Whatever is run: what verify expected, or the gate judged, would otherwise be another node."""
+    smi = tmp_path / "nvidia-smi"
+    lines = [*GOOD[2:], SECOND, f"gpu 2: NVIDIA RTX A2000 (UUID: {GPU}2)", "  MIG 1g.5gb Device 0: (UUID: MIG-1)"]
+    smi.write_text("#!/bin/sh\n[ $* = -L ] && cat <<'END'\n" + "\n".join(lines).replace("gpu ", "GPU ") + "\nEND\n")
+    smi.chmod(0o755)
+    hosts: dict[str, dict[str, Any]] = {}
+    wanted: dict[str, str] = {}
+
+    def enter(name: str, hides: str, **more: Any) -> None:
+        host = f"{name}_{len(hosts)}"
+        hosts[host] = {"part": name, "wsl_several_gpus": "first", "smi": str(tmp_path), **more}
+        wanted[host] = hides
+
+    for name in GOES_BY_GPUS:
+        enter(name, "1 and 2")
+        enter(name, "", wsl_several_gpus="shared")
+    enter("verify", "0 and 2", nomad_device_nvidia_ignored_gpu_ids=[GPU + "0"])
+    # A host that is no WSL distribution has no such nvidia-smi.
+    enter("verify", "", smi="/usr/lib/nowhere")
+    known = {**playbook_helper.LOCAL, "nomad_tls": "off", "nomad_acl_enabled": False}
+    past = {"_common_is_wsl": True, "__wsl_lib": "{{ smi }}", "common_scope": "site"}
+    (tmp_path / "play.yml").write_text(yaml.safe_dump(ENTER))
+    done = playbook_helper.run_playbook(
+        tmp_path, {"all": {"hosts": hosts, "vars": known}}, str(tmp_path / "play.yml"), "--check",
+        "-e", json.dumps(past), under=ALONE if os.geteuid() == 0 else (),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert dict(re.findall(r"msg: (\S+) hides (.*)\.$", done.stdout, re.MULTILINE)) == wanted
 
 
 def test_a_specification_that_names_another_driver_store() -> None:

@@ -114,6 +114,9 @@ def test_a_machine_and_its_distributions(here: Windows, tmp_path: Path) -> None:
     assert (debian["wsl_default"], debian["wsl_running"], debian["wsl_version"]) == (True, True, 2)
     assert debian["wsl_kernel"] == Path("/proc/sys/kernel/osrelease").read_text(encoding="ascii").strip()
     assert {"wsl_release", "wsl_release_id", "wsl_release_version", "wsl_ip", "wsl_systemd", "wsl_gpus"} <= set(debian)
+    # What is known of a host is none of the options that somebody sets for it.
+    specs = yaml.safe_load((ROOT / "roles/wsl/meta/argument_specs.yml").read_text(encoding="utf-8"))["argument_specs"]
+    assert not {name for spec in specs.values() for name in spec["options"]} & (debian.keys() | variables["pc"].keys())
     assert here.machine.distributions[1].state == "Stopped"
     assert "WARNING" not in warnings
 
