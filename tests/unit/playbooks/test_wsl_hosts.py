@@ -23,6 +23,7 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, trust_as_template
 from ansible_collections.gpufarm.core.tests.unit.playbooks import playbook_helper
 from ansible_collections.gpufarm.core.tests.unit.playbooks.playbook_helper import LOCAL
+from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import gate_helper
 
 from tests.simulator.windows import life, modules
 from tests.simulator.windows.host import HANGS, PROGRAM_FILES, USER_SID, Distribution, Machine, Windows
@@ -593,13 +594,14 @@ def test_ports_that_are_not_wanted_any_more_are_led_no_more(tmp_path: Path) -> N
     assert changed(lab.good(wsl_shutdown=True)) == 0
 
 
-@pytest.mark.parametrize("mode", ["nat", "mirrored"])
-def test_a_machine_lets_go_of_its_distributions(tmp_path: Path, mode: str) -> None:
+def test_a_machine_lets_go_of_its_distributions(tmp_path: Path) -> None:
+    """With rules of the Hyper-V firewall; below with port proxies."""
     lab = Lab(tmp_path)
     mine = "# mine\r\n[wsl2]\r\nswap=0\r\n"
     lab.config.write_bytes(mine.encode())
-    settings = {"wsl_ports": [4646], "wsl_config": {"wsl2": {"networkingMode": mode}}}
+    settings = {"wsl_ports": [4646], "wsl_config": {"wsl2": {"networkingMode": "mirrored"}}}
     lab.good(**settings, wsl_shutdown=True)
+    assert lab.windows.machine.hyper_v_firewall
     # Nodes of the farm would have to leave in the same run.
     lab.playbook = "remove.yml"
     leave = ("--limit", "gaming-pc")
@@ -609,7 +611,7 @@ def test_a_machine_lets_go_of_its_distributions(tmp_path: Path, mode: str) -> No
 
     lab.good(*leave, **settings)
     machine = lab.windows.machine
-    assert (machine.tasks, machine.portproxy, machine.firewall, machine.hyper_v_firewall) == ({}, {}, {}, {})
+    assert (machine.tasks, machine.hyper_v_firewall) == ({}, {})
     assert "instanceIdleTimeout=-1" in lab.config.read_text()
     assert [(each.name, each.state) for each in machine.distributions] == [("Debian", "Running")]
     assert changed(lab.good(*leave, **settings)) == 0
@@ -620,6 +622,120 @@ def test_a_machine_lets_go_of_its_distributions(tmp_path: Path, mode: str) -> No
     assert "=-1" not in lab.config.read_text() and "networkingMode" not in lab.config.read_text()
     assert changed(lab.good(*leave, *also, **settings)) == 0
     assert lab.called("--shutdown") == 1
+
+
+# What systemd says and does of units, as far as a removal and Ansible's module ask it; anything else is refused.
+SYSTEMCTL = """#!/usr/bin/env python3
+import sys
+from pathlib import Path
+
+UNITS, ACTIVE = Path("/etc/systemd/system"), Path("/run/active")
+ENABLED = UNITS / "multi-user.target.wants"
+what, *words = sys.argv[1:]
+options = [word for word in words if word.startswith("-")]
+unit = "".join(word.removesuffix(".service") for word in words if not word.startswith("-"))
+there = (UNITS / f"{unit}.service").exists()
+if what == "show" and unit == "nomad":
+    told = {
+        "Id": f"{unit}.service", "LoadState": "loaded" if there else "not-found",
+        "ActiveState": "active" if (ACTIVE / unit).exists() else "inactive", "NeedDaemonReload": "no",
+        "UnitFileState": "" if not there else "enabled" if (ENABLED / f"{unit}.service").exists() else "disabled",
+    }
+    wanted = "".join(options).removeprefix("--property=").split(",") if options else told
+    print("".join(f"{key}={told[key]}\\n" for key in wanted), end="")
+elif what == "is-enabled" and there:
+    found = (ENABLED / f"{unit}.service").exists()
+    print("enabled" if found else "disabled")
+    sys.exit(not found)
+elif what == "disable" and there:
+    (ENABLED / f"{unit}.service").unlink()
+elif what == "stop" and there:
+    (ACTIVE / unit).unlink()
+elif what == "daemon-reload" or (what, unit) == ("reset-failed", "nomad"):
+    pass
+else:
+    sys.exit(f"systemctl: no answer to {sys.argv[1:]}")
+"""
+# What the distribution has of its own; all else that a removal might touch is this machine's and stays as it is.
+INSIDE = (
+    *("unshare", "--mount", "sh", "-e", "-c"),
+    """
+    for place in /usr/local /opt /var/lib; do mount --bind $place $place; mount -o remount,bind,ro $place; done
+    for place in /etc /run /usr/bin/systemctl; do mount --bind "$1$place" $place; done
+    shift
+    exec "$@"
+    """,
+    "sh",
+)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has files of its own in /etc")
+def test_a_node_leaves_with_its_windows_machine_and_its_distribution_stays(tmp_path: Path) -> None:
+    inside = tmp_path / "inside"
+    shutil.copytree("/etc", inside / "etc", symlinks=True)
+    for folder in ("run/active", "usr/bin", "bin", "plugins", "data/client"):
+        (inside / folder).mkdir(parents=True)
+    (inside / "usr/bin/systemctl").write_text(SYSTEMCTL)
+    (inside / "usr/bin/systemctl").chmod(0o755)
+    config = inside / "etc/nomad.d"
+    config.mkdir()
+    units = inside / "etc/systemd/system"
+    (units / "multi-user.target.wants").mkdir(exist_ok=True)
+    enabled = units / "multi-user.target.wants/nomad.service"
+    enabled.symlink_to("/etc/systemd/system/nomad.service")
+    conf = inside / "etc/wsl.conf"
+    conf.write_text("[boot]\nsystemd=true\n")
+    active = inside / "run/active/nomad"
+    agent_of = [
+        units / "nomad.service", active, inside / "bin/nomad", inside / "plugins/nomad-device-nvidia",
+        *(config / f"{name}.hcl" for name in ("nomad", "client", "device_nvidia")),
+    ]  # fmt: skip
+    for path in agent_of:
+        path.touch()
+    identity = inside / "data/client/client-id"
+    identity.write_text("id-0")
+
+    farm = gate_helper.Farm(1, ("127.0.0.82", 4646))
+    lab = Lab(tmp_path)
+    lab.node = {
+        **SU, "nomad_node_name": "gpu0", "nomad_bind_addr": "127.0.0.82", "nomad_client_servers": ["127.0.0.82"],
+        "nomad_bin_dir": str(inside / "bin"), "nomad_plugin_dir": str(inside / "plugins"),
+        "nomad_data_dir": str(inside / "data"),
+    }  # fmt: skip
+    settings = {"wsl_ports": [4646]}
+    # No node yet, so that nothing is taken out of work.
+    node, lab.node = lab.node, None
+    lab.good(**settings, wsl_shutdown=True)
+    lab.node = node
+    before, wslconfig, ended = lab.windows.machine, lab.config.read_bytes(), lab.called("--shutdown|--terminate")
+    assert before.portproxy and before.firewall
+    lab.playbook, lab.under = "remove.yml", (*ALONE, *INSIDE, str(inside))
+    leave = ("--limit", "gaming-pc,gaming-pc-Debian", "-e", "remove_also=wslconfig", "-e", "_common_is_wsl=true")
+
+    # A node that has work does not leave, and Windows goes on holding it and leading to it.
+    farm.run_job("id-0", "train")
+    said = lab.bad(*leave, **settings)
+    assert "1 running allocation, which its removal from the farm would end: train." in said
+    assert (lab.windows.machine.tasks, lab.config.read_bytes()) == (before.tasks, wslconfig)
+    assert farm.agent.writes == [] and all(path.exists() for path in agent_of)
+
+    farm.allocations.clear()
+    lab.good(*leave, **settings)
+    assert farm.nodes == {}
+    assert [path for path in [*agent_of, config, inside / "bin/nomad"] if path.exists()] == []
+    assert not enabled.is_symlink()
+    machine = lab.windows.machine
+    assert (machine.tasks, machine.portproxy, machine.firewall) == ({}, {}, {})
+    assert "IdleTimeout" not in lab.config.read_text()
+    # What is not the farm's is as it was: the distribution, which runs on, its settings, and its identity.
+    assert machine.distributions == before.distributions
+    assert lab.called("--shutdown|--terminate|--unregister") == ended
+    assert (conf.read_text(), identity.read_text()) == ("[boot]\nsystemd=true\n", "id-0")
+
+    # Nobody answers there any more, and nothing is left to do.
+    farm.agent.close()
+    again = lab.good(*leave, **settings)
+    assert re.findall(r"gaming-pc\S* : ok=\d+ changed=(\d+)", again) == ["0", "0"]
 
 
 def test_ports_that_nobody_wants_any_more_are_free_again(tmp_path: Path) -> None:

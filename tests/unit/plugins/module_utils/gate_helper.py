@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import urllib.parse
 from typing import Any
 
@@ -21,8 +22,8 @@ class RefusedError(Exception):
 class Farm:
     """Nodes as servers know them, the meta that each client has, and the agent of the node C(own)."""
 
-    def __init__(self, number: int) -> None:
-        self.agent = farm.Agent()
+    def __init__(self, number: int, at: tuple[str, int] = ("127.0.0.1", 0)) -> None:
+        self.agent = farm.Agent(at=at)
         self.agent.answer = self.answer
         self.index = 100
         self.nodes = {
@@ -85,7 +86,7 @@ class Farm:
             if self.hiccups and self.hiccups[0] in parts.path:
                 self.hiccups.pop(0)
                 raise RefusedError(500, "No cluster leader")
-            if request.command == "POST":
+            if request.command in ("POST", "PUT"):
                 body = self.write(parts.path, self.agent.writes[-1][1])
             else:
                 body = self.read(parts.path, query, headers)
@@ -100,8 +101,9 @@ class Farm:
     def read(self, path: str, query: dict[str, str], headers: dict[str, str]) -> Any:
         if path == "/v1/agent/self":
             return {"config": {}, "stats": {"client": {"node_id": self.own}} if self.own else {"nomad": {}}}
-        if path == "/v1/client/stats":
-            return self.stats
+        told = {"/v1/client/stats": self.stats, "/v1/status/leader": "127.0.0.1:4647" if self.leader else ""}
+        if path in told:
+            return told[path]
         if path == "/v1/client/metadata":
             node_id = query.get("node_id") or self.own or ""
             self.require_client(node_id)
@@ -149,6 +151,8 @@ class Farm:
             return bool(node["Meta"].get("gpufarm_gate") == "closed")
         if expression == "NodeResources.Devices is not empty":
             return bool(node["NodeResources"]["Devices"])
+        if named := re.fullmatch(r'Name == "([^"]*)"(?: or ID == "([^"]*)")?', expression):
+            return node["Name"] == named[1] or node["ID"] == named[2]
         raise RefusedError(400, f"failed to read filter expression: {expression}")
 
     @staticmethod
@@ -171,6 +175,10 @@ class Farm:
             self.set_eligibility(self.nodes[node_id], body["Eligibility"])
         elif what == "drain":
             self.drain(self.nodes[node_id], body)
+        elif what == "purge":
+            self.index += 1
+            del self.nodes[node_id]
+            return {"NodeModifyIndex": self.index}
         else:
             raise RefusedError(404, f"no {path}")
         self.touch(node_id)

@@ -105,7 +105,7 @@ def write_farm(path: Path, nodes: int, gpus: int, cores: int) -> None:
 class Agent:
     """Nomad's HTTP API as far as the modules ask it. What it answers can be changed while it runs."""
 
-    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None, at: tuple[str, int] = ("127.0.0.1", 0)) -> None:
         self.nodes: list[dict[str, Any]] = []
         self.allocations: list[dict[str, Any]] = []
         self.namespaces: list[dict[str, Any]] = []
@@ -153,13 +153,13 @@ class Agent:
             def log_message(self, format: str, *args: Any) -> None:
                 pass
 
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = http.server.ThreadingHTTPServer(at, Handler)
         self._server.daemon_threads = True
         if tls:
             self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
         self.port = self._server.server_address[1]
-        self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self.port}"
+        self.url = f"{'https' if tls else 'http'}://{at[0]}:{self.port}"
 
     def wait_for_change(self, index: int, seconds: float) -> None:
         with self._changed:
