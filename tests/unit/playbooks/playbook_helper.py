@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -19,6 +20,61 @@ ROOT = Path(__file__).resolve().parents[3]
 LOCAL = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
 # Seconds after which a playbook hangs, also on a machine that does much else.
 HANGS_S = 600
+
+
+# What systemd says and does of units, as far as a removal and Ansible's module ask it; anything else is refused.
+SYSTEMCTL = """#!/usr/bin/env python3
+import sys
+from pathlib import Path
+
+UNITS, ACTIVE = Path("/etc/systemd/system"), Path("/run/active")
+ENABLED = UNITS / "multi-user.target.wants"
+what, *words = sys.argv[1:]
+options = [word for word in words if word.startswith("-")]
+unit = "".join(word.removesuffix(".service") for word in words if not word.startswith("-"))
+there = (UNITS / f"{unit}.service").exists()
+if what == "show" and unit == "nomad":
+    told = {
+        "Id": f"{unit}.service", "LoadState": "loaded" if there else "not-found",
+        "ActiveState": "active" if (ACTIVE / unit).exists() else "inactive", "NeedDaemonReload": "no",
+        "UnitFileState": "" if not there else "enabled" if (ENABLED / f"{unit}.service").exists() else "disabled",
+    }
+    wanted = "".join(options).removeprefix("--property=").split(",") if options else told
+    print("".join(f"{key}={told[key]}\\n" for key in wanted), end="")
+elif what == "is-enabled" and there:
+    found = (ENABLED / f"{unit}.service").exists()
+    print("enabled" if found else "disabled")
+    sys.exit(not found)
+elif what == "disable" and there:
+    (ENABLED / f"{unit}.service").unlink()
+elif what == "stop" and there:
+    (ACTIVE / unit).unlink()
+elif what == "daemon-reload" or (what, unit) == ("reset-failed", "nomad"):
+    pass
+else:
+    sys.exit(f"systemctl: no answer to {sys.argv[1:]}")
+"""
+# What a distribution has of its own, processes, too; all else that a removal might touch is this machine's, and stays.
+INSIDE = (
+    *("unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-e", "-c"),
+    """
+    for place in /usr/local /opt /var/lib; do mount --bind $place $place; mount -o remount,bind,ro $place; done
+    for place in /etc /run /usr/bin/systemctl; do mount --bind "$1$place" $place; done
+    shift
+    exec "$@"
+    """,
+    "sh",
+)
+
+
+def of_its_own(folder: Path) -> tuple[str, ...]:
+    """Return what runs a command, by root, on a machine whose processes, /etc, /run and units are its own."""
+    shutil.copytree("/etc", folder / "etc", symlinks=True)
+    for name in ("run/active", "usr/bin"):
+        (folder / name).mkdir(parents=True)
+    (folder / "usr/bin/systemctl").write_text(SYSTEMCTL, encoding="utf-8")
+    (folder / "usr/bin/systemctl").chmod(0o755)
+    return (*INSIDE, str(folder))
 
 
 # What roles ask of kubectl beside modules, who ask the API itself. Without a limit it may wait for ever.

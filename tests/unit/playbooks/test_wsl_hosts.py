@@ -258,7 +258,7 @@ def test_a_configuration_in_utf_16_counts_as_wsl_reads_it(tmp_path: Path) -> Non
 
 def test_no_shutdown_without_consent(tmp_path: Path) -> None:
     lab = Lab(tmp_path)
-    said = lab.good(wsl_config={"wsl2": {"processors": 4}})
+    said = lab.good("-e", "wsl_shutdown=no", wsl_config={"wsl2": {"processors": 4}})
     assert (
         "gaming-pc: .wslconfig has changed, and WSL has not read it. Running: Debian. "
         "Expected: wsl_shutdown: true, because `wsl.exe --shutdown` ends every distribution. "
@@ -424,7 +424,8 @@ def test_from_a_distribution_of_the_machine_itself(tmp_path: Path) -> None:
 
 def test_without_an_administrators_rights_the_configuration_is_possible(tmp_path: Path) -> None:
     lab = Lab(tmp_path, administrator=False)
-    lab.good(**BELOW, wsl_keep_alive=False, wsl_config={"wsl2": {"memory": "16GB"}})
+    # What the command line says is text.
+    lab.good("-e", "wsl_keep_alive=false", **BELOW, wsl_config={"wsl2": {"memory": "16GB"}})
     assert "memory=16GB" in lab.config.read_text()
 
 
@@ -624,59 +625,12 @@ def test_a_machine_lets_go_of_its_distributions(tmp_path: Path) -> None:
     assert lab.called("--shutdown") == 1
 
 
-# What systemd says and does of units, as far as a removal and Ansible's module ask it; anything else is refused.
-SYSTEMCTL = """#!/usr/bin/env python3
-import sys
-from pathlib import Path
-
-UNITS, ACTIVE = Path("/etc/systemd/system"), Path("/run/active")
-ENABLED = UNITS / "multi-user.target.wants"
-what, *words = sys.argv[1:]
-options = [word for word in words if word.startswith("-")]
-unit = "".join(word.removesuffix(".service") for word in words if not word.startswith("-"))
-there = (UNITS / f"{unit}.service").exists()
-if what == "show" and unit == "nomad":
-    told = {
-        "Id": f"{unit}.service", "LoadState": "loaded" if there else "not-found",
-        "ActiveState": "active" if (ACTIVE / unit).exists() else "inactive", "NeedDaemonReload": "no",
-        "UnitFileState": "" if not there else "enabled" if (ENABLED / f"{unit}.service").exists() else "disabled",
-    }
-    wanted = "".join(options).removeprefix("--property=").split(",") if options else told
-    print("".join(f"{key}={told[key]}\\n" for key in wanted), end="")
-elif what == "is-enabled" and there:
-    found = (ENABLED / f"{unit}.service").exists()
-    print("enabled" if found else "disabled")
-    sys.exit(not found)
-elif what == "disable" and there:
-    (ENABLED / f"{unit}.service").unlink()
-elif what == "stop" and there:
-    (ACTIVE / unit).unlink()
-elif what == "daemon-reload" or (what, unit) == ("reset-failed", "nomad"):
-    pass
-else:
-    sys.exit(f"systemctl: no answer to {sys.argv[1:]}")
-"""
-# What the distribution has of its own; all else that a removal might touch is this machine's and stays as it is.
-INSIDE = (
-    *("unshare", "--mount", "sh", "-e", "-c"),
-    """
-    for place in /usr/local /opt /var/lib; do mount --bind $place $place; mount -o remount,bind,ro $place; done
-    for place in /etc /run /usr/bin/systemctl; do mount --bind "$1$place" $place; done
-    shift
-    exec "$@"
-    """,
-    "sh",
-)
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has files of its own in /etc")
 def test_a_node_leaves_with_its_windows_machine_and_its_distribution_stays(tmp_path: Path) -> None:
     inside = tmp_path / "inside"
-    shutil.copytree("/etc", inside / "etc", symlinks=True)
-    for folder in ("run/active", "usr/bin", "bin", "plugins", "data/client"):
+    under = playbook_helper.of_its_own(inside)
+    for folder in ("bin", "plugins", "data/client"):
         (inside / folder).mkdir(parents=True)
-    (inside / "usr/bin/systemctl").write_text(SYSTEMCTL)
-    (inside / "usr/bin/systemctl").chmod(0o755)
     config = inside / "etc/nomad.d"
     config.mkdir()
     units = inside / "etc/systemd/system"
@@ -709,8 +663,10 @@ def test_a_node_leaves_with_its_windows_machine_and_its_distribution_stays(tmp_p
     lab.node = node
     before, wslconfig, ended = lab.windows.machine, lab.config.read_bytes(), lab.called("--shutdown|--terminate")
     assert before.portproxy and before.firewall
-    lab.playbook, lab.under = "remove.yml", (*ALONE, *INSIDE, str(inside))
+    lab.playbook, lab.under = "remove.yml", under
     leave = ("--limit", "gaming-pc,gaming-pc-Debian", "-e", "remove_also=wslconfig", "-e", "_common_is_wsl=true")
+    # As when the node joined, where the command line went before all else.
+    leave += ("-e", "wsl_ports=4646", "-e", "wsl_keep_alive=true")
 
     # A node that has work does not leave, and Windows goes on holding it and leading to it.
     farm.run_job("id-0", "train")
@@ -823,7 +779,7 @@ def test_an_update_needs_consent_and_is_one(tmp_path: Path) -> None:
         "gaming-pc: WSL is 2.1.5. Expected: 2.2.4 or newer. Next step: set wsl_update: true, which ends its "
         "distributions, "
         "or run `wsl.exe --update` there."
-    ) in lab.bad()
+    ) in lab.bad("-e", "wsl_update=no")
     assert not lab.config.exists()
     # What runs has ended with the old one, so the configuration needs no other consent.
     lab.good(wsl_update=True)
@@ -1045,7 +1001,7 @@ REFUSALS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         "mend what it says.",
     ),
     (
-        {}, {"wsl_ports": [4646, 3389, 2222], "ansible_port": 2222},
+        {}, {"wsl_ports": [4646, "3389", 2222], "ansible_port": 2222},
         "wsl_ports has 3389, 2222. Expected: none of 22, 135, 139, 445, 2222, 3389, 5985, 5986, on which Windows "
         "itself is reached. Next step: take other ports, and let the distribution listen there.",
     ),

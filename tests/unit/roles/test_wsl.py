@@ -24,7 +24,7 @@ OLD, NEW = ("/usr/lib/wsl/drivers/nv_dispi.inf_amd64_" + each for each in ("old"
 GOOD = ["systemd", "cgroup cpuset cpu io memory", f"gpu 0: NVIDIA GeForce RTX 4090 (UUID: {GPU}0)"]
 SECOND = f"gpu 1: NVIDIA RTX A2000 (UUID: {GPU}1)"
 KERNEL = "6.6.87.2-microsoft-standard-WSL2"
-# What runs on this machine is nothing of the distribution's.
+# As in a distribution, which has processes of its own; what runs on this machine is nothing of it.
 ALONE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "--")
 SIBLING = {
     "wsl_distribution": "Debian", "wsl_host": "pc", "inventory_hostname": "pc-Debian",
@@ -152,7 +152,8 @@ def test_what_windows_is_to_bring_is_not_missed_before(lines: list[str], given: 
 
 
 @pytest.mark.parametrize(
-    ("windows", "to_come"), [({}, False), ({"wsl_update": False}, False), ({"wsl_config": {"wsl2": {}}}, True)]
+    ("windows", "to_come"),
+    [({}, False), ({"wsl_update": "no"}, False), ({"wsl_shutdown": "yes"}, True), ({"wsl_config": {"wsl2": {}}}, True)],
 )
 def test_wsl_waits_for_windows_only_where_that_changes(windows: dict[str, Any], to_come: bool) -> None:
     first = DataLoader().load_from_file(str(ROOT / "playbooks/wsl.yml"), trusted_as_template=True)[0]
@@ -325,10 +326,6 @@ def test_the_control_node_and_the_distribution_tell_where_they_are_alike() -> No
     answer = subprocess.run(["/bin/sh", str(script), "0", ":", ":"], capture_output=True, text=True, check=True).stdout
     assert f"here {' '.join(told.split())}" in answer.splitlines()
     assert len(told.split()) == 2
-
-
-# As in a distribution, which has processes of its own; what runs on this machine is nothing of it.
-ALONE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "--")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has processes of its own")
