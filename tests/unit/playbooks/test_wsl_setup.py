@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import datetime
+import importlib.metadata
+import json
 import os
 import pty
 import re
@@ -15,17 +17,21 @@ import ssl
 import subprocess
 import sys
 import threading
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 import yaml
+from ansible_collections.gpufarm.core.tests.unit.playbooks import playbook_helper
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from tests.simulator import galaxy
 from tests.simulator.galaxy import archive_of
+from tests.simulator.windows import modules
 from tests.simulator.windows.host import SYSTEM32, Distribution, Machine, Windows
 
 pytestmark = pytest.mark.controller
@@ -68,6 +74,7 @@ def run(
     typed: str = "",
     distribution: str | None = "Debian",
     collections: object | None = "",
+    under: tuple[str, ...] = (),
 ) -> subprocess.CompletedProcess[str]:
     program = Windows(home / "windows").mounted(SYSTEM32)
     environment = {
@@ -76,7 +83,7 @@ def run(
     }  # fmt: skip
     environment |= {"WSL_DISTRO_NAME": distribution} if distribution else {}
     environment |= {} if collections is None else {"GPUFARM_COLLECTIONS": str(collections)}
-    command = ["sh", SCRIPT, *map(str, arguments)]
+    command = [*under, "sh", SCRIPT, *map(str, arguments)]
     if not typed:
         return subprocess.run(
             command, env=environment, cwd=home, capture_output=True, text=True, check=False, start_new_session=True
@@ -349,6 +356,129 @@ def test_an_ansible_of_a_python_that_is_gone_is_made_anew(home: Path, monkeypatc
     done = run(home, "192.0.2.10")
     assert "pip cannot install ansible-core. Expected: a way to PyPI. Next step: set http_proxy and" in done.stderr
     assert subprocess.run([venv / "bin/python3", "-m", "pip", "--version"], check=False).returncode == 0
+
+
+# A new distribution: its user is not root, Debian's package python3-venv is missing, and apt knows no package yet. Each
+# takes what it is asked by this script, and no more.
+NEW = """\
+#!/bin/sh
+has={has}
+echo "$(basename "$0") $*" >>$has/asked
+case $0 in
+*/id)
+    [ "$*" = -u ] && echo 1000
+    ;;
+*/sudo)
+    case $1 in
+    --preserve-env=http_proxy,https_proxy,no_proxy) shift ;;
+    *) unset http_proxy https_proxy no_proxy ;;
+    esac
+    exec env -i PATH="$PATH" root=yes ${{http_proxy+http_proxy="$http_proxy"}} "$@"
+    ;;
+*/apt-get)
+    [ "$root $http_proxy" = "yes http://proxy.example:3128" ] || exit 100
+    case "$*" in
+    "update -q") touch $has/lists ;;
+    "-o DPkg::Lock::Timeout=600 install -qy python3-venv")
+        [ -e $has/lists ] && [ "$DEBIAN_FRONTEND" = noninteractive ] && touch $has/python3-venv
+        ;;
+    *) exit 100 ;;
+    esac
+    ;;
+*/python3)
+    case "$*" in
+    "-c import ensurepip, venv" | "-m venv "*) [ -e $has/python3-venv ] || exit 1 ;;
+    esac
+    exec {python} "$@"
+    ;;
+esac
+"""
+
+
+def have_wheel_of_ansible(folder: Path) -> None:
+    """Write one of the installed version, whose programs are the installed ones, for a pip that reaches no index."""
+    version = importlib.metadata.version("ansible-core")
+    info = f"ansible_core-{version}.dist-info"
+    files = {
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: ansible-core\nVersion: {version}\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    for name in ("ansible-galaxy", "ansible-inventory", "ansible-playbook"):
+        program = Path(sys.executable).with_name(name)
+        files[f"ansible_core-{version}.data/scripts/{name}"] = f'#!/bin/sh\nexec {program} "$@"\n'
+    files[f"{info}/RECORD"] = "".join(f"{name},,\n" for name in (*files, f"{info}/RECORD"))
+    with zipfile.ZipFile(folder / f"ansible_core-{version}-py3-none-any.whl", "w") as wheel:
+        for name, text in files.items():
+            member = zipfile.ZipInfo(name)
+            member.external_attr = 0o100755 << 16
+            wheel.writestr(member, text)
+
+
+def doubled(folder: Path) -> Iterator[Path]:
+    """Build the collections for Windows, of which this machine can run the doubles alone."""
+    for name in ("ansible.windows", "community.windows"):
+        namespace, collection = name.split(".")
+        source = modules.install(folder / "doubles") / "ansible_collections" / namespace / collection
+        about = {"namespace": namespace, "name": collection, "version": "9.9.9"}
+        about |= {"authors": ["-"], "readme": "README.md"}
+        (source / "galaxy.yml").write_text(yaml.safe_dump(about))
+        (source / "README.md").touch()
+        galaxy_program = Path(sys.executable).with_name("ansible-galaxy")
+        subprocess.run(
+            [galaxy_program, "collection", "build", source, "--output-path", folder], check=True, capture_output=True
+        )
+        yield folder / f"{namespace}-{collection}-9.9.9.tar.gz"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has files of its own in /etc")
+def test_a_new_distribution_from_its_first_command_to_the_last(
+    home: Path, tarball: str, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for the play that makes a machine a node, which molecule's scenarios run on nodes."""
+    (home / ".local/share/gpufarm/venv").unlink()
+    for name in ("new", "wheels"):
+        (home / name).mkdir()
+    for name in ("id", "sudo", "apt-get", "python3"):
+        (home / "new" / name).write_text(NEW.format(has=home / "new", python="/usr/bin/python3"))
+        (home / "new" / name).chmod(0o755)
+    have_wheel_of_ansible(home / "wheels")
+    monkeypatch.setenv("PATH", str(home / "new"), prepend=os.pathsep)
+    monkeypatch.setenv("http_proxy", "http://proxy.example:3128")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(home / "wheels"))
+    windows = Windows(home / "windows")
+    wslconfig = windows.mounted(r"C:\Users\alice\.wslconfig")
+    wslconfig.parent.mkdir(parents=True)
+    before = windows.machine
+    under = playbook_helper.of_its_own(home / "inside")
+    pc = re.sub("[^a-z0-9]", "-", os.uname().nodename.partition(".")[0].lower()).strip("-")
+    known = {"windows_double": str(windows.folder), "wsl_driver_version_min": "", "wsl_ports": [4646]}
+    given = ("-e", json.dumps({**known, "_common_is_wsl": True}))
+
+    with galaxy.galaxy(*map(Path, tarball.split()), *doubled(home)) as address:
+        monkeypatch.setenv("ANSIBLE_GALAXY_SERVER", address)
+        windows_alone = ("--limit", pc, "--skip-tags", "always")
+        said = good(run(home, server, "--", *given, *windows_alone, collections=None, under=under))
+    assert f"gpufarm.core.wsl (and {len(given + windows_alone)} more)" in said
+    held = windows.machine
+    assert [name.rpartition("\\")[2] for name in held.tasks] == ["keep Debian", "ports"]
+    assert held.portproxy and "vmIdleTimeout=-1" in wslconfig.read_text()
+
+    # The same command takes it back; Galaxy is not asked any more.
+    said = good(run(home, "--remove", "--", *given, "-e", "remove_also=wslconfig", collections=None, under=under))
+    assert f"--limit {pc},{pc}-Debian gpufarm.core.remove (and" in said
+    assert f"{pc}-Debian leaves the farm" in said
+    assert [line for line in (home / "new/asked").read_text().splitlines() if line.startswith("apt-get")] == [
+        "apt-get update -q", "apt-get -o DPkg::Lock::Timeout=600 install -qy python3-venv",
+    ]  # fmt: skip
+    after = windows.machine
+    assert (after.tasks, after.portproxy, after.firewall) == ({}, {}, {})
+    assert "IdleTimeout" not in wslconfig.read_text()
+    assert [each.name for each in after.distributions] == [each.name for each in before.distributions]
+    assert {each.name for each in after.distributions if each.state == "Running"} >= {"Debian"}
+    # What is to be run again is there, as docs/wsl.md says.
+    assert (home / SERVERS).exists() and (home / ".local/share/gpufarm/venv").exists()
 
 
 # A distribution that is new, or old, and whose packages are out of reach.
