@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -15,7 +16,10 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, trust_as_template
 from ansible_collections.gpufarm.core.plugins.filter.nomad_hcl import nomad_hcl
 from ansible_collections.gpufarm.core.tests.unit.patience import PATIENCE_S
+from ansible_collections.gpufarm.core.tests.unit.playbooks import playbook_helper
 from ansible_collections.gpufarm.core.tests.unit.roles import role_helper
+
+from tests.simulator.windows import drvfs
 
 ROOT = Path(__file__).resolve().parents[3]
 NAMES = (
@@ -374,6 +378,51 @@ def test_leader_has_the_last_turn() -> None:
     assert valued("__nomad_turns", ansible_play_hosts=["new", "s1"], **given) == ["s1"]
     assert valued("__nomad_turns_failed", ansible_play_hosts=["new", "s1"], **given) == ["s2"]
     assert valued("__nomad_turns", ansible_play_hosts=["new"], **{**given, "groups": {}}) == []
+
+
+def test_a_host_volume_on_a_drive_of_windows_takes_no_permissions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drive = tmp_path / "mnt/c"
+    drive.mkdir(parents=True)
+    monkeypatch.setenv("LD_PRELOAD", str(drvfs.preloaded()))
+    monkeypatch.setenv("DRVFS", str(drive))
+    volumes = [
+        {"name": "results", "path": str(drive / "temp")}, {"name": "scratch", "path": str(tmp_path / "srv/scratch")},
+    ]  # fmt: skip
+    entered = {"name": "gpufarm.core.nomad_client", "tasks_from": "host_volumes.yml", "rolespec_validate": False}
+    play = {"hosts": "all", "gather_facts": False, "tasks": [{"ansible.builtin.include_role": entered}]}
+    (tmp_path / "play.yml").write_text(yaml.safe_dump([play]))
+
+    def enter(*options: str, there: list[str], **more: Any) -> tuple[dict[str, int], str]:
+        """How many tasks of it changed and failed, and what was said."""
+        known = {"_common_host": {"files": [{"path": path, "isdir": True} for path in there]}}
+        chosen = {"nomad_client_host_volumes": [{**volumes[0], **more}] if more else volumes}
+        done = playbook_helper.run_playbook(
+            tmp_path, {"all": {"hosts": {"wsl": {**playbook_helper.LOCAL, **known, **chosen}}}},
+            str(tmp_path / "play.yml"), *options,
+        )  # fmt: skip
+        recap = re.findall(r"wsl +: ok=\d+ +(changed)=(\d+) .*(failed)=(\d+)", done.stdout)[0]
+        return {recap[0]: int(recap[1]), recap[2]: int(recap[3])}, " ".join((done.stdout + done.stderr).split())
+
+    before = os.umask(0o077)
+    try:
+        assert enter("--check", there=[])[0] == {"changed": 1, "failed": 0}
+        assert list(drive.iterdir()) == []
+        assert enter(there=[])[0] == {"changed": 1, "failed": 0}
+        modes = [oct(Path(volume["path"]).stat().st_mode & 0o7777) for volume in volumes]
+        assert modes == ["0o777", "0o755"]
+        # Whether it was looked at before or not.
+        assert enter(there=[volumes[1]["path"]])[0] == {"changed": 0, "failed": 0}
+        counts, said = enter(there=[], mode="0770")
+    finally:
+        os.umask(before)
+    assert counts == {"changed": 0, "failed": 1}
+    assert f"wsl: {drive}/temp of nomad_client_host_volumes does not take the mode 0770 (" in said
+    assert (
+        "). Expected: a file system that keeps permissions. Next step: take the mode out; or, where it is a drive of "
+        "Windows, mount it with them by `automount: {options: metadata}` in wsl_conf."
+    ) in said
 
 
 def test_configuration_of_a_client() -> None:
