@@ -83,7 +83,8 @@ class Machine:
     has_program_files: bool = True
     has_powershell: bool = True
     openssh: bool = True
-    # The connection is cut, once, when a command in which this expression is found has come over SSH.
+    # The connection is cut, once, when a command in which this expression is found has come over SSH, or when a module
+    # that was asked so has done it.
     cut: str | None = None
     # The code page of consoles is 65001, so .NET begins a program's input with a byte order mark.
     console_utf8: bool = False

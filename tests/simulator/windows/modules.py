@@ -9,12 +9,14 @@ from __future__ import annotations
 import base64
 import datetime
 import importlib.util
+import re
 import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
+from ansible.errors import AnsibleConnectionFailure
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.plugins.action import ActionBase
 
@@ -124,7 +126,13 @@ class Double(ActionBase):  # type: ignore[misc] # ansible-core has no types
             return {"failed": True, "msg": f"{self.name}: Access is denied."}
         with (windows.folder / "modules").open("a", encoding="utf-8") as log:
             log.write(f"{self.name}\n")
-        return BEHAVIOUR[self.name](windows, given, asked)
+        result = BEHAVIOUR[self.name](windows, given, asked)
+        # It was done, and nobody hears of it.
+        if windows.machine.cut and re.search(windows.machine.cut, f"{self.name} {given}") and not asked.check:
+            with windows.changed() as machine:
+                machine.cut = None
+            raise AnsibleConnectionFailure("The connection is cut.")
+        return result
 
 
 class Asked:

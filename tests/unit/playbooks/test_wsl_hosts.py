@@ -329,6 +329,37 @@ def test_nodes_work_again_also_after_a_failure(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has processes of its own")
+def test_a_run_completes_what_others_have_begun_whose_connection_was_cut(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    lab.node = SU
+    settings = {"wsl_shutdown": True, "wsl_ports": [4646]}
+    notes = [lab.config.with_name(f".wslconfig.{name}") for name in ("waits", "out")]
+    found = []
+    # The tasks are there alone; what waits is noted and not written; all has ended, and nothing starts it; and at last
+    # all is there, and nobody has put the node back.
+    for cut in ("Register-ScheduledTask", r"win_copy .*[.]wslconfig[.]waits", "--shutdown", "win_firewall_rule"):
+        with lab.windows.changed() as machine:
+            machine.cut = cut
+        result = lab.run(**settings)
+        assert result.returncode == 4, result.stdout + result.stderr
+        found.append(
+            (len(lab.windows.machine.tasks), lab.config.exists(), lab.state, *(each.exists() for each in notes))
+        )
+    assert found == [
+        (2, False, "Running", False, False),
+        (2, False, "Running", True, False),
+        (2, True, "Stopped", True, True),
+        (2, True, "Running", False, True),
+    ]  # fmt: skip
+
+    assert "Look whether the GPUs are well, and let the node work again" in lab.good(**settings)
+    assert lab.windows.machine.holds == {KEEP: "Debian"}
+    assert list(lab.windows.machine.portproxy) == ["0.0.0.0/4646"]
+    assert [each for each in notes if each.exists()] == []
+    assert changed(lab.good(**settings)) == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has processes of its own")
 def test_a_node_whose_agent_is_gone_stays_out_and_is_said(tmp_path: Path) -> None:
     lab = Lab(tmp_path)
     lab.node = SU
