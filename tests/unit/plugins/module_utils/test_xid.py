@@ -52,6 +52,31 @@ def test_catalogue_and_actions_as_recorded() -> None:
     assert_recorded("xid", {"catalogue": rows, "actions": xid.ACTIONS})
 
 
+# NVIDIA's immediate action for each number, by the name it has in the catalogue, where the GPU is to be reset or more.
+MORE_THAN_A_RESTART = {
+    "RESET_GPU": {46, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158},
+    "RESTART_BM": {79},
+    "RESTART_VM": {151},
+    "CHECK_MECHANICALS": {54},
+    "WORKFLOW_XID_48": {48},
+    "WORKFLOW_NVLINK_ERR": {74},
+    "WORKFLOW_NVLINK5_ERR": {144, 145, 146, 147, 148, 149, 150},
+    "XID_154": {154},
+}
+# "Unused" there, or older than that catalogue, or newer than its table of actions.
+NOT_BY_IT = {57, 58, 61, *range(162, 173)}
+
+
+def test_what_is_critical_is_what_the_catalogue_of_nvidia_resets() -> None:
+    """As it was on 29 October 2025, so that a change of a row is one of NVIDIA's, or has a reason here."""
+    critical = {number for number, row in xid.CATALOGUE.items() if row.severity == "critical"}
+    assert critical - NOT_BY_IT == set().union(*MORE_THAN_A_RESTART.values())
+    assert {number for number in critical & NOT_BY_IT if number < 100} == {57, 58, 61}
+    assert lookup(79).action == lookup(151).action == "reboot"
+    named = {lookup(number).action for number in MORE_THAN_A_RESTART["RESET_GPU"] - {136}}
+    assert named == {"reset_gpu"} and lookup(136).action == "check_nvlink"
+
+
 @pytest.mark.parametrize("number", [13, 31, 43, 45, 68])
 def test_faults_of_jobs_say_nothing_of_the_gpu(number: int) -> None:
     assert lookup(number).severity == "ignore"
