@@ -313,9 +313,17 @@ def drivers(double: Path) -> Iterator[Deb]:
             yield fabric_manager(double, branch, version)
 
 
-def pinning(branch: str) -> str:
-    """Return the apt preferences that keep the driver on a branch."""
-    return f"Package: *nvidia* libcuda1 cuda-drivers*\nPin: version {branch}.*\nPin-Priority: 1001\n"
+def pinning(kept: str, versions: str, version: str) -> Deb:
+    """Return the package that keeps the driver on a branch, or on one version of it."""
+    preferences = f"Package: *nvidia* libcuda1 cuda-drivers*\nPin: version {versions}\nPin-Priority: 1001\n"
+    return Deb(
+        name=f"nvidia-driver-pinning-{kept}",
+        version=version,
+        description=DOUBLE,
+        # One at a time; the file is a configuration file and stays until a purge.
+        fields={"Provides": "nvidia-driver-pinning", "Conflicts": "nvidia-driver-pinning"},
+        files={f"/etc/apt/preferences.d/nvidia-driver-pinning-{kept}": File(preferences.encode())},
+    )
 
 
 def driver(double: Path, branch: str, upstream: str) -> list[Deb]:
@@ -393,14 +401,8 @@ def driver(double: Path, branch: str, upstream: str) -> list[Deb]:
         deb("nvidia-open", f"nvidia-open-{branch} (=)"),
         deb(f"cuda-drivers-{branch}", "nvidia-driver (=)", "nvidia-kernel-dkms (=)"),
         deb("cuda-drivers", f"cuda-drivers-{branch} (=)"),
-        Deb(
-            name=f"nvidia-driver-pinning-{branch}",
-            version=version,
-            description=DOUBLE,
-            # One branch at a time; the file is a configuration file and stays until a purge.
-            fields={"Provides": "nvidia-driver-pinning", "Conflicts": "nvidia-driver-pinning"},
-            files={f"/etc/apt/preferences.d/nvidia-driver-pinning-{branch}": File(pinning(branch).encode())},
-        ),
+        pinning(branch, f"{branch}.*", version),
+        pinning(upstream, f"{upstream}-*", version),
     ]
 
 

@@ -81,6 +81,9 @@ def test_what_pins_other_branches() -> None:
     ]
     given = {"nvidia_driver_branch": "580", "_common_repository_installed": {"stdout_lines": lines}}
     assert value("__nvidia_driver_pinnings_of_others", **given) == ["nvidia-driver-pinning-570"]
+    given["nvidia_driver_version"] = "580.95.05"
+    found = value("__nvidia_driver_pinnings_of_others", **given)
+    assert sorted(found) == ["nvidia-driver-pinning-570", "nvidia-driver-pinning-580"]
 
 
 @pytest.mark.parametrize("answer", [True, "true", "yes"])
@@ -234,9 +237,25 @@ def test_a_proprietary_driver_is_locked_when_its_own_package_is(kind: str, more:
     ],
 )
 def test_an_older_branch_is_advised_only_where_the_branch_cannot_come(branch: str, step: str) -> None:
-    lines = ["nvidia-driver-pinning-580", "nvidia-driver-pinning-570", "nvidia-driver-pinning-595"]
+    # NVIDIA's repository has one for each version, too.
+    lines = [f"nvidia-driver-pinning-{kept}" for kept in ("580", "570", "580.95.05", "595", "570.211.01", "580.126.20")]
     given = {"nvidia_driver_branch": branch, "__nvidia_driver_branches": {"stdout_lines": lines}}
     assert value("__nvidia_driver_branches_found", **given) == [570, 580, 595]
+    assert value("__nvidia_driver_branch_next_step", **given) == step
+    of_branch = ["580.126.20", "580.95.05"] if branch == "580" else []
+    assert value("__nvidia_driver_versions_found", **given) == of_branch
+
+
+@pytest.mark.parametrize(
+    ("version", "step"),
+    [
+        ("580.95.05", "run `apt-get install nvidia-driver-pinning-580.95.05` on this host and mend what it names"),
+        ("580.1.1", "set nvidia_driver_version to one of them, or bring that repository up to date"),
+    ],
+)
+def test_a_version_that_is_not_there_is_told_with_those_that_are(version: str, step: str) -> None:
+    lines = ["nvidia-driver-pinning-580", "nvidia-driver-pinning-580.95.05"]
+    given = {"nvidia_driver_version": version, "__nvidia_driver_branches": {"stdout_lines": lines}}
     assert value("__nvidia_driver_branch_next_step", **given) == step
 
 
@@ -736,3 +755,50 @@ def test_what_the_driver_leaves_aside_is_told_and_refuses_nothing(
     known = {"_common_host": on_the_bus(*gpus), "__nvidia_repository_refusal": "", **given}
     assert [card[0] for card in value("__nvidia_driver_undriven", **known)] == aside
     assert value("__nvidia_driver_refusal", **known) == ""
+
+
+def test_one_version_of_a_branch() -> None:
+    """As apt has it, of Fabric Manager too; a driver of another version is exchanged, as it is told."""
+    given = {"nvidia_driver_version": "580.95.05", "_common_host": role_helper.host(pci_devices=[NVSWITCH])}
+    driver = ["nvidia-driver-cuda=580.95.05-*", "nvidia-kernel-open-dkms=580.95.05-*"]
+    assert value("__nvidia_driver_wanted", **given) == driver
+    asked = value("__nvidia_driver_of_repository", **given)["packages"]
+    assert asked == ["nvidia-driver-pinning-580.95.05", *driver, "nvidia-fabricmanager=580.95.05-*"]
+    for there in ("580.159.04", "580.95.05", "580.95.051"):
+        given["_common_repository_packages_there"] = [f"installed nvidia-driver-cuda={there}-1"]
+        assert value("__nvidia_driver_fabric_wanted", **given) == ["nvidia-fabricmanager=580.95.05-*"]
+        assert value("__nvidia_driver_version_there", **given) == (there if there == "580.95.05" else "")
+    assert value("__nvidia_driver_exchanged", **given, __nvidia_driver_missing=driver) == "driver 580.95.05"
+    for version, other in (("580.95.05", False), ("580.159.04", True)):
+        assert value("__nvidia_driver_is_other", facts=smi(None, version), **given) is other
+        assert value("__nvidia_driver_is_other", facts=smi(None, version)) is False
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({}, ""),
+        ({"nvidia_driver_managed": False, "nvidia_driver_version": "570.172.08"}, ""),
+        ({"_common_is_wsl": True, "nvidia_driver_version": "570.172.08"}, ""),
+        (
+            {"nvidia_driver_version": "570.172.08"},
+            "nvidia_driver_version is 570.172.08, and nvidia_driver_branch 580. Expected: a version of that branch, "
+            "such as 580.95.05. Next step: set both to what is wanted.",
+        ),
+        ({"nvidia_driver_version": "580.95.05-1"}, "nvidia_driver_version is 580.95.05-1, and"),
+        ({"nvidia_driver_version": "5800.1"}, "nvidia_driver_version is 5800.1, and nvidia_driver_branch 580."),
+        # YAML's number.
+        ({"nvidia_driver_version": 580.9}, ""),
+        (
+            {"platform": "RedHat: Rocky 9.4", "nvidia_driver_version": "580.95.05"},
+            "nvidia_driver_version is 580.95.05, and the packages of Rocky are dnf's. Expected: Debian or Ubuntu, for "
+            "which alone this role keeps one version. Next step: leave it out, so that the branch is kept, and lock "
+            "the version of what is installed by `dnf versionlock`.",
+        ),
+    ],
+)  # fmt: skip
+def test_a_version_that_cannot_be_kept(given: dict[str, Any], told: str) -> None:
+    known = {"__nvidia_repository_refusal": "", **given}
+    found = value("__nvidia_driver_refusal", _common_host=on_the_bus(H100), **known)
+    assert found.startswith(told) and bool(found) is bool(told), found
+    assert value("__nvidia_driver_refusal", _common_host=on_the_bus(H100), **known, common_scope="remove") == ""
