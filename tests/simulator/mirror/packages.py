@@ -322,7 +322,10 @@ def pinning(kept: str, versions: str, version: str) -> Deb:
         description=DOUBLE,
         # One at a time; the file is a configuration file and stays until a purge.
         fields={"Provides": "nvidia-driver-pinning", "Conflicts": "nvidia-driver-pinning"},
-        files={f"/etc/apt/preferences.d/nvidia-driver-pinning-{kept}": File(preferences.encode())},
+        # apt reads files that end with .pref, or that have no ending at all.
+        files={
+            f"/etc/apt/preferences.d/nvidia-driver-pinning-{kept}{'.pref' * ('.' in kept)}": File(preferences.encode())
+        },
     )
 
 
