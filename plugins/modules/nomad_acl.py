@@ -99,6 +99,9 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufarm.core.plugins.module_utils import nomad, nomad_options
 from ansible_collections.gpufarm.core.plugins.module_utils.text import clean
 
+# What a token is answered that Nomad does not know: 404 until 1.10.0.
+UNKNOWN = (403, 404)
+
 
 class Acl:
     """The ACLs of a region, and whether something of them was to be written."""
@@ -117,7 +120,7 @@ class Acl:
         try:
             found = self._client.call("GET", "/v1/acl/token/self")
         except nomad.NomadError as error:
-            if error.status != 403:
+            if error.status not in UNKNOWN:
                 raise
             try:
                 self._write("/v1/acl/bootstrap", {"BootstrapSecret": self._client.connection.token})
@@ -183,7 +186,7 @@ class Acl:
         try:
             return nomad.Client(connection).call("GET", "/v1/acl/token/self")
         except nomad.NomadError as error:
-            if error.status != 403:
+            if error.status not in UNKNOWN:
                 raise
             return None
 

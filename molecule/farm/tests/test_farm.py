@@ -42,11 +42,16 @@ def run_playbook(playbook: str, *options: str, **extra: object) -> tuple[int, st
 
 
 def test_nomad_has_all_13_gpus() -> None:
-    found = {
-        node["Name"]: sum(len(device["Instances"]) for device in node["NodeResources"]["Devices"] or [])
-        for node in jobs.api(FARM, "/v1/nodes?resources=true")
+    nodes = {
+        node["Name"]: node["NodeResources"]["Devices"] or [] for node in jobs.api(FARM, "/v1/nodes?resources=true")
     }
+    found = {name: sum(len(device["Instances"]) for device in devices) for name, devices in nodes.items()}
     assert found == {"t4": 4, "h100": 8, "wsl": 1}
+    named = [f"{each['Vendor']}/{each['Type']}/{each['Name']}" for devices in nodes.values() for each in devices]
+    models = ("NVIDIA GeForce RTX 4090", "NVIDIA H100 80GB HBM3", "Tesla T4")
+    assert sorted(named) == [f"nvidia/gpu/{model}" for model in models]
+    uuids = [instance["ID"] for devices in nodes.values() for each in devices for instance in each["Instances"]]
+    assert len({uuid for uuid in uuids if uuid.startswith("GPU-")}) == 13
 
 
 def test_meta_of_nodes_tells_jobs_of_their_gpus() -> None:

@@ -412,9 +412,12 @@ def _unreachable(address: str, error: Exception) -> NoReturn:
     # An alert that arrives while the answer is read is an error of its own, whose reason is a text.
     reason = error if isinstance(error, ssl.SSLError) else getattr(error, "reason", None) or error
     text = str(reason) or type(error).__name__
-    if re.search("certificate (has expired|is not yet valid)", text):
+    if re.search("certificate (has expired|is not yet valid)|alert certificate expired", text):
         raise NomadError(
-            found=f"the certificate of {address} is not accepted ({text})",
+            # An alert is what the other side says of what it was shown.
+            found=f"{address} does not accept this host's own certificate ({text})"
+            if "alert" in text
+            else f"the certificate of {address} is not accepted ({text})",
             expected="one that holds now by this host's clock, as its CA's has to",
             next_step="check the clocks; then run playbooks/site.yml, which renews it where nomad_tls is generate, or "
             "bring a new one",

@@ -163,6 +163,7 @@ def config(role: str, **given: Any) -> list[str]:
     return [line for line in lines if line]
 
 
+OF_A_SERVER = [f"/etc/nomad.d/{name}.hcl" for name in ("nomad", "server", "gossip", "tls-upgrade")]
 ALONE: dict[str, Any] = {"inventory_hostname": "s1", "_common_host": role_helper.host()}
 
 
@@ -175,6 +176,12 @@ ALONE: dict[str, Any] = {"inventory_hostname": "s1", "_common_host": role_helper
         # Made a client by a play that names no group.
         ({**ALONE, "_common_host": role_helper.host("/etc/nomad.d/client.hcl")}, False),
         ({**ALONE, "__nomad_runs_tasks": True}, False),
+        # By options, or by a file of somebody else's, which may have anything in it.
+        ({**ALONE, "nomad_server_options": {"client": {"enabled": True}}}, False),
+        ({**ALONE, "nomad_agent_options": {"client": {"enabled": True}}}, False),
+        ({**ALONE, "nomad_server_options": {"server": {"raft_multiplier": 5}}}, True),
+        ({**ALONE, "_common_host": role_helper.host("/etc/nomad.d/cpu.hcl")}, False),
+        ({**ALONE, "_common_host": role_helper.host(*OF_A_SERVER)}, True),
         ({**ALONE, "inventory_hostname": "t4"}, False),
     ],
 )
@@ -188,7 +195,7 @@ def test_only_a_server_alone_is_shut_in(given: dict[str, Any], alone: bool) -> N
     (kept, *_more) = [line for line in lines if line.startswith("CapabilityBoundingSet=")]
     assert kept.startswith("CapabilityBoundingSet=~") is not alone
     # NVIDIA's libraries load their module and make device files, and containers have all of these.
-    for needed in ("SYS_ADMIN", "SYS_MODULE", "MKNOD", "NET_ADMIN", "SETUID", "AUDIT_WRITE"):
+    for needed in ("SYS_ADMIN", "SYS_MODULE", "MKNOD", "NET_ADMIN", "SETUID", "AUDIT_WRITE", "MAC_ADMIN"):
         assert alone or not [line for line in lines if line.startswith("Capability") and needed in line], needed
 
 
@@ -198,6 +205,13 @@ def test_a_server_may_read_and_write_where_its_files_are() -> None:
     assert "ExecStartPre=+/bin/mkdir -p -m 0700 /srv/nomad" in lines
     own = unit(**ALONE, nomad_agent_options={"data_dir": "/mnt/n"}, nomad_tls="off")
     assert "ReadWritePaths=-/mnt/n -/var/log" in own
+    elsewhere: list[dict[str, Any]] = [
+        {"nomad_server_options": {"server": {"data_dir": "/raft"}}},
+        {"nomad_agent_options": {"server": {"data_dir": "/raft"}}},
+        {"nomad_agent_options": {"log_file": "/raft/nomad.log"}},
+    ]
+    for options in elsewhere:
+        assert "ReadWritePaths=-/srv/nomad -/var/log -/raft" in unit(**ALONE, nomad_data_dir="/srv/nomad", **options)
     for place in ({"nomad_data_dir": "/home/nomad"}, {"nomad_tls": "files", "nomad_tls_key_file": "/root/key.pem"}):
         assert "ProtectHome=read-only" in unit(**ALONE, **place)
 

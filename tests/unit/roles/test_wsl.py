@@ -235,8 +235,14 @@ def test_of_several_gpus_nomad_has_the_first_if_that_is_wanted(tmp_path: Path) -
         enter(name, "1 and 2")
         enter(name, "", wsl_several_gpus="shared")
     enter("verify", "0 and 2", nomad_device_nvidia_ignored_gpu_ids=[GPU + "0"])
+    enter("verify", "0 and 2", nomad_device_nvidia_ignored_gpu_ids=GPU + "0")
     # A host that is no WSL distribution has no such nvidia-smi.
     enter("verify", "", smi="/usr/lib/nowhere")
+    # One that hangs, and may answer whoever asks next, hides nothing and is told.
+    (tmp_path / "hangs").mkdir()
+    (tmp_path / "hangs/nvidia-smi").write_text("#!/bin/sh\nexit 137\n")
+    (tmp_path / "hangs/nvidia-smi").chmod(0o755)
+    enter("verify", "", smi=str(tmp_path / "hangs"))
     known = {**playbook_helper.LOCAL, "nomad_tls": "off", "nomad_acl_enabled": False}
     past = {"_common_is_wsl": True, "__wsl_lib": "{{ smi }}", "common_scope": "site"}
     (tmp_path / "play.yml").write_text(yaml.safe_dump(ENTER))
@@ -246,6 +252,7 @@ def test_of_several_gpus_nomad_has_the_first_if_that_is_wanted(tmp_path: Path) -
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert dict(re.findall(r"msg: (\S+) hides (.*)\.$", done.stdout, re.MULTILINE)) == wanted
+    assert done.stdout.count("rc: 137") == 1
 
 
 def test_a_specification_that_names_another_driver_store() -> None:

@@ -142,6 +142,9 @@ def client_errors() -> Iterator[tuple[str, str]]:
     # As it comes while an answer is read.
     alert.reason = "TLSV13_ALERT_CERTIFICATE_REQUIRED"
     yield "unreachable", unreachable(alert)
+    # That of the one who asks.
+    own = ssl.SSLError(1, "[SSL: SSLV3_ALERT_CERTIFICATE_EXPIRED] sslv3 alert certificate expired")
+    yield "unreachable", unreachable(own)
     yield "client", told(lambda: nomad.Client(nomad.Connection(address="nomad:4646")))
     yield "client", told(lambda: nomad.Client(nomad.Connection(address="https://robot:s3cret@nomad:4646")))
     yield "client", told(lambda: nomad.Client(nomad.Connection(token="a\nb")))
