@@ -9,6 +9,7 @@ import base64
 import calendar
 import re
 import time
+from collections.abc import Sequence
 
 PEM = re.compile(rb"-----BEGIN CERTIFICATE-----([A-Za-z0-9+/=\s]+)-----END CERTIFICATE-----")
 SEQUENCE, VERSION, UTC_TIME, GENERALIZED_TIME = 0x30, 0xA0, 0x17, 0x18
@@ -21,20 +22,47 @@ def certificates_of(content: bytes) -> list[bytes]:
 
 def end_of(certificate: bytes) -> int:
     """When a certificate in DER ends, in seconds since 1970; ValueError where it is none."""
+    return _read(certificate)[1]
+
+
+def end_above(certificate: bytes, others: Sequence[bytes], depth: int = 4) -> int | None:
+    """When the chain above a certificate ends, as far as it is among others; null where none has signed it.
+
+    Of several of its issuer's name the one counts that holds longest. What has signed itself is no part of it: that is
+    the CA, which ends by itself.
+    """
+    issuer, _end, subject = _read(certificate)
+    if issuer == subject or not depth:
+        return None
+    ends = []
+    for each in others:
+        signer, end, name = _read(each)
+        if name == issuer and signer != name:
+            higher = end_above(each, others, depth - 1)
+            ends.append(end if higher is None else min(end, higher))
+    return max(ends, default=None)
+
+
+def _read(certificate: bytes) -> tuple[bytes, int, bytes]:
+    """The issuer as it stands there, the end, and the subject."""
     try:
         inner = _into(certificate, _into(certificate, 0))
         if certificate[inner] == VERSION:
             inner = _part(certificate, inner)[2]
-        # Serial number, algorithm and issuer go before the time in which it holds; that has its begin first.
+        # Serial number, algorithm and issuer go before the time in which it holds, and the subject comes after that.
+        before = inner
         for _skipped in range(3):
-            inner = _part(certificate, inner)[2]
+            before, inner = inner, _part(certificate, inner)[2]
+        issuer, after = certificate[before:inner], _part(certificate, inner)[2]
+        subject = certificate[after : _part(certificate, after)[2]]
+        # It has its begin first.
         kind, start, end = _part(certificate, _part(certificate, _into(certificate, inner))[2])
         text = certificate[start:end].decode("ascii")
         if kind == UTC_TIME:
             text = ("19" if text >= "5" else "20") + text
         elif kind != GENERALIZED_TIME:
             raise ValueError(f"no time: {text}")
-        return calendar.timegm(time.strptime(text, "%Y%m%d%H%M%SZ"))
+        return issuer, calendar.timegm(time.strptime(text, "%Y%m%d%H%M%SZ")), subject
     except IndexError as error:
         raise ValueError("a certificate that is cut off") from error
 

@@ -25,7 +25,8 @@ class Certificate(TypedDict):
     """When one of them ends."""
 
     of: str
-    """C(agent) for that of the agent that runs, C(file) for that in the agent's file, C(ca) for the CA's."""
+    """C(agent) for that of the agent that runs, C(file) for that in the agent's file, C(ca) for the CA's, and C(chain)
+    for what is between the two, where that ends before the file's own."""
     path: str | None
     not_after: str
     days_left: int
@@ -38,11 +39,18 @@ def of_agent(connection: nomad.Connection, days: int, now: float | None = None) 
         return []
     now = time.time() if now is None else now
     found: list[tuple[str, str | None, int]] = []
+    held: dict[str, list[bytes]] = {}
     for kind, path in (("file", connection.client_cert), ("ca", connection.ca_cert)):
         with contextlib.suppress(OSError, ValueError):
-            ends = [certificates.end_of(each) for each in certificates.certificates_of(Path(path or "").read_bytes())]
+            held[kind] = certificates.certificates_of(Path(path or "").read_bytes())
+            ends = [certificates.end_of(each) for each in held[kind]]
             # What follows an agent's own are those that lead to its CA; a CA that is renewed stands beside the former.
             found += [(kind, path, ends[0] if kind == "file" else max(ends))] if ends else []
+    with contextlib.suppress(IndexError, KeyError, ValueError):
+        own = held["file"][0]
+        above = certificates.end_above(own, [*held["file"], *held.get("ca", [])])
+        if above is not None and above < certificates.end_of(own):
+            found.append(("chain", connection.client_cert, above))
     with contextlib.suppress(OSError, ValueError):
         found.insert(0, ("agent", None, certificates.end_of(_running(connection))))
     return [
@@ -93,7 +101,8 @@ def _name(each: Certificate, files: set[str]) -> str:
     if each["of"] == "agent":
         other = f", which is not that of its file ({', '.join(files)})" if files else ""
         return f"the certificate with which the agent runs{other}"
-    return f"the {'CA certificate' if each['of'] == 'ca' else 'certificate'} in {each['path']}"
+    what = {"ca": "the CA certificate in", "chain": "a certificate between the CA's and that in"}
+    return f"{what.get(each['of'], 'the certificate in')} {each['path']}"
 
 
 def _next_step(each: Certificate, files: set[str]) -> str:

@@ -192,7 +192,7 @@ certificates:
     of:
       description: >-
         V(agent) for the one with which it runs, V(file) for the first in O(client_cert), V(ca) for that of O(ca_cert)
-        which ends last.
+        which ends last, V(chain) for one between these two that ends before the one in O(client_cert).
       type: str
       sample: file
     path:

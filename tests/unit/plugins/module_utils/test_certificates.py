@@ -4,10 +4,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
+import ssl
+from pathlib import Path
 
 import pytest
-from ansible_collections.gpufarm.core.plugins.module_utils import certificates
+from ansible_collections.gpufarm.core.plugins.module_utils import certificates, nomad, nomad_certificates
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
@@ -51,6 +54,60 @@ def test_a_file_may_hold_several_and_other_things() -> None:
     found = certificates.certificates_of(b"subject=CN = x\n" + pems[0] + private + pems[1].replace(b"\n", b"\r\n"))
     assert [certificates.end_of(each) for each in found] == [end.timestamp() for end in ends]
     assert certificates.certificates_of(private) == []
+
+
+def signed(subject: str, issuer: str, year: int) -> bytes:
+    key = ec.generate_private_key(ec.SECP256R1())
+    names = [x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)]) for name in (issuer, subject)]
+    begin, end = datetime.datetime(1990, 1, 1, tzinfo=UTC), datetime.datetime(year, 1, 1, tzinfo=UTC)
+    builder = x509.CertificateBuilder(*names, key.public_key(), x509.random_serial_number(), begin, end)
+    return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.DER)
+
+
+@pytest.mark.parametrize(
+    ("between", "year"),
+    [
+        ([], None),
+        ([("inter", "root", 2030)], 2030),
+        # One that follows it stands beside it.
+        ([("inter", "root", 2030), ("inter", "root", 2045)], 2045),
+        ([("other", "root", 2030)], None),
+        ([("inter", "upper", 2045), ("upper", "root", 2035)], 2035),
+        # By each other.
+        ([("inter", "upper", 2045), ("upper", "inter", 2042)], 2042),
+    ],
+)
+def test_a_chain_ends_with_what_is_between_a_certificate_and_its_ca(
+    between: list[tuple[str, str, int]], year: int | None
+) -> None:
+    own = signed("leaf", "inter", 2040)
+    others = [own, *(signed(*each) for each in between), signed("root", "root", 2026)]
+    found = certificates.end_above(own, others)
+    assert found == (None if year is None else datetime.datetime(year, 1, 1, tzinfo=UTC).timestamp())
+
+
+def test_the_chain_of_an_agent_is_told_where_it_ends_first(tmp_path: Path) -> None:
+    def write(name: str, *held: bytes) -> str:
+        text = "".join(ssl.DER_cert_to_PEM_cert(each) for each in held)
+        (tmp_path / name).write_text(text, encoding="ascii")
+        return str(tmp_path / name)
+
+    leaf, inter, root = signed("leaf", "inter", 2040), signed("inter", "root", 2030), signed("root", "root", 2050)
+    now = datetime.datetime(2029, 12, 30, tzinfo=UTC).timestamp()
+    # Nobody answers there.
+    asked = nomad.Connection(address="https://127.0.0.1:1", client_cert=write("agent.pem", leaf, inter))
+    for ca in (write("ca.pem", root), write("both.pem", inter, root)):
+        own = asked if ca.endswith("ca.pem") else dataclasses.replace(asked, client_cert=write("leaf.pem", leaf))
+        found = nomad_certificates.of_agent(dataclasses.replace(own, ca_cert=ca), 30, now)
+        ends = [(each["of"], each["not_after"][:4], each["state"]) for each in found]
+        assert ends == [("file", "2040", "ok"), ("ca", "2050", "ok"), ("chain", "2030", "ends_soon")]
+        (told,) = nomad_certificates.told(found, "ends_soon", 30)
+        start = f"a certificate between the CA's and that in {own.client_cert} expires on 2030-01-01"
+        assert told.startswith(start)
+    # One that ends with its chain is told once.
+    longer = signed("inter", "root", 2045)
+    whole = dataclasses.replace(asked, client_cert=write("agent.pem", leaf, longer), ca_cert=write("ca.pem", root))
+    assert [each["of"] for each in nomad_certificates.of_agent(whole, 30, now)] == ["file", "ca"]
 
 
 def test_what_is_no_certificate_is_told() -> None:
