@@ -17,6 +17,7 @@ cuda-toolkit-config-common
 cuda-toolkit-12-8
 cuda-toolkit-13
 """
+OLD = {"nvidia_driver_branch": "570"}
 DNF = """\
 Available Packages
 cuda-toolkit-12-8.x86_64                  12.8.1-1      nvidia-cuda
@@ -32,16 +33,27 @@ def test_versions_of_the_repository(said: str | None, found: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "refusal", "told"),
+    ("version", "refusal", "more", "told"),
     [
-        ("13.0", "", ""),
-        ("13", "", 'cuda_version is "13". Expected: major and minor version'),
-        ("13.0.1", "", 'cuda_version is "13.0.1". Expected: major and minor version'),
-        ("13.0", "the distribution is Linux Mint.", "the distribution is Linux Mint. Next step: install CUDA yourself"),
+        ("13.0", "", {}, ""),
+        ("13", "", {}, 'cuda_version is "13". Expected: major and minor version'),
+        ("13.0.1", "", {}, 'cuda_version is "13.0.1". Expected: major and minor version'),
+        ("13.0", "the distribution is Mint.", {}, "the distribution is Mint. Next step: install CUDA yourself"),
+        # What the role would refuse only when the driver has been exchanged.
+        (
+            "13.0", "", OLD,
+            "nvidia_driver_branch is 570, and cuda_version 13.0. Expected: branch 580 or newer, which CUDA 13.0 needs. "
+            "Next step: set nvidia_driver_branch so, or cuda_version to one of an older major version.",
+        ),
+        ("12.8", "", OLD, ""),
+        ("13.0", "", {"nvidia_driver_branch": 580}, ""),
+        ("13.0", "", {**OLD, "nvidia_driver_managed": False}, ""),
+        ("13.0", "", {**OLD, "_common_is_wsl": True}, ""),
+        ("13.0", "", {**OLD, "common_scope": "remove"}, ""),
     ],
-)
-def test_what_is_refused(version: str, refusal: str, told: str) -> None:
-    given = {"cuda_version": version, "__nvidia_repository_refusal": refusal}
+)  # fmt: skip
+def test_what_is_refused(version: str, refusal: str, more: dict[str, object], told: str) -> None:
+    given = {"cuda_version": version, "__nvidia_repository_refusal": refusal, "_common_is_wsl": False, **more}
     found = role_helper.value("__cuda_refusal", {**role_helper.variables("cuda"), **given})
     assert found.startswith(told) and bool(found) is bool(told)
 
@@ -65,6 +77,14 @@ def test_what_is_noted_before_the_toolkit_is_installed_is_what_the_removal_reads
     ))  # fmt: skip
     assert note < toolkit
     assert steps[note]["ansible.builtin.copy"]["dest"] == "{{ __cuda_ours_dir }}/{{ cuda_version }}"
+    for there, ours in (
+        ((), True),
+        (("installed cuda-toolkit-13-0=13.0.2-1",), False),
+        (("installed cuda-toolkit-13=1",), True),
+    ):
+        known = {**role_helper.variables("cuda"), "_common_host": role_helper.host(packages=there)}
+        known["here"] = trust_as_template(f"{{{{ {steps[note]['when']} }}}}")
+        assert role_helper.value("here", known) is ours
     (look,) = (step for step in absent if "ansible.builtin.find" in step)
     assert (look["ansible.builtin.find"]["paths"], look["register"]) == ("{{ __cuda_ours_dir }}", "__cuda_ours")
     (gone,) = (step["vars"]["common_packages"] for step in absent if "vars" in step)
@@ -140,6 +160,8 @@ def test_it_is_asked_before_anything_is_installed() -> None:
     assert names[1:] == [*asked, "Install the toolkit alone"]
     main = yaml.safe_load((ROOT / "roles/cuda/tasks/main.yml").read_text(encoding="utf-8"))
     assert [step["name"] for step in main].index("Require a driver that the toolkit works with, or none") == 3
+    # A cache of facts may have that of another day.
+    assert main[2]["when"] == "(__nvidia_driver_checked | default({})).msg | default('') != ansible_play_name"
 
 
 @pytest.mark.parametrize(
@@ -157,8 +179,12 @@ def test_it_is_asked_before_anything_is_installed() -> None:
 def test_a_driver_that_is_too_old_for_the_release(version: str, driver: str | None, wsl: bool, told: str) -> None:
     smi = {"available": driver is not None, "driver_version": driver}
     known = {**role_helper.variables("cuda"), "cuda_version": version, "_common_is_wsl": wsl}
-    known["ansible_facts"] = {"nvidia_smi": smi}
+    known |= {"ansible_facts": {"nvidia_smi": smi}, "_common_host": role_helper.host()}
     found = role_helper.value("__cuda_driver_refusal", known)
     assert found.startswith(told) and bool(found) is bool(told)
     assert not told or ("install a newer driver in Windows" if wsl else "set nvidia_driver_branch to one") in found
     assert role_helper.value("__cuda_driver_refusal", {**known, "__nvidia_driver_to_come": True}) == ""
+    compat = (f"installed cuda-compat-{version.replace('.', '-')}=580.95.05-1",)
+    assert (
+        role_helper.value("__cuda_driver_refusal", {**known, "_common_host": role_helper.host(packages=compat)}) == ""
+    )

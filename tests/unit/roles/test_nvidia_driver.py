@@ -143,6 +143,14 @@ def test_what_this_boot_began_with_is_no_reason_for_another(tmp_path: Path) -> N
     for reason in ("driver_not_loaded", "library_mismatch"):
         told = told_by_the_check(facts={"nvidia_smi": {**facts, "reason": reason}}, **gone, **now)
         assert "lspci -k -d 10de:" in told and told.endswith("so this role does not reboot for it again.")
+    # Check mode installs nothing that a boot would find, and announces the boot that another branch needs.
+    announced = {"ansible_check_mode": True, "__nvidia_driver_installed": {"skipped": True}, **now}
+    assert value("__nvidia_driver_reboot_helps", facts=smi(None, "570.195.03"), **announced) is True
+    # After the role's own boot, of which the script knew nothing yet.
+    booted: dict[str, Any] = {"__nvidia_driver_since_boot": {"stdout": "/x/nvidia.ko"}}
+    booted |= {name: {"changed": True} for name in ("__nvidia_driver_installed", "__nvidia_driver_rebooted")}
+    told = told_by_the_check(facts={"nvidia_smi": {**facts, "reason": "driver_not_loaded"}}, **gone, **booted)
+    assert told.endswith("so this role does not reboot for it again.")
 
 
 @pytest.mark.parametrize(("platform", "step"), [("linux", "nvidia-modprobe"), ("wsl", "TCC mode")])
@@ -184,6 +192,13 @@ def test_locks_that_rhel_10_has() -> None:
     assert value("__nvidia_driver_branch_is_other", **given) is True
     given["__nvidia_driver_locks"] = {"stdout_lines": LOCKS.replace("570.195.03", "580.95.05").splitlines()}
     assert value("__nvidia_driver_branch_is_other", **given) is False
+    # By `dnf install` alone, and locked by nobody.
+    given["__nvidia_driver_locks"] = {"stdout_lines": []}
+    for there, other in (("590.44.01", True), ("580.95.05", False)):
+        host = role_helper.host(packages=(f"installed nvidia-open=3:{there}-1.el10",))
+        assert value("__nvidia_driver_branch_is_other", **given, _common_host=host) is other
+        to_come = {"ansible_check_mode": True, "_common_host": host, "nvidia_driver_managed": True}
+        assert value("__nvidia_driver_to_come", **given, **to_come) is other
 
 
 @pytest.mark.parametrize(
@@ -654,6 +669,12 @@ def test_what_stands_between_a_new_driver_and_its_gpus_is_told(
         host["files"].append({"path": value("__nvidia_driver_secure_boot_path"), "checksum": checksum})
     found = value("__nvidia_driver_in_the_way", _common_host=host, **given)
     assert [text[: len(start)] for text, start in zip(found, told, strict=True)] == told
+    for platform, key in (
+        ("Debian: Ubuntu 24.04", "/var/lib/shim-signed/mok/MOK.der"),
+        ("Debian: Debian 12.9", "dkms/mok.pub"),
+    ):
+        found = value("__nvidia_driver_in_the_way", _common_host=host, platform=platform, **given)
+        assert not [text for text in found if "Secure Boot" in text and f"{key}`" not in text]
 
 
 def test_all_of_the_role_but_its_end_is_left_out_there() -> None:
@@ -665,7 +686,10 @@ def test_all_of_the_role_but_its_end_is_left_out_there() -> None:
         "Let a node work again that was taken out",
     ]  # fmt: skip
     (check,) = (task for task in yaml.safe_load((ROLE / "tasks/verify.yml").read_text()) if "Check" in task["name"])
-    assert check["when"] == "not __nvidia_driver_left_out"
+    left_out = "{{ " + check["when"] + " }}"
+    for reason, looked in (("not_installed", False), ("driver_not_loaded", True), (None, True)):
+        given = {"__nvidia_driver_left_out": True, "asked": trust_as_template(left_out), "facts": smi(reason)}
+        assert value("asked", **given) is looked
 
 
 def on_the_bus(*gpus: str) -> dict[str, Any]:
