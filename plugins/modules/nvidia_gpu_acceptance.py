@@ -53,8 +53,9 @@ options:
         M(gpufarm.core.nvidia_gpu_health) (C(probe)) and of M(gpufarm.core.nvidia_gpu_benchmark) (C(benchmark)), which
         may be those of a failed or unreachable host. Its own C(close_on) is the lowest verdict of a problem of the
         probe with which it fails, V(critical) or V(warning).
-      - GPUs whose UUIDs are in its C(ignored), which Nomad has no use for, are not judged by the benchmark. With
-        C(gpus_expected) set, a number that the probe holds it to, none is missed that it had at its last acceptance.
+      - GPUs whose UUIDs are in its C(ignored), which Nomad has no use for, are not judged by the benchmark,
+        nor are pairs with one. With C(gpus_expected) set, a number that the probe holds it to, none is missed that it
+        had at its last acceptance.
     type: list
     elements: dict
     default: []
@@ -335,7 +336,9 @@ def own_problems(node: Mapping[str, Any]) -> Iterator[Entry]:
     if "gpus" not in benchmark:
         yield told(node, _silent("not_measured", benchmark, "figures of its GPUs"))
     for problem in benchmark.get("problems") or ():
-        if (problem["uuid"] or "").lower() not in ignored_of(node):
+        # Of a pair either end.
+        ends = {uuid.lower() for uuid in (problem["uuid"], problem.get("peer")) if uuid}
+        if not ends & ignored_of(node):
             yield {key: problem[key] for key in OF_PROBLEM}
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark import measuring, records
+from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark import judging, measuring, records
 from ansible_collections.gpufarm.core.plugins.modules import nvidia_gpu_acceptance
 from ansible_collections.gpufarm.core.tests.unit.plugins.modules import release_helper as helper
 
@@ -173,12 +173,21 @@ def test_a_module_that_fails_is_told_in_its_own_words(run: Run) -> None:
 
 
 def test_a_gpu_that_is_ignored_is_not_judged_by_the_benchmark(run: Run) -> None:
-    found = [problem("wrong_results", "GPU-a"), problem("gpu_busy", "GPU-b")]
+    found = [
+        problem("wrong_results", "GPU-a"),
+        problem("gpu_busy", "GPU-b"),
+        # Of a pair either end is enough.
+        problem("slow_peer", "GPU-a", peer="GPU-b"),
+        problem("slow_peer", "GPU-b", peer="GPU-a"),
+        problem("peer_wrong", "GPU-b", peer="GPU-A"),
+    ]
     mine = node("gpu01", measured("GPU-a"), measured("GPU-b"), ignored=["gpu-A"])
     mine["benchmark"]["problems"] = found
     (record,) = run(mine)["nodes"]
     assert [gpu["uuid"] for gpu in record["gpus"]] == ["GPU-b"]
     assert [each["code"] for each in record["problems"]] == ["gpu_busy"]
+    (record,) = run({**mine, "ignored": [""]})["nodes"]
+    assert [each["code"] for each in record["problems"]] == [each["code"] for each in found]
 
 
 def test_a_gpu_that_is_gone_since_the_last_acceptance_is_missed(run: Run) -> None:
@@ -267,6 +276,14 @@ def test_a_gpu_that_is_slow_to_all_others_is_named_and_not_the_others(run: Run) 
     assert judged(later) == [("failed", [("slower_than_before", "GPU-c")])]
     ignored = run({**linked("gpu01", "GPU-c"), "ignored": ["GPU-C"]}, check_mode=True)
     assert judged(ignored) == [("accepted", [])] and len(ignored["nodes"][0]["peers"]) == 6
+    # The same where the benchmark itself tells of it.
+    told = linked("gpu01", "GPU-c")
+    found = judging.judge_peers(told["benchmark"]["peers"], None, judging.Thresholds(peer_min_gb_per_s=350))
+    told["benchmark"]["problems"] = [problem(each.code, str(each.uuid), peer=each.peer) for each in found]
+    assert judged(run(told, siblings_min=9, past_percent=0, check_mode=True)) == [
+        ("failed", [("slow_peer", "GPU-c")] * 6)
+    ]
+    assert judged(run({**told, "ignored": ["GPU-C"]}, check_mode=True)) == [("accepted", [])]
     slots = linked("gpu02", "GPU-c")
     for each in slots["benchmark"]["peers"]:
         each["nvlink"] = False
