@@ -16,7 +16,7 @@ description:
     and compares each GPU with its siblings of the run and with its own last acceptance.
   - A sibling is a GPU of the same model, a MIG device one with the same profile, with the same number of
     multiprocessors and the same power limit. Copies with the host are compared with a GPU's own past only, because
-    slots differ.
+    slots differ; copies by NVLink only where the boards have as many links between two GPUs.
   - Adds a line of JSON for each node to the file of records, whatever the verdict. Used by C(playbooks/accept.yml) on
     the control machine.
   - A node that is not fit is an answer and not an error. The module fails where the file cannot be read or written.
@@ -200,6 +200,12 @@ nodes:
             by NVLink to another GPU in the median, in GB/s.
           type: dict
           sample: {memory_read_gb_per_s: 3134.6, fp32_tflop_per_s: 64.0}
+        peer_limit_gb_per_s:
+          description: What NVLink could give between two GPUs of its node at most, in GB/s. C(peer_gb_per_s) is
+            compared where this is the same, and with the GPU's own past in the same node. V(null) where it is not
+            known.
+          type: float
+          sample: 478.1
         siblings:
           description: By how many siblings it was judged. V(null) where it was not.
           type: int
@@ -408,6 +414,7 @@ def gpus_of(node: Mapping[str, Any]) -> list[Entry]:
             "verdict": gpu["verdict"],
             "figures": gpu["figures"]
             and {**gpu["figures"], "peer_gb_per_s": comparing.peer_figure(gpu["uuid"], peers_of(node))},
+            "peer_limit_gb_per_s": comparing.peer_limit(peers_of(node)),
             "siblings": None,
             "accepted_before": None,
         }
@@ -435,7 +442,7 @@ def judge(
         problems = [*own_problems(node), *missing_from(node, past)]
         for gpu in gpus[node["host"]]:
             gpu["siblings"], slow = by_siblings[gpu["uuid"]]
-            gpu["accepted_before"], slower = comparing.judge_past(gpu, level, before, allowed)
+            gpu["accepted_before"], slower = comparing.judge_past(gpu, level, before, allowed, node=node["node"])
             for finding in (slow, slower):
                 if finding:
                     problems.append(told(node, finding, gpu["uuid"]))

@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,7 @@ def test_a_node_that_is_well_has_its_record(run: Run) -> None:
                 "sm_count": 132,
                 "verdict": "ok",
                 "figures": {**FIGURES, "peer_gb_per_s": None},
+                "peer_limit_gb_per_s": None,
                 "siblings": None,
                 "accepted_before": None,
             }
@@ -288,6 +290,44 @@ def test_a_gpu_that_is_slow_to_all_others_is_named_and_not_the_others(run: Run) 
     for each in slots["benchmark"]["peers"]:
         each["nvlink"] = False
     assert judged(run(slots, check_mode=True)) == [("accepted", [])]
+
+
+def board(name: str, uuids: Sequence[str], rate: float, limit: float, lost: str = "") -> dict[str, Any]:
+    """A node whose GPUs are all linked; one may have C(lost) half of its links."""
+    made = node(name, *map(measured, uuids))
+    made["benchmark"]["peers"] = [
+        {"from": one, "to": other, "nvlink": True, "errors": 0,
+         "gb_per_s": rate / 2 if lost in (one, other) else rate,
+         "limit_gb_per_s": limit / 2 if lost in (one, other) else limit}
+        for one, other in itertools.permutations(uuids, 2)
+    ]  # fmt: skip
+    return made
+
+
+def test_copies_by_nvlink_are_compared_on_boards_that_are_alike(run: Run) -> None:
+    uuids = {letter: [f"GPU-{letter}{number}" for number in range(8 if letter in "ab" else 4)] for letter in "abcdef"}
+    eights = [board(f"gpu-{letter}", uuids[letter], 265.0, 300.0) for letter in "ab"]
+    fours = [board(f"gpu-{letter}", uuids[letter], 93.0, 100.0) for letter in "cd"]
+    outcome = run(*eights, *fours)
+    assert judged(outcome) == [("accepted", [])] * 4
+    assert [each["gpus"][0]["peer_limit_gb_per_s"] for each in outcome["nodes"]] == [300.0, 300.0, 100.0, 100.0]
+    assert [each["gpus"][0]["siblings"] for each in outcome["nodes"]] == [23] * 4
+    # Cards that were moved to the other kind of board have a past there from then on.
+    moved = uuids["a"][:4]
+    assert judged(run(board("gpu-x", moved, 93.0, 100.0), *fours)) == [("accepted", [])] * 3
+    assert judged(run(board("gpu-y", moved, 93.0, 100.0), check_mode=True)) == [("accepted", [])]
+    assert judged(run(board("gpu-y", moved, 60.0, 100.0), check_mode=True)) == [
+        ("failed", [("slower_than_before", uuid) for uuid in moved])
+    ]
+    # Some that are slow among their own kind, and one that lost links, so that its own pairs could not give more.
+    slow = board("gpu-e", uuids["e"], 70.0, 100.0)
+    first = judged(run(slow, *fours, check_mode=True))[0]
+    assert first == ("failed", [("slow_among_siblings", uuid) for uuid in uuids["e"]])
+    lost = board("gpu-f", uuids["f"], 265.0, 300.0, lost="GPU-f2")
+    assert judged(run(lost, check_mode=True)) == [("failed", [("slow_among_siblings", "GPU-f2")])]
+    # A board that gives less than before in its node is no other one.
+    less = board("gpu-b", uuids["b"], 132.0, 150.0)
+    assert judged(run(less, check_mode=True)) == [("failed", [("slower_than_before", uuid) for uuid in uuids["b"]])]
 
 
 def test_a_mig_device_has_what_its_gpu_is(run: Run) -> None:
