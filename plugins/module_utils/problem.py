@@ -31,6 +31,8 @@ class Finding:
     severity: str | None = None
     action: str | None = None
     uuid: str | None = None
+    peer: str | None = None
+    """The other GPU, where it is between two."""
 
 
 @dataclasses.dataclass(frozen=True)

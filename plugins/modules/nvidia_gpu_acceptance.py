@@ -16,7 +16,7 @@ description:
     and compares each GPU with its siblings of the run and with its own last acceptance.
   - A sibling is a GPU of the same model, a MIG device one with the same profile, with the same number of
     multiprocessors and the same power limit. Copies with the host are compared with a GPU's own past only, because
-    slots differ.
+    slots differ; copies by NVLink only where the boards have as many links between two GPUs.
   - Adds a line of JSON for each node to the file of records, whatever the verdict. Used by C(playbooks/accept.yml) on
     the control machine.
   - A node that is not fit is an answer and not an error. The module fails where the file cannot be read or written.
@@ -53,8 +53,9 @@ options:
         M(gpufarm.core.nvidia_gpu_health) (C(probe)) and of M(gpufarm.core.nvidia_gpu_benchmark) (C(benchmark)), which
         may be those of a failed or unreachable host. Its own C(close_on) is the lowest verdict of a problem of the
         probe with which it fails, V(critical) or V(warning).
-      - GPUs whose UUIDs are in its C(ignored), which Nomad has no use for, are not judged by the benchmark. With
-        C(gpus_expected) set, a number that the probe holds it to, none is missed that it had at its last acceptance.
+      - GPUs whose UUIDs are in its C(ignored), which Nomad has no use for, are not judged by the benchmark,
+        nor are pairs with one. With C(gpus_expected) set, a number that the probe holds it to, none is missed that it
+        had at its last acceptance.
     type: list
     elements: dict
     default: []
@@ -199,6 +200,12 @@ nodes:
             by NVLink to another GPU in the median, in GB/s.
           type: dict
           sample: {memory_read_gb_per_s: 3134.6, fp32_tflop_per_s: 64.0}
+        peer_limit_gb_per_s:
+          description: What NVLink could give between two GPUs of its node at most, in GB/s. C(peer_gb_per_s) is
+            compared where this is the same, and with the GPU's own past in the same node. V(null) where it is not
+            known.
+          type: float
+          sample: 478.1
         siblings:
           description: By how many siblings it was judged. V(null) where it was not.
           type: int
@@ -335,7 +342,9 @@ def own_problems(node: Mapping[str, Any]) -> Iterator[Entry]:
     if "gpus" not in benchmark:
         yield told(node, _silent("not_measured", benchmark, "figures of its GPUs"))
     for problem in benchmark.get("problems") or ():
-        if (problem["uuid"] or "").lower() not in ignored_of(node):
+        # Of a pair either end.
+        ends = {uuid.lower() for uuid in (problem["uuid"], problem.get("peer")) if uuid}
+        if not ends & ignored_of(node):
             yield {key: problem[key] for key in OF_PROBLEM}
 
 
@@ -405,6 +414,7 @@ def gpus_of(node: Mapping[str, Any]) -> list[Entry]:
             "verdict": gpu["verdict"],
             "figures": gpu["figures"]
             and {**gpu["figures"], "peer_gb_per_s": comparing.peer_figure(gpu["uuid"], peers_of(node))},
+            "peer_limit_gb_per_s": comparing.peer_limit(peers_of(node)),
             "siblings": None,
             "accepted_before": None,
         }
@@ -432,7 +442,7 @@ def judge(
         problems = [*own_problems(node), *missing_from(node, past)]
         for gpu in gpus[node["host"]]:
             gpu["siblings"], slow = by_siblings[gpu["uuid"]]
-            gpu["accepted_before"], slower = comparing.judge_past(gpu, level, before, allowed)
+            gpu["accepted_before"], slower = comparing.judge_past(gpu, level, before, allowed, node=node["node"])
             for finding in (slow, slower):
                 if finding:
                     problems.append(told(node, finding, gpu["uuid"]))

@@ -353,9 +353,14 @@ problems:
       type: str
       sample: gpu01
     uuid:
-      description: UUID of the GPU or MIG device. V(null) for a problem of several.
+      description: UUID of the GPU or MIG device. V(null) for a problem of several. Of a pair of GPUs that is too slow,
+        the one that is in more such pairs, and the one that sent where both are in as many.
       type: str
       sample: GPU-73466fa5-45f2-f4ce-0991-77d3b3398071
+    peer:
+      description: UUID of the other GPU, where copies between two are slow or wrong. V(null) otherwise.
+      type: str
+      sample: null
     code:
       description: One of the codes in the notes.
       type: str
@@ -577,13 +582,10 @@ def benchmark(params: Mapping[str, Any], root: str) -> dict[str, Any]:
     gpus, problems = [], []
 
     def told(finding: Finding, uuid: str | None) -> None:
-        problems.append(
-            dataclasses.asdict(
-                problem_of(
-                    node, finding.code, finding.found, finding.expected, finding.next_step, uuid=uuid, named=bool(uuid)
-                )
-            )
+        problem = problem_of(
+            node, finding.code, finding.found, finding.expected, finding.next_step, uuid=uuid, named=bool(uuid)
         )
+        problems.append({**dataclasses.asdict(problem), "peer": finding.peer})
 
     for each in devices:
         last = later.get(each.gpu["uuid"]) if each.gpu else None

@@ -9,9 +9,12 @@ import bisect
 import dataclasses
 import statistics
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ansible_collections.gpufarm.core.plugins.module_utils.problem import Finding
+
+if TYPE_CHECKING:
+    Accepted = tuple[Mapping[str, Any], Mapping[str, Any]]
 
 # Copies with the host are not among those of siblings: they tell of the slot, and slots differ in one machine.
 CARD_FIGURES = {
@@ -23,6 +26,8 @@ CARD_FIGURES = {
     "bf16_tensor_tflop_per_s": ("tensor cores with BF16", "TFLOP/s"),
     "peer_gb_per_s": ("copies by NVLink", "GB/s"),
 }
+# What the board gives and not the card: it is compared where this is equal.
+BOARDS = {"peer_gb_per_s": "peer_limit_gb_per_s"}
 FIGURES = {
     **CARD_FIGURES,
     "host_to_device_gb_per_s": ("host to GPU", "GB/s"),
@@ -43,6 +48,14 @@ def peer_figure(uuid: str, pairs: Iterable[Mapping[str, Any]]) -> float | None:
     """
     rates = [pair["gb_per_s"] for pair in pairs if pair["from"] == uuid and pair["nvlink"] and pair["gb_per_s"]]
     return statistics.median_low(rates) if rates else None
+
+
+def peer_limit(pairs: Iterable[Mapping[str, Any]]) -> float | None:
+    """What NVLink gives between two GPUs of a node at most, as its board has it; None where nobody tells.
+
+    Not by a GPU's own pairs: one that lost links would be like none of those beside it.
+    """
+    return max((pair["limit_gb_per_s"] for pair in pairs if pair["nvlink"] and pair["limit_gb_per_s"]), default=None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +89,11 @@ def _value(gpu: Mapping[str, Any], figure: str) -> float | None:
     return value
 
 
+def _board(gpu: Mapping[str, Any], figure: str) -> Hashable:
+    """With whose the figure can be compared; a record of old has nothing of it."""
+    return gpu.get(BOARDS[figure]) if figure in BOARDS else None
+
+
 def judge_siblings(
     gpus: Sequence[tuple[Mapping[str, Any], str]], allowed: Allowed
 ) -> dict[str, tuple[int | None, Finding | None]]:
@@ -92,16 +110,21 @@ def judge_siblings(
         judged: dict[str, int] = {}
         slow: dict[str, list[str]] = {}
         for figure, (what, unit) in CARD_FIGURES.items():
-            values = {gpu["uuid"]: value for gpu in alike if (value := _value(gpu, figure)) is not None}
-            others = len(values) - 1
-            if others < max(allowed.siblings_min, 1):
-                continue
-            alone = _Others(values.values(), allowed)
-            for uuid, value in values.items():
-                judged[uuid] = max(others, judged.get(uuid, 0))
-                middle, least = alone.of(value)
-                if value < least:
-                    slow.setdefault(uuid, []).append(f"{what} at {value:g} {unit}, where their median is {middle:g}")
+            boards: dict[Hashable, dict[str, float]] = {}
+            for gpu in alike:
+                if (value := _value(gpu, figure)) is not None:
+                    boards.setdefault(_board(gpu, figure), {})[gpu["uuid"]] = value
+            for values in boards.values():
+                others = len(values) - 1
+                if others < max(allowed.siblings_min, 1):
+                    continue
+                alone = _Others(values.values(), allowed)
+                for uuid, value in values.items():
+                    judged[uuid] = max(others, judged.get(uuid, 0))
+                    middle, least = alone.of(value)
+                    if value < least:
+                        why = f"{what} at {value:g} {unit}, where their median is {middle:g}"
+                        slow.setdefault(uuid, []).append(why)
         for uuid, number in judged.items():
             told[uuid] = number, _slow_among(slow[uuid], number, allowed) if uuid in slow else None
     return told
@@ -142,31 +165,41 @@ def _slow_among(slow: Sequence[str], siblings: int, allowed: Allowed) -> Finding
     )
 
 
-def accepted_before(records: Iterable[Mapping[str, Any]]) -> dict[Hashable, tuple[str, Mapping[str, Any]]]:
-    """The last acceptance of each GPU at each class: its date and the GPU's entry."""
-    found: dict[Hashable, tuple[str, Mapping[str, Any]]] = {}
+def accepted_before(records: Iterable[Mapping[str, Any]]) -> dict[Hashable, Accepted]:
+    """The last acceptance of each GPU at each class: its record and the GPU's entry."""
+    found: dict[Hashable, Accepted] = {}
     for record in records:
         if record["verdict"] == "accepted":
             for gpu in record["gpus"]:
                 for key in _same(gpu):
-                    found[key, class_of(gpu, record["level"])] = record["date"], gpu
+                    found[key, class_of(gpu, record["level"])] = record, gpu
     return found
 
 
 def judge_past(
-    gpu: Mapping[str, Any], level: str, before: Mapping[Hashable, tuple[str, Mapping[str, Any]]], allowed: Allowed
+    gpu: Mapping[str, Any],
+    level: str,
+    before: Mapping[Hashable, Accepted],
+    allowed: Allowed,
+    *,
+    node: str | None = None,
 ) -> tuple[str | None, Finding | None]:
-    """By which acceptance of its own a GPU was judged, and what that says; None where it has none, or no figures."""
+    """By which acceptance of its own a GPU was judged, and what that says; None where it has none, or no figures.
+
+    In its node it is held to what the board gave: a node that lost links has another limit as well.
+    """
     past = next(
         (before[key, class_of(gpu, level)] for key in _same(gpu) if (key, class_of(gpu, level)) in before), None
     )
     if past is None or not allowed.past_percent:
         return None, None
-    date, then = past
+    record, then = past
+    date = record["date"]
     compared, slow = False, []
     for figure, (what, unit) in FIGURES.items():
         value, first = _value(gpu, figure), _value(then, figure)
-        if value is not None and first:
+        like = record["node"] == node or _board(gpu, figure) == _board(then, figure)
+        if value is not None and first and like:
             compared = True
             lost = 100.0 * (first - value) / first
             if lost > allowed.past_percent:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -351,16 +352,16 @@ def with_limits(
     return told
 
 
-def _slow_peer(pair: Mapping[str, Any], thresholds: Thresholds) -> tuple[str, str] | None:
+def _slow_peer(pair: Mapping[str, Any], thresholds: Thresholds, other: str) -> tuple[str, str] | None:
     """What was found and expected of a pair that is too slow; None where it is not, or where nothing tells."""
     least, share = thresholds.peer_min_gb_per_s, thresholds.peer_min_percent
     if least and (pair["gb_per_s"] or 0.0) < least:
-        return f"{pair['gb_per_s'] or 'no direct'} GB/s to {pair['to']}", f"at least {least:g} GB/s"
+        return f"{pair['gb_per_s'] or 'no direct'} GB/s {other}", f"at least {least:g} GB/s"
     reached = pair.get("percent")
     if share and reached is not None and reached < share:
         links = NVLINKS.match(pair["way"])
         by = f"{links[1]} NVLinks" if links else "PCI Express"
-        found = f"{pair['gb_per_s']:g} GB/s to {pair['to']}, {reached:.0f} % of the {pair['limit_gb_per_s']:g} of {by}"
+        found = f"{pair['gb_per_s']:g} GB/s {other}, {reached:.0f} % of the {pair['limit_gb_per_s']:g} of {by}"
         return found, f"at least {share:g} %"
     return None
 
@@ -368,25 +369,35 @@ def _slow_peer(pair: Mapping[str, Any], thresholds: Thresholds) -> tuple[str, st
 def judge_peers(
     pairs: Iterable[Mapping[str, Any]], error: Mapping[str, Any] | None, thresholds: Thresholds
 ) -> list[Finding]:
-    """What is wrong between GPUs; the GPU that a finding is told of is the one that sent."""
+    """What is wrong between GPUs.
+
+    Wrong words are told of the GPU that sent. A slow pair is told of the end that is in more slow pairs, and of the one
+    that sent where both are in as many: one bad GPU is slow to all, and all are to it.
+    """
     findings = []
+    pairs = list(pairs)
+    slow_pairs = Counter(pair[end] for pair in pairs if _slow_peer(pair, thresholds, "") for end in ("from", "to"))
     for pair in pairs:
+        sender, receiver = pair["from"], pair["to"]
         if pair["errors"]:
             findings.append(
                 Finding(
                     "peer_wrong",
-                    f"{pair['errors']} wrong words after a copy to {pair['to']}",
+                    f"{pair['errors']} wrong words after a copy to {receiver}",
                     "what was sent",
                     "check NVLink (nvidia-smi nvlink -e) and, under a hypervisor, what its IOMMU does",
-                    uuid=pair["from"],
+                    uuid=sender,
+                    peer=receiver,
                 )
             )
-        slow = _slow_peer(pair, thresholds)
+        received = slow_pairs[receiver] > slow_pairs[sender]
+        slow = _slow_peer(pair, thresholds, f"from {sender}" if received else f"to {receiver}")
         if slow:
             step = (
                 "check NVLink (nvidia-smi nvlink -s -e) and Fabric Manager, or what else is on the PCI Express switch"
             )
-            findings.append(Finding("slow_peer", *slow, step, uuid=pair["from"]))
+            uuid, peer = (receiver, sender) if received else (sender, receiver)
+            findings.append(Finding("slow_peer", *slow, step, uuid=uuid, peer=peer))
     if error:
         found = _error(error)
         findings.append(Finding("peers_failed", found.found, "copies between all GPUs", found.next_step))

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     Measured = tuple[accepted.Record, Mapping[str, Any]]
 
 BEFORE_MAX = 10
+# So many nodes are named in a notice.
+NAMED = 5
 # Left alone, it says nothing of the GPU.
 NOT_MEASURED = ("busy", "unknown")
 
@@ -38,6 +40,7 @@ def add_benchmarks(nodes: Iterable[Node], text: str, path: str | None) -> list[N
         lines, skipped = accepted.parse(text.encode(), where)
     except FoundError as error:
         return [notice(error.found, "the records that playbooks/accept.yml keeps", "correct accept_records")]
+    nodes = list(nodes)
     found = _by_gpu(lines)
     for node in nodes:
         for gpu in node["gpus"]:
@@ -46,14 +49,16 @@ def add_benchmarks(nodes: Iterable[Node], text: str, path: str | None) -> list[N
             for device in gpu["mig_devices"]:
                 own = found.get(device["uuid"] or "")
                 device["benchmark"] = _benchmark(own) if own else None
+    told = _not_measured(nodes, lines, where)
     if not skipped:
-        return []
+        return told
     return [
+        *told,
         notice(
             f"{where} has {len(skipped)} lines that are no records of an acceptance, the first in line {skipped[0]}",
             "whole lines only",
             "take them out; a run that was killed while it wrote leaves such a line",
-        )
+        ),
     ]
 
 
@@ -72,22 +77,52 @@ def _by_gpu(lines: Sequence[accepted.Record]) -> dict[Any, list[Measured]]:
     return found
 
 
+def _not_measured(nodes: Iterable[Node], lines: Sequence[accepted.Record], where: str) -> list[Notice]:
+    """Nodes that failed without figures: what is shown of their GPUs is of an earlier acceptance."""
+    newest = {record["node"]: record for record in lines if _is_time(record["date"])}
+    silent = [
+        f"{clean(node['name'])} ({record['date'][:10]})"
+        for node in nodes
+        if (record := newest.get(node["nomad_name"])) and record["verdict"] != "accepted" and not record["gpus"]
+    ]
+    if not silent:
+        return []
+    more = f" and {len(silent) - NAMED} more" if len(silent) > NAMED else ""
+    return [
+        notice(
+            f"The newest acceptance of {', '.join(silent[:NAMED])}{more} failed and has no figures of GPUs; any that "
+            "are shown are of an earlier one",
+            "an acceptance that has measured the GPUs of its node",
+            f"read in {where} why it has not, mend it, and run playbooks/accept.yml again",
+        )
+    ]
+
+
 def _benchmark(measured: Sequence[Measured]) -> Benchmark:
     record, gpu = measured[-1]
     outliers = [
         {"code": clean(str(problem.get("code"))), "found": clean(str(problem.get("found")))}
-        for problem in record.get("problems") or ()
-        if isinstance(problem, dict) and problem.get("uuid") == gpu["uuid"]
+        for problem in _problems(record, gpu)
     ]
     before = [_before(*each) for each in reversed(measured[-BEFORE_MAX - 1 : -1])]
     return {**_before(record, gpu), "node": clean(record["node"]), "outliers": outliers, "before": before}
+
+
+def _problems(record: accepted.Record, gpu: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What the acceptance has against the GPU. A problem of no single one may be of any."""
+    return [
+        problem
+        for problem in record.get("problems") or ()
+        if isinstance(problem, dict) and problem.get("uuid") in (gpu["uuid"], None)
+    ]
 
 
 def _before(record: accepted.Record, gpu: Mapping[str, Any]) -> BenchmarkBefore:
     return {
         "date": record["date"],
         "level": clean(record["level"]),
-        "verdict": "ok" if gpu.get("verdict") == "ok" else "failed",
+        "verdict": "ok" if gpu.get("verdict") == "ok" and not _problems(record, gpu) else "failed",
+        "accepted": record["verdict"] == "accepted",
         "figures": {
             clean(name): value if isinstance(value, (int, float)) else None for name, value in _figures(gpu).items()
         },

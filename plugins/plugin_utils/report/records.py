@@ -34,8 +34,10 @@ class BenchmarkBefore(TypedDict):
     date: str
     # start, quick or full.
     level: str
-    # ok or failed.
+    # Of the GPU, ok or failed; a problem of no single GPU is one of each.
     verdict: str
+    # Whether its node was accepted.
+    accepted: bool
     # As nvidia_gpu_acceptance records them.
     figures: dict[str, float | None]
 

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from fractions import Fraction
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -298,6 +299,26 @@ def test_pairs_are_judged_by_what_is_between_them() -> None:
     ):
         assert {(pair["limit_gb_per_s"], pair["percent"]) for pair in unknown} == {(None, None)}
         assert gpu_benchmark.judge_peers(unknown, None, Thresholds()) == []
+
+
+def test_of_slow_pairs_the_gpu_that_is_in_most_is_named() -> None:
+    def pair(one: str, other: str, rate: float) -> dict[str, Any]:
+        names = {"from": f"GPU-{one}", "to": f"GPU-{other}", "way": "NV18", "limit_gb_per_s": 478.1, "errors": 0}
+        return {**names, "gb_per_s": rate, "percent": judging.percent(rate, 478.1)}
+
+    pairs = [pair(one, other, 300.0 if "c" in (one, other) else 392.0) for one, other in permutations("abcd", 2)]
+    found = gpu_benchmark.judge_peers(iter(pairs), None, Thresholds())
+    assert {finding.uuid for finding in found} == {"GPU-c"} and len(found) == 6
+    told = {finding.found: finding.peer for finding in found}
+    assert told["300 GB/s from GPU-a, 63 % of the 478.1 of 18 NVLinks"] == "GPU-a"
+    assert told["300 GB/s to GPU-a, 63 % of the 478.1 of 18 NVLinks"] == "GPU-a"
+    # Of two nobody can tell, and another slow pair is no matter of c.
+    both = gpu_benchmark.judge_peers([pair("a", "b", 300.0), pair("b", "a", 300.0)], None, Thresholds())
+    assert [(finding.uuid, finding.peer) for finding in both] == [("GPU-a", "GPU-b"), ("GPU-b", "GPU-a")]
+    more = [{**each, "gb_per_s": 9.0} if (each["from"], each["to"]) == ("GPU-b", "GPU-d") else each for each in pairs]
+    absolute = gpu_benchmark.judge_peers(more, None, Thresholds(peer_min_gb_per_s=350, peer_min_percent=0))
+    assert {finding.uuid for finding in absolute} == {"GPU-b", "GPU-c"} and len(absolute) == 7
+    assert {"9.0 GB/s to GPU-d", "300.0 GB/s from GPU-b"} <= {finding.found for finding in absolute}
 
 
 def test_pairs_are_judged() -> None:

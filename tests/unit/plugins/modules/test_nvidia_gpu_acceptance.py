@@ -10,12 +10,13 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark import measuring, records
+from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark import judging, measuring, records
 from ansible_collections.gpufarm.core.plugins.modules import nvidia_gpu_acceptance
 from ansible_collections.gpufarm.core.tests.unit.plugins.modules import release_helper as helper
 
@@ -106,6 +107,7 @@ def test_a_node_that_is_well_has_its_record(run: Run) -> None:
                 "sm_count": 132,
                 "verdict": "ok",
                 "figures": {**FIGURES, "peer_gb_per_s": None},
+                "peer_limit_gb_per_s": None,
                 "siblings": None,
                 "accepted_before": None,
             }
@@ -173,12 +175,21 @@ def test_a_module_that_fails_is_told_in_its_own_words(run: Run) -> None:
 
 
 def test_a_gpu_that_is_ignored_is_not_judged_by_the_benchmark(run: Run) -> None:
-    found = [problem("wrong_results", "GPU-a"), problem("gpu_busy", "GPU-b")]
+    found = [
+        problem("wrong_results", "GPU-a"),
+        problem("gpu_busy", "GPU-b"),
+        # Of a pair either end is enough.
+        problem("slow_peer", "GPU-a", peer="GPU-b"),
+        problem("slow_peer", "GPU-b", peer="GPU-a"),
+        problem("peer_wrong", "GPU-b", peer="GPU-A"),
+    ]
     mine = node("gpu01", measured("GPU-a"), measured("GPU-b"), ignored=["gpu-A"])
     mine["benchmark"]["problems"] = found
     (record,) = run(mine)["nodes"]
     assert [gpu["uuid"] for gpu in record["gpus"]] == ["GPU-b"]
     assert [each["code"] for each in record["problems"]] == ["gpu_busy"]
+    (record,) = run({**mine, "ignored": [""]})["nodes"]
+    assert [each["code"] for each in record["problems"]] == [each["code"] for each in found]
 
 
 def test_a_gpu_that_is_gone_since_the_last_acceptance_is_missed(run: Run) -> None:
@@ -267,10 +278,56 @@ def test_a_gpu_that_is_slow_to_all_others_is_named_and_not_the_others(run: Run) 
     assert judged(later) == [("failed", [("slower_than_before", "GPU-c")])]
     ignored = run({**linked("gpu01", "GPU-c"), "ignored": ["GPU-C"]}, check_mode=True)
     assert judged(ignored) == [("accepted", [])] and len(ignored["nodes"][0]["peers"]) == 6
+    # The same where the benchmark itself tells of it.
+    told = linked("gpu01", "GPU-c")
+    found = judging.judge_peers(told["benchmark"]["peers"], None, judging.Thresholds(peer_min_gb_per_s=350))
+    told["benchmark"]["problems"] = [problem(each.code, str(each.uuid), peer=each.peer) for each in found]
+    assert judged(run(told, siblings_min=9, past_percent=0, check_mode=True)) == [
+        ("failed", [("slow_peer", "GPU-c")] * 6)
+    ]
+    assert judged(run({**told, "ignored": ["GPU-C"]}, check_mode=True)) == [("accepted", [])]
     slots = linked("gpu02", "GPU-c")
     for each in slots["benchmark"]["peers"]:
         each["nvlink"] = False
     assert judged(run(slots, check_mode=True)) == [("accepted", [])]
+
+
+def board(name: str, uuids: Sequence[str], rate: float, limit: float, lost: str = "") -> dict[str, Any]:
+    """A node whose GPUs are all linked; one may have C(lost) half of its links."""
+    made = node(name, *map(measured, uuids))
+    made["benchmark"]["peers"] = [
+        {"from": one, "to": other, "nvlink": True, "errors": 0,
+         "gb_per_s": rate / 2 if lost in (one, other) else rate,
+         "limit_gb_per_s": limit / 2 if lost in (one, other) else limit}
+        for one, other in itertools.permutations(uuids, 2)
+    ]  # fmt: skip
+    return made
+
+
+def test_copies_by_nvlink_are_compared_on_boards_that_are_alike(run: Run) -> None:
+    uuids = {letter: [f"GPU-{letter}{number}" for number in range(8 if letter in "ab" else 4)] for letter in "abcdef"}
+    eights = [board(f"gpu-{letter}", uuids[letter], 265.0, 300.0) for letter in "ab"]
+    fours = [board(f"gpu-{letter}", uuids[letter], 93.0, 100.0) for letter in "cd"]
+    outcome = run(*eights, *fours)
+    assert judged(outcome) == [("accepted", [])] * 4
+    assert [each["gpus"][0]["peer_limit_gb_per_s"] for each in outcome["nodes"]] == [300.0, 300.0, 100.0, 100.0]
+    assert [each["gpus"][0]["siblings"] for each in outcome["nodes"]] == [23] * 4
+    # Cards that were moved to the other kind of board have a past there from then on.
+    moved = uuids["a"][:4]
+    assert judged(run(board("gpu-x", moved, 93.0, 100.0), *fours)) == [("accepted", [])] * 3
+    assert judged(run(board("gpu-y", moved, 93.0, 100.0), check_mode=True)) == [("accepted", [])]
+    assert judged(run(board("gpu-y", moved, 60.0, 100.0), check_mode=True)) == [
+        ("failed", [("slower_than_before", uuid) for uuid in moved])
+    ]
+    # Some that are slow among their own kind, and one that lost links, so that its own pairs could not give more.
+    slow = board("gpu-e", uuids["e"], 70.0, 100.0)
+    first = judged(run(slow, *fours, check_mode=True))[0]
+    assert first == ("failed", [("slow_among_siblings", uuid) for uuid in uuids["e"]])
+    lost = board("gpu-f", uuids["f"], 265.0, 300.0, lost="GPU-f2")
+    assert judged(run(lost, check_mode=True)) == [("failed", [("slow_among_siblings", "GPU-f2")])]
+    # A board that gives less than before in its node is no other one.
+    less = board("gpu-b", uuids["b"], 132.0, 150.0)
+    assert judged(run(less, check_mode=True)) == [("failed", [("slower_than_before", uuid) for uuid in uuids["b"]])]
 
 
 def test_a_mig_device_has_what_its_gpu_is(run: Run) -> None:

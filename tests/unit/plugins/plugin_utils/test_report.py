@@ -1369,12 +1369,58 @@ def test_each_gpu_has_its_newest_acceptance_with_outliers_and_history() -> None:
     rows = report_page.page(data)["benchmarks"]["rows"]
     assert [(row["gpu"], row["word"], row["memory"], row["fp32"], row["nvlink"]) for row in rows] == [
         ("1", "failed", "2,701 GB/s", "64 TFLOP/s", "392 GB/s"),
-        ("0", "accepted", "3,140 GB/s", "64 TFLOP/s", "392 GB/s"),
+        ("0", "passed, node not accepted", "3,140 GB/s", "64 TFLOP/s", "392 GB/s"),
     ]  # fmt: skip
+    assert [row["level"] for row in rows] == ["critical", "warning"]
     assert rows[0]["outliers"] == f"slow_among_siblings: {why}" and rows[0]["tensor"] == report_page.UNKNOWN
     assert [row["before"] for row in rows] == ["1 time, memory 3,150 GB/s", "2 times, memory 3,140 to 3,155 GB/s"]
     page = helper.render(data)
     assert why in page and "No acceptance of these GPUs is known." not in page
+
+
+@pytest.mark.parametrize("culprit", [None, 1])
+def test_no_gpu_is_accepted_by_an_acceptance_that_failed(culprit: int | None) -> None:
+    """The benchmark's own verdict on a GPU knows nothing of copies between GPUs."""
+    uuids = [helper.uuid_of(1, number) for number in range(2)]
+    code = "peers_failed" if culprit is None else "peer_wrong"
+    problem = {"uuid": None if culprit is None else uuids[culprit], "code": code, "found": "at step peers"}
+    text = acceptance("2026-01-02T00:00:00Z", *map(measured, uuids))
+    text += acceptance("2026-02-01T00:00:00Z", *map(measured, uuids), verdict="failed", problems=[problem])
+    data = helper.document(of(one()), accepted=text)
+    benchmarks = [gpu["benchmark"] for gpu in by_name(data, "gpu01")["gpus"]]
+    failed = [culprit in (None, number) for number in range(2)]
+    assert [each["verdict"] == "failed" for each in benchmarks] == failed
+    assert [[found["code"] for found in each["outliers"]] for each in benchmarks] == [[code] * each for each in failed]
+    for each in benchmarks:
+        assert not each["accepted"]
+        assert [(before["verdict"], before["accepted"]) for before in each["before"]] == [("ok", True)]
+    words = {row["gpu"]: row["word"] for row in report_page.page(data)["benchmarks"]["rows"]}
+    assert words == {
+        str(number): "failed" if each else "passed, node not accepted" for number, each in enumerate(failed)
+    }
+
+
+def test_an_acceptance_without_figures_is_told_where_older_ones_are_shown() -> None:
+    well = measured(helper.uuid_of(1, 0))
+    silent = {"uuid": None, "code": "not_measured", "found": "no answer"}
+    text = acceptance("2026-01-02T00:00:00Z", well)
+    failed = acceptance("2026-02-01T00:00:00Z", verdict="failed", problems=[silent])
+    other = acceptance("2026-02-03T00:00:00Z", node="gone", verdict="failed", problems=[silent])
+
+    def told(accepted: str, *names: str) -> list[str]:
+        arguments = of(*(one(name) for name in names or ("gpu01",)))
+        data = helper.document(arguments, accepted=accepted, accepted_path="/srv/accepted.jsonl")
+        notices = [each for each in data["notices"] if "newest acceptance" in each["found"]]
+        assert all("/srv/accepted.jsonl" in each["action"] for each in notices)
+        return [each["found"] for each in notices]
+
+    rest = "failed and has no figures of GPUs; any that are shown are of an earlier one"
+    assert told(text + failed + other) == [f"The newest acceptance of gpu01 (2026-02-01) {rest}"]
+    assert told(failed + text + other) == []
+    names = [f"gpu{number}" for number in range(10, 17)]
+    many = "".join(acceptance("2026-02-01T00:00:00Z", node=name, verdict="failed") for name in names)
+    named = ", ".join(f"{name} (2026-02-01)" for name in names[:5])
+    assert told(many, *names) == [f"The newest acceptance of {named} and 2 more {rest}"]
 
 
 def test_a_gpu_is_known_by_its_serial_number_and_a_mig_device_by_its_uuid() -> None:

@@ -78,6 +78,7 @@ def test_nvlinks_that_are_slower_than_they_say(machine: Callable[[str], Machine]
     made.node.change(lambda it: faults.set_value(it, 1, "nvlink.speed_mbps", "13281"))
     outcome = made.run()
     assert told(outcome) == [("slow_peer", outcome["gpus"][1]["uuid"])]
+    assert outcome["problems"][0]["peer"] == outcome["gpus"][0]["uuid"]
     assert "% of the 478.1 of 18 NVLinks. Expected: at least 66 %. Next step: " in outcome["problems"][0]["message"]
 
 
