@@ -106,9 +106,10 @@ def holders(
         if not gpu["uuid"]:
             continue
         devices = devices_of(facts, [gpu["uuid"], *(each["uuid"] for each in gpu["mig_devices"] or () if each["uuid"])])
-        names = {"all", str(gpu["index"]), *(device.uuid for device in devices)}
+        names = {"all", *(device.uuid for device in devices)}
         who = [f"allocation {held[device.uuid]}" for device in devices if device.uuid in held]
-        who += [_told(program) for program, wants in given if names & wants]
+        who += [_told(program) for program, wants in given if (names | {str(gpu["index"])}) & wants]
+        # Numbers are names of what other device plugins have.
         who += [pods[name] for name in sorted(names & pods.keys())]
         who += _computing(gpu)
         if who:
