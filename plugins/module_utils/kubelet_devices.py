@@ -4,32 +4,49 @@
 """Which GPUs of this machine the kubelet has given to pods, also to those on whose GPUs nothing computes yet.
 
 It is in the kubelet's checkpoint, which has no names of pods and forgets those that have ended only when the next one
-gets a device. So a pod counts while a process of it runs, and while it is new, as its sandbox may not have begun.
+gets a device. So a pod counts while a process of it runs, and while it is new, as its sandbox may not have begun. Which
+pods have claims is in another file, whose devices have names of their driver's: what such a pod has, may be any GPU.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 CHECKPOINT = "device-plugins/kubelet_internal_checkpoint"
+CLAIMS = "dra_manager_state"
 NEW_S = 600
+
+_UID = re.compile("[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def kubelet_devices(kubelet: Path = Path("/var/lib/kubelet"), proc: Path = Path("/proc")) -> dict[str, str]:
     """IDs of devices, as UUIDs of GPUs and MIG devices, to the pod that has each; C(all) where nobody knows which."""
     path = kubelet / CHECKPOINT
     try:
-        given = _given(json.loads(path.read_bytes()))
-    except FileNotFoundError:
-        return {}
+        checkpoint = _text(path)
+        given = {} if checkpoint is None else _given(json.loads(checkpoint))
+        path = kubelet / CLAIMS
+        # Its layout changes with releases. UIDs in it are of pods, and of claims, of which nothing runs.
+        claiming = set(_UID.findall(_text(path) or ""))
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         return {"all": f"nobody knows which pod, because {path} cannot be read ({type(error).__name__}: {error})"}
-    runs = _running(given, kubelet, proc) if given else set()
-    return {device: f"pod {uid}" for uid, devices in given.items() if uid in runs for device in devices}
+    uids = claiming | given.keys()
+    runs = _running(uids, kubelet, proc) if uids else set()
+    found = {device: f"pod {uid}" for uid, devices in given.items() if uid in runs for device in devices}
+    claiming &= runs
+    return {**found, "all": f"pod {min(claiming)}, by a claim"} if claiming else found
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
 
 
 def _given(checkpoint: Mapping[str, Any]) -> dict[str, set[str]]:
