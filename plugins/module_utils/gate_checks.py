@@ -16,6 +16,7 @@ record:
 from __future__ import annotations
 
 import calendar
+import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils import gate, gpu_benc
 from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark.devices import Device, devices_of, parts_of
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad_programs import Program
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.facts import Facts, Gpu
+from ansible_collections.gpufarm.core.plugins.module_utils.pci import normal_bus_id
 from ansible_collections.gpufarm.core.plugins.module_utils.problem import Finding
 from ansible_collections.gpufarm.core.plugins.module_utils.text import utc
 
@@ -106,9 +108,10 @@ def holders(
         if not gpu["uuid"]:
             continue
         devices = devices_of(facts, [gpu["uuid"], *(each["uuid"] for each in gpu["mig_devices"] or () if each["uuid"])])
-        names = {"all", str(gpu["index"]), *(device.uuid for device in devices)}
+        names = {"all", *(device.uuid for device in devices)}
         who = [f"allocation {held[device.uuid]}" for device in devices if device.uuid in held]
-        who += [_told(program) for program, wants in given if names & wants]
+        who += [_told(program) for program, wants in given if any(_means(want, names, gpu) for want in wants)]
+        # Numbers are names of what other device plugins have.
         who += [pods[name] for name in sorted(names & pods.keys())]
         who += _computing(gpu)
         if who:
@@ -126,6 +129,15 @@ def _wants(program: Program, known: bool) -> set[str]:
     return (
         {"all"} if program.allocation and not known and any(each == "void" or "=" in each for each in wants) else wants
     )
+
+
+def _means(want: str, names: Collection[str], gpu: Gpu) -> bool:
+    """Whether the container toolkit, which takes more names than these, gives the GPU or a part of it for this one."""
+    plain = want.strip().lower()
+    if plain in {name.lower() for name in names} or re.fullmatch(rf"{gpu['index']}(:[0-9]+)?", plain):
+        return True
+    address = normal_bus_id(plain)
+    return address is not None and address == normal_bus_id(gpu["pci_bus_id"])
 
 
 def _computing(gpu: Gpu) -> list[str]:

@@ -4,32 +4,55 @@
 """Which GPUs of this machine the kubelet has given to pods, also to those on whose GPUs nothing computes yet.
 
 It is in the kubelet's checkpoint, which has no names of pods and forgets those that have ended only when the next one
-gets a device. So a pod counts while a process of it runs, and while it is new, as its sandbox may not have begun.
+gets a device. So a pod counts while a process of it runs, while it has a cgroup, which the kubelet keeps until the pod
+has ended, and while it is new, as its sandbox may not have begun. Which pods have claims is in another file, whose
+devices have names of their driver's: what such a pod has, may be any GPU.
 """
 
 from __future__ import annotations
 
+import glob
 import json
+import re
 import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 CHECKPOINT = "device-plugins/kubelet_internal_checkpoint"
+CLAIMS = "dra_manager_state"
 NEW_S = 600
+# With cgroups v1 they are there for each controller.
+POD_FOLDERS = ("*kubepods*/*pod*", "*kubepods*/*/*pod*", "*/*kubepods*/*pod*", "*/*kubepods*/*/*pod*")
+
+_UID = re.compile("[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
-def kubelet_devices(kubelet: Path = Path("/var/lib/kubelet"), proc: Path = Path("/proc")) -> dict[str, str]:
+def kubelet_devices(
+    kubelet: Path = Path("/var/lib/kubelet"), proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")
+) -> dict[str, str]:
     """IDs of devices, as UUIDs of GPUs and MIG devices, to the pod that has each; C(all) where nobody knows which."""
     path = kubelet / CHECKPOINT
     try:
-        given = _given(json.loads(path.read_bytes()))
-    except FileNotFoundError:
-        return {}
+        checkpoint = _text(path)
+        given = {} if checkpoint is None else _given(json.loads(checkpoint))
+        path = kubelet / CLAIMS
+        # Its layout changes with releases. UIDs in it are of pods, and of claims, of which nothing runs.
+        claiming = set(_UID.findall(_text(path) or ""))
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         return {"all": f"nobody knows which pod, because {path} cannot be read ({type(error).__name__}: {error})"}
-    runs = _running(given, kubelet, proc) if given else set()
-    return {device: f"pod {uid}" for uid, devices in given.items() if uid in runs for device in devices}
+    uids = claiming | given.keys()
+    runs = _running(uids, kubelet, proc, cgroups) if uids else set()
+    found = {device: f"pod {uid}" for uid, devices in given.items() if uid in runs for device in devices}
+    claiming &= runs
+    return {**found, "all": f"pod {min(claiming)}, by a claim"} if claiming else found
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
 
 
 def _given(checkpoint: Mapping[str, Any]) -> dict[str, set[str]]:
@@ -44,8 +67,12 @@ def _given(checkpoint: Mapping[str, Any]) -> dict[str, set[str]]:
     return found
 
 
-def _running(uids: Collection[str], kubelet: Path, proc: Path) -> set[str]:
+def _running(uids: Collection[str], kubelet: Path, proc: Path, cgroups: Path) -> set[str]:
     found = {uid for uid in uids if _is_new(kubelet / "pods" / uid)}
+    for pattern in POD_FOLDERS:
+        # Unlike that of Path, it passes over what ends meanwhile.
+        folders = glob.glob(f"{glob.escape(str(cgroups))}/{pattern}")  # noqa: PTH207
+        found.update(_named(uids, "\n".join(folders)))
     for folder in proc.iterdir():
         if not folder.name.isdigit():
             continue
@@ -53,9 +80,13 @@ def _running(uids: Collection[str], kubelet: Path, proc: Path) -> set[str]:
             groups = (folder / "cgroup").read_text(encoding="utf-8", errors="replace")
         except (FileNotFoundError, ProcessLookupError):
             continue
-        # systemd's names have no dashes.
-        found.update(uid for uid in uids if uid in groups or uid.replace("-", "_") in groups)
+        found.update(_named(uids, groups))
     return found
+
+
+def _named(uids: Collection[str], groups: str) -> set[str]:
+    # systemd's names have no dashes.
+    return {uid for uid in uids if uid in groups or uid.replace("-", "_") in groups}
 
 
 def _is_new(folder: Path) -> bool:

@@ -91,6 +91,22 @@ def test_every_variable_is_used(role: str) -> None:
     assert unused == []
 
 
+def test_what_is_registered_hides_no_variable_of_a_role() -> None:
+    """It would for the rest of the run. A mapping without templates is there for what may never be registered."""
+    variables: dict[str, str] = {}
+    registered: dict[str, str] = {}
+    for path in sorted((ROOT / "roles").glob("*/*/**/*.yml")):
+        name = str(path.relative_to(ROOT / "roles"))
+        if "/vars/" in name:
+            given = (load(path) or {}).items()
+            variables.update({key: name for key, value in given if not isinstance(value, dict) or "{{" in str(value)})
+        elif "/tasks/" in name or "/handlers/" in name:
+            told = re.findall(r"^ *register: (\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+            registered.update(dict.fromkeys(told, name))
+    assert "__wandb_launch_agent_said" in registered and "__wandb_launch_agent_folders" in variables
+    assert {key: (registered[key], variables[key]) for key in registered.keys() & variables.keys()} == {}
+
+
 def test_jobs_of_verify_are_those_of_the_module() -> None:
     module = nomad_gpu_job_verify.argument_spec()
     for option in ("level", "driver", "image", "timeout"):

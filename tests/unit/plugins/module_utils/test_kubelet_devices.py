@@ -12,7 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.gpufarm.core.plugins.module_utils.kubelet_devices import CHECKPOINT, NEW_S, kubelet_devices
+from ansible_collections.gpufarm.core.plugins.module_utils.kubelet_devices import (
+    CHECKPOINT,
+    CLAIMS,
+    NEW_S,
+    kubelet_devices,
+)
 
 UIDS = [f"4f3c35b2-9d43-4c5f-9a41-9b9a9a0d6a5{number}" for number in range(4)]
 GROUPS = (
@@ -54,19 +59,69 @@ def machine(tmp_path: Path) -> Path:
 
 
 def test_what_pods_have_that_run_or_are_new(machine: Path) -> None:
-    assert kubelet_devices(machine, machine / "proc") == {
+    assert kubelet_devices(machine, machine / "proc", machine / "cgroup") == {
         "GPU-0": f"pod {UIDS[0]}", "GPU-1": f"pod {UIDS[0]}", "MIG-1": f"pod {UIDS[1]}", "GPU-3": f"pod {UIDS[3]}",
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "folder",
+    [
+        "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{dashed}.slice",
+        "kubepods.slice/kubepods-pod{dashed}.slice",
+        "kubepods/besteffort/pod{uid}",
+        "kubepods/pod{uid}",
+        # With cgroups v1, and with a root of the kubelet's own.
+        "cpuset/kubepods/burstable/pod{uid}",
+        "systemd/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{dashed}.slice",
+        "kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{dashed}.slice",
+    ],
+)
+def test_a_pod_without_a_process_that_has_not_ended(machine: Path, folder: str) -> None:
+    """With CRI-O no process of a pod runs while its image comes, and between two starts."""
+    cgroups = machine / "cgroup"
+    (cgroups / folder.format(uid=UIDS[2], dashed=UIDS[2].replace("-", "_"))).mkdir(parents=True)
+    assert kubelet_devices(machine, machine / "proc", cgroups)["GPU-2"] == f"pod {UIDS[2]}"
+
+
 def test_a_machine_without_a_kubelet_and_a_kubelet_without_pods(tmp_path: Path, machine: Path) -> None:
-    assert kubelet_devices(tmp_path / "none", tmp_path / "none") == {}
+    assert kubelet_devices(*[tmp_path / "none"] * 3) == {}
     (machine / CHECKPOINT).write_text('{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":0}')
-    assert kubelet_devices(machine, machine / "proc") == {}
+    assert kubelet_devices(machine, machine / "proc", machine / "cgroup") == {}
+
+
+def claims(*entries: tuple[str, str]) -> str:
+    """Claims and the pod of each as Kubernetes 1.34 writes them: JSON within JSON."""
+    listed = [{"ClaimUID": claim, "ClaimName": "gpu", "PodUIDs": {pod: {}}} for claim, pod in entries]
+    data = {"kind": "DRACheckpoint", "apiVersion": "checkpoint.dra.kubelet.k8s.io/v1", "ClaimInfoStateList": listed}
+    return json.dumps({"Data": json.dumps(data), "Checksum": 1})
+
+
+def test_a_claim_of_a_pod_that_runs_is_of_nobody_knows_which_gpu(machine: Path) -> None:
+    (machine / CLAIMS).write_text(claims(("067798be-454e-4be4-9047-1aa06aea63f7", UIDS[0])), encoding="utf-8")
+    beside = kubelet_devices(machine, machine / "proc", machine / "cgroup")
+    assert beside["all"] == f"pod {UIDS[0]}, by a claim" and beside["MIG-1"] == f"pod {UIDS[1]}"
+    (machine / CHECKPOINT).unlink()
+    told = kubelet_devices(machine, machine / "proc", machine / "cgroup")
+    assert list(told) == ["all"]
+    # Formerly it was no JSON within JSON.
+    older = {"version": "v1", "entries": [{"ClaimUID": UIDS[2], "PodUIDs": {UIDS[0]: {}}}], "checksum": 1}
+    (machine / CLAIMS).write_text(json.dumps(older), encoding="utf-8")
+    assert kubelet_devices(machine, machine / "proc", machine / "cgroup") == told
+
+
+def test_a_claim_of_a_pod_that_has_ended_is_nobodys(machine: Path) -> None:
+    before = kubelet_devices(machine, machine / "proc", machine / "cgroup")
+    (machine / CLAIMS).write_text(claims(("067798be-454e-4be4-9047-1aa06aea63f7", UIDS[2])), encoding="utf-8")
+    assert kubelet_devices(machine, machine / "proc", machine / "cgroup") == before
+    (machine / CLAIMS).unlink()
+    (machine / CLAIMS).mkdir()
+    told = kubelet_devices(machine, machine / "proc", machine / "cgroup")
+    assert list(told) == ["all"] and f"because {machine / CLAIMS} cannot be read" in told["all"]
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"Data": {}}', '{"Data": {"PodDeviceEntries": [{"PodUID": "a"}]}}'])
 def test_a_checkpoint_that_nobody_understands_gives_all_away(machine: Path, text: str) -> None:
     (machine / CHECKPOINT).write_text(text, encoding="utf-8")
-    told = kubelet_devices(machine, machine / "proc")
+    told = kubelet_devices(machine, machine / "proc", machine / "cgroup")
     assert list(told) == ["all"] and f"because {machine / CHECKPOINT} cannot be read" in told["all"]

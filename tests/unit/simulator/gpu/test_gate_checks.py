@@ -446,6 +446,9 @@ def test_a_divided_gpu_is_checked_by_its_parts(
     nomads.allocations["id-0"] = [allocation(part)]
     told = [gpu["check_left_out"] for gpu in gate.run(**START)["gpus"]]
     assert told == [None, "busy: allocation 5ddb8a0c"]
+    nomads.allocations["id-0"], gate.pods = [], {part: "pod 4f3c35b2"}
+    told = [gpu["check_left_out"] for gpu in gate.run(**START)["gpus"]]
+    assert told == [None, "busy: pod 4f3c35b2"]
 
 
 def test_all_of_it_has_an_end(gate: Gate) -> None:
@@ -510,6 +513,23 @@ def test_what_others_were_given_is_left_alone_before_they_compute(gate: Gate) ->
     assert told == ["busy: sleep (process 7)", "busy: pod 4f3c35b2"]
     gate.programs, gate.pods = [], {"all": "nobody knows which pod"}
     assert [gpu["check_left_out"] for gpu in gate.run(**START)["gpus"]] == ["busy: nobody knows which pod"] * 2
+
+
+@pytest.mark.parametrize("how", ["part", "address", "short address", "capitals", "small letters", "spaces"])
+def test_all_names_that_the_container_toolkit_takes_are_known(gate: Gate, how: str) -> None:
+    address = faults.value(gate.node.profile, 0, "pci.pci_bus_id") or ""
+    name = {
+        "part": "0:0", "address": address, "short address": address.partition("0000")[2].lower(),
+        "capitals": gate.uuids[0].upper(), "small letters": gate.uuids[0].lower(), "spaces": "7, 0 ",
+    }[how]  # fmt: skip
+    gate.programs = [Program("", "sleep (process 7)", name), Program("", "sleep (process 8)", "none,2,10:0,GPU-1")]
+    status = gate.run(**START)
+    assert [gpu["check_left_out"] for gpu in status["gpus"]] == ["busy: sleep (process 7)", None]
+
+
+def test_what_another_device_plugin_calls_by_a_number_is_no_gpu(gate: Gate) -> None:
+    gate.pods = {"0": "pod 4f3c35b2", "1": "pod 4f3c35b2"}
+    assert levels(gate.run(**START)) == [{"start": "ok"}, {"start": "ok"}]
 
 
 def test_a_program_that_cannot_be_looked_at_is_not_waited_for(
