@@ -566,7 +566,8 @@ def make_folder(path: Path) -> None:
     """Have a folder, and those above it, that others can read: apt does as a user of its own, whatever our umask."""
     if not path.exists():
         make_folder(path.parent)
-        path.mkdir()
+        # Another process of this run may have made it meanwhile.
+        path.mkdir(exist_ok=True)
         path.chmod(0o755)
 
 

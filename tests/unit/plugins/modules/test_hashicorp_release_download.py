@@ -235,6 +235,14 @@ with patch_module_args({control.arguments!r}):
     assert control.asked() == sorted([ZIP, SUMS, SIGNATURE, KEY])
 
 
+def test_a_folder_that_another_process_makes_meanwhile_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = tmp_path / "nomad/1.11.3"
+    there.mkdir(parents=True)
+    monkeypatch.setattr(Path, "exists", lambda path: path == tmp_path)
+    release.make_folder(there)
+    assert there.is_dir()
+
+
 def test_a_password_is_nowhere(control: Control, releases: helper.Releases) -> None:
     url = releases.server.url.replace("http://", "http://farm:secret@")
     told = json.dumps([control.run(base_url=url, key_url=f"{url}/key.txt"), control.run(base_url=url, version="9")])
