@@ -94,6 +94,15 @@ def _board(gpu: Mapping[str, Any], figure: str) -> Hashable:
     return gpu.get(BOARDS[figure]) if figure in BOARDS else None
 
 
+def _comparable(gpus: Iterable[Mapping[str, Any]], figure: str) -> Iterable[dict[str, float]]:
+    """The figure by UUID, of those together of which it can be compared."""
+    boards: dict[Hashable, dict[str, float]] = {}
+    for gpu in gpus:
+        if (value := _value(gpu, figure)) is not None:
+            boards.setdefault(_board(gpu, figure), {})[gpu["uuid"]] = value
+    return boards.values()
+
+
 def judge_siblings(
     gpus: Sequence[tuple[Mapping[str, Any], str]], allowed: Allowed
 ) -> dict[str, tuple[int | None, Finding | None]]:
@@ -110,11 +119,7 @@ def judge_siblings(
         judged: dict[str, int] = {}
         slow: dict[str, list[str]] = {}
         for figure, (what, unit) in CARD_FIGURES.items():
-            boards: dict[Hashable, dict[str, float]] = {}
-            for gpu in alike:
-                if (value := _value(gpu, figure)) is not None:
-                    boards.setdefault(_board(gpu, figure), {})[gpu["uuid"]] = value
-            for values in boards.values():
+            for values in _comparable(alike, figure):
                 others = len(values) - 1
                 if others < max(allowed.siblings_min, 1):
                     continue
