@@ -23,7 +23,7 @@ from typing import Any
 
 from ansible_collections.gpufarm.core.plugins.module_utils import gate, gate_service, nomad
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad_programs import nomad_programs
-from ansible_collections.gpufarm.core.plugins.module_utils.text import utc
+from ansible_collections.gpufarm.core.plugins.module_utils.text import first_of, utc
 
 CHANGE_KEY = gate.MAINTENANCE_KEY
 OWNER_KEY = "gpufarm_maintenance_by"
@@ -115,9 +115,7 @@ def work_of(allocations: Iterable[Mapping[str, Any]], running: Mapping[str, str]
 
 def told(work: Iterable[object]) -> str:
     """Names for people, the first few."""
-    names = [str(each) for each in work]
-    more = f" and {len(names) - TOLD} more" if len(names) > TOLD else ""
-    return ", ".join(names[:TOLD]) + more
+    return first_of([str(each) for each in work], TOLD)
 
 
 class Maintenance:

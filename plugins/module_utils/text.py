@@ -39,6 +39,12 @@ def numbered(words: Mapping[str, int]) -> str:
     return ", ".join(word if number == 1 else f"{word} ({number}x)" for word, number in words.items()) or "-"
 
 
+def first_of(names: Sequence[str], limit: int) -> str:
+    """The first few names, and how many there are besides."""
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
+
+
 def columns(head: Sequence[str], rows: Sequence[Sequence[str]], limit: int | None = None) -> str:
     """A table of text, a line for each node; C(limit) counts those lines."""
     shown = [head, *rows[:limit]]

@@ -20,6 +20,7 @@ from typing import Any, TypedDict, cast
 
 from ansible_collections.gpufarm.core.plugins.module_utils import release
 from ansible_collections.gpufarm.core.plugins.module_utils.apt_bundle import ON_NODE, BundleError, is_inside
+from ansible_collections.gpufarm.core.plugins.module_utils.text import first_of
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -139,9 +140,8 @@ def require(folder: Path, platform: str) -> Manifest:
     manifest = read(folder)
     found = differences(folder, manifest)
     if found:
-        more = f" and {len(found) - 5} more" if len(found) > 5 else ""
         raise BundleError(
-            f"the bundle {folder} is not as its manifest has it: {', '.join(found[:5])}{more}",
+            f"the bundle {folder} is not as its manifest has it: {first_of(found, 5)}",
             "what was collected, and nothing of others",
             f"carry the folder here once more; where it is so at its source, {AGAIN}",
         )

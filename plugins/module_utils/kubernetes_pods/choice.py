@@ -21,6 +21,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes_pods.recor
     result_of,
 )
 from ansible_collections.gpufarm.core.plugins.module_utils.problem import Finding, Problem, problem_of
+from ansible_collections.gpufarm.core.plugins.module_utils.text import first_of
 
 TOLD_PODS = 5
 
@@ -99,8 +100,7 @@ def _slots(node: Node, resource: Resource, named: bool) -> list[Slot]:
 
 def _held(holders: Sequence[PodUse]) -> str:
     names = [f"{use['namespace']}/{use['name']}" for use in holders]
-    more = f" and {len(names) - TOLD_PODS} more" if len(names) > TOLD_PODS else ""
-    return f"held by {'one of the pods ' if len(names) > 1 else 'pod '}{', '.join(names[:TOLD_PODS])}{more}"
+    return f"held by {'one of the pods ' if len(names) > 1 else 'pod '}{first_of(names, TOLD_PODS)}"
 
 
 def busy(

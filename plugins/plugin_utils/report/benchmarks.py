@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark import records as accepted
 from ansible_collections.gpufarm.core.plugins.module_utils.problem import FoundError
-from ansible_collections.gpufarm.core.plugins.module_utils.text import clean
+from ansible_collections.gpufarm.core.plugins.module_utils.text import clean, first_of
 from ansible_collections.gpufarm.core.plugins.plugin_utils.report.records import (
     Benchmark,
     BenchmarkBefore,
@@ -87,11 +87,10 @@ def _not_measured(nodes: Iterable[Node], lines: Sequence[accepted.Record], where
     ]
     if not silent:
         return []
-    more = f" and {len(silent) - NAMED} more" if len(silent) > NAMED else ""
     return [
         notice(
-            f"The newest acceptance of {', '.join(silent[:NAMED])}{more} failed and has no figures of GPUs; any that "
-            "are shown are of an earlier one",
+            f"The newest acceptance of {first_of(silent, NAMED)} failed and has no figures of GPUs; any that are shown "
+            "are of an earlier one",
             "an acceptance that has measured the GPUs of its node",
             f"read in {where} why it has not, mend it, and run playbooks/accept.yml again",
         )

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from ansible_collections.gpufarm.core.plugins.module_utils.gpu_verdicts import Expected
 from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes import extra_gpu_nodes
+from ansible_collections.gpufarm.core.plugins.module_utils.text import first_of
 from ansible_collections.gpufarm.core.plugins.plugin_utils.report.benchmarks import add_benchmarks
 from ansible_collections.gpufarm.core.plugins.plugin_utils.report.cost import cost_of, read_prices
 from ansible_collections.gpufarm.core.plugins.plugin_utils.report.figures import drift_of, mig_of, summary_of
@@ -160,11 +161,10 @@ def _certificate_notices(ends: Sequence[AgentCertificate]) -> list[Notice]:
     for state, what in (("expired", "have expired"), ("ends_soon", "expire soon")):
         found = [one for one in ends if one["state"] == state]
         if found:
-            named = ", ".join(f"{one['host']} ({one['not_after'][:10]})" for one in found[:NAMED])
-            more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
+            named = first_of([f"{one['host']} ({one['not_after'][:10]})" for one in found], NAMED)
             notices.append(
                 notice(
-                    f"Certificates of Nomad {what} on {named}{more}",
+                    f"Certificates of Nomad {what} on {named}",
                     "agents with certificates that hold",
                     "run playbooks/site.yml, which renews them where nomad_tls is generate; playbooks/verify.yml says "
                     "of each host which one it is",
