@@ -21,7 +21,8 @@ git ls-files -- '*.sh' tests/simulator/node/gpufarm-node-init tests/simulator/gp
     tests/simulator/tuning/systemd-detect-virt tests/simulator/guest/gpufarm-guest-network .ci/run |
     xargs shellcheck --external-sources
 echo "lint: ansible-lint"
-(cd .collections/ansible_collections/gpufarm/core && ansible-lint --offline --profile production)
+# It starts Ansible for each playbook.
+(cd .collections/ansible_collections/gpufarm/core && PYTHONPATH="$root/tests/simulator/quick" ansible-lint --offline --profile production)
 echo "lint: antsibull-docs"
 # It takes the name of its own temporary folder for a link of reStructuredText where that ends with an underscore.
 (cd .collections/ansible_collections/gpufarm/core && python -c 'import sys, tempfile

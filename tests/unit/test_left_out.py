@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import in_order
+from tests.conftest import in_order, shared
 
 ROOT = Path(__file__).resolve().parents[2]
 SKIPPED = """
@@ -97,3 +97,13 @@ def test_long_tests_begin_first_and_none_waits_behind_another() -> None:
     ]  # fmt: skip
     assert in_order([gate, *scenarios]) == [farm, secure, common, gate]
     assert in_order(units) == units
+
+
+def test_of_runs_of_ansible_a_part_is_shared_and_always_the_same_one() -> None:
+    runs = [f"tests/unit/{kind}/test_x.py::test_{number}" for kind in ("playbooks", "roles") for number in range(300)]
+    others = [f"tests/unit/plugins/test_x.py::test_{number}" for number in range(300)]
+    left = shared([*runs, *others], 3)
+    assert left == shared([*runs, *others], 3)
+    assert set(left) < set(runs)
+    assert 350 < len(left) < 450
+    assert not shared(runs, 1)

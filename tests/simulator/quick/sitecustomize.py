@@ -1,0 +1,18 @@
+"""Where PYTHONPATH has this folder, a test's Python begins here: runs of Ansible and their modules share work."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import archives  # type: ignore[import-not-found] # in this folder
+
+# pathlib would be imported in every task.
+# ruff: noqa: PTH118, PTH119, PTH120, PTH103
+kept = os.path.join(os.path.dirname(__file__), "../../../.cache/archives")
+os.makedirs(kept, exist_ok=True)
+archives.keep(kept)
+if any(os.path.basename(word) == "ansible-playbook" for word in sys.orig_argv[1:3]):
+    import copies  # type: ignore[import-not-found]
+
+    copies.share()
