@@ -17,7 +17,7 @@ from tests.simulator.mirror.pki import pki
 from tests.simulator.node.build import SUITES, base
 
 HERE = Path(__file__).resolve().parent
-ARCHIVES = HERE.parent / "quick/archives.py"
+QUICK = HERE.parent / "quick"
 
 
 def node_image(suite: str) -> str:
@@ -26,15 +26,15 @@ def node_image(suite: str) -> str:
     double = gpu_double()
     authority = Path(pki().ca_cert)
     parent = base(suite)
-    key = key_of([HERE, ARCHIVES, profiles, parent, str(double), authority.read_text(encoding="utf-8")])
+    key = key_of([HERE, QUICK, profiles, parent, str(double), authority.read_text(encoding="utf-8")])
     image = f"gpufarm-node:{suite}-{key}"
     if exists("image", image):
         docker("tag", image, f"gpufarm-node:{suite}")
         return image
     with tempfile.TemporaryDirectory(prefix="gpufarm-node-") as folder:
         context = Path(folder)
-        shutil.copytree(HERE, context / "node", ignore=shutil.ignore_patterns("__pycache__"))
-        shutil.copy(ARCHIVES, context / "node")
+        for source in (HERE, QUICK):
+            shutil.copytree(source, context / source.name, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copytree(double, context / "gpu")
         shutil.copytree(profiles, context / "profiles")
         shutil.copy(authority, context / "gpufarm-test-ca.crt")

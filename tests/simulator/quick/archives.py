@@ -1,7 +1,6 @@
 """Python keeps what it compiles of the archives that Ansible sends, most of which are the same in each task.
 
-It is a fifth of what a task costs here, and changes nothing else: what is not kept yet is compiled as ever. A node has
-this as its ``sitecustomize``.
+It is a fifth of what a task costs here, and changes nothing else: what is not kept yet is compiled as ever.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import sys
 import zipimport
 from types import CodeType
 
-OF_A_NODE = "/var/cache/gpufarm-simulator"
 # contextlib and pathlib would be imported in every task.
 # ruff: noqa: PTH104, PTH123
 
@@ -27,8 +25,9 @@ def keep(folder: str) -> None:
         kept = f"{folder}/{hashlib.sha256(which + source).hexdigest()}"
         code: CodeType
         try:
-            with open(kept, "rb") as file:
-                code = marshal.load(file)  # noqa: S302 - root has written it
+            # marshal.load would read each of its texts by itself.
+            with open(kept, "rb", 0) as file:
+                code = marshal.loads(file.read())  # noqa: S302 - root has written it
         except OSError:
             code = compile_source(path, source)
         else:
@@ -42,7 +41,3 @@ def keep(folder: str) -> None:
         return code
 
     zipimport._compile_source = compiled  # type: ignore[attr-defined]
-
-
-if __name__ == "sitecustomize":
-    keep(OF_A_NODE)

@@ -17,6 +17,10 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar
 from ansible_collections.gpufarm.core.tests.unit.patience import PATIENCE_S
 
+from tests.simulator.callbacks import quick
+
+# A template is compiled each time that it is asked for, which is two thirds of what an answer costs.
+quick.Compiled().share(quick.templating.AnsibleEnvironment)
 ROLES = Path(__file__).resolve().parents[3] / "roles"
 # Filters of a collection, and lookups by their full names, need the loader, which a process has once.
 PROGRAM = """

@@ -5,14 +5,19 @@ from __future__ import annotations
 import copy
 import importlib.util
 import os
+import resource
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+import zipfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ansible.parsing.dataloader import DataLoader
+from ansible_collections.gpufarm.core.tests.unit.patience import PATIENCE_S
 
 from tests.simulator.cache import ROOT
 
@@ -92,3 +97,112 @@ import told
     (kept,) = {path for path in tmp_path.iterdir() if path.suffix != ".zip" and b"one" in path.read_bytes()}
     kept.unlink()
     assert run("fourth", "print('one')") == ["compiled", "one"]
+
+
+PACKAGE = "ansible/module_utils"
+BASICS = (
+    "ansible/__init__", f"{PACKAGE}/__init__", f"{PACKAGE}/_internal/__init__",
+    f"{PACKAGE}/_internal/_ansiballz/__init__", f"{PACKAGE}/_internal/_ansiballz/_loader",
+)  # fmt: skip
+
+
+class Node:
+    """What a node has of it; a task is a program on standard input that imports Ansible's basics from an archive."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.kept = folder / "kept"
+        self.kept.mkdir()
+        program = (ROOT / "tests/simulator/node/sitecustomize.py").read_text(encoding="utf-8")
+        program = program.replace("/usr/share/gpufarm-simulator", str(QUICK)).replace(
+            "/var/cache/gpufarm-simulator", str(self.kept)
+        )
+        (folder / "sitecustomize.py").write_text(program, encoding="utf-8")
+        self.environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(folder)}
+
+    def start(self, task: str, says: str = "one", **more: Any) -> subprocess.Popen[str]:
+        archive = self.folder / f"{says}.zip"
+        with zipfile.ZipFile(archive, "w") as written:
+            for name in BASICS:
+                written.writestr(f"{name}.py", "")
+            written.writestr("ansible/module_utils/basic.py", f"says = {says!r}")
+        process = subprocess.Popen(
+            [sys.executable], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            **{"env": self.environment, "cwd": self.folder, **more},
+        )  # fmt: skip
+        assert process.stdin
+        process.stdin.write(f"import sys; sys.path.insert(0, {str(archive)!r})\n{task}\n")
+        process.stdin.close()
+        return process
+
+    def run(self, task: str, says: str = "one", **more: Any) -> tuple[int, str, str]:
+        process = self.start(f"from ansible.module_utils import basic\n{task}", says, **more)
+        assert process.stdout and process.stderr
+        told = process.stdout.read(), process.stderr.read()
+        return process.wait(PATIENCE_S), *told
+
+    def sockets(self) -> list[Path]:
+        return [path for path in self.kept.iterdir() if path.is_socket()]
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    """Return a node that has had its first task; the second ends when its spare is there."""
+    made = Node(tmp_path)
+    first = {**made.environment, "FIRST": "1"}
+    assert made.run("print(basic.says)", env=first, umask=0o77, cwd="/") == (0, "one\n", "")
+    until(made.sockets)
+    _code, spare, _said = made.run("import os; print(os.getppid())")
+    assert int(spare) != os.getpid()
+    yield made
+    os.kill(int(spare), signal.SIGKILL)
+
+
+def until(holds: Callable[[], object]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+TOLD = """
+import os, resource
+mask = os.umask(0)
+print(basic.says, sys.argv, sys.orig_argv, sorted(os.environ), os.getcwd(), mask, __name__, basic.__file__)
+print(resource.getrlimit(resource.RLIMIT_NOFILE), sys.stdin.read(), sorted(os.listdir("/proc/self/fd"))[:5])
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's tasks have a spare")
+def test_a_spare_runs_a_task_as_python_does(node: Node) -> None:
+    def limits() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (77, 99))
+        os.umask(0o27)
+
+    given = {"env": {**node.environment, "TOLD": "x"}, "preexec_fn": limits}
+    alone = given | {"env": {**given["env"], "PYTHONNOUSERSITE": "1"}}  # type: ignore[dict-item]
+    (plain, by_spare) = node.run(TOLD, **alone), node.run(TOLD, **given)
+    assert plain[0] == 0, plain
+    assert by_spare == (plain[0], plain[1].replace("'PYTHONNOUSERSITE', ", ""), plain[2])
+    for task, code in (("sys.exit(7)", 7), ("import os; os.kill(os.getpid(), 15)", -15), ("sys.exit('no')", 1)):
+        assert node.run(task)[0] == code
+    code, _told, said = node.run("1 / 0")
+    assert code == 1 and "ZeroDivisionError" in said
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's tasks have a spare")
+def test_other_basics_are_imported_from_what_was_sent(node: Node) -> None:
+    assert node.run("print(basic.says)", "two") == (0, "two\n", "")
+    assert node.run("print(basic.says)") == (0, "one\n", "")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's tasks have a spare")
+def test_who_is_killed_leaves_no_task(node: Node) -> None:
+    process = node.start("import os, time; print(os.getpid(), flush=True)\nwhile True: time.sleep(1)")
+    assert process.stdout
+    task = int(process.stdout.readline())
+    assert task != process.pid
+    process.kill()
+    process.wait()
+    until(lambda: not Path(f"/proc/{task}").exists())
+    assert node.run("print(basic.says)") == (0, "one\n", "")

@@ -1,0 +1,234 @@
+"""A spare interpreter runs what Ansible sends to a node's Python: it has imported what each of its modules begins with.
+
+That is nine tenths of what a task costs a node here. A process of the spare has the files, folder, variables, limits
+and session of the one that was started, and what it has imported is what the sent archive has, by name, size and
+checksum; otherwise, and where anything fails, Python goes on as ever. The first task of a node leaves a spare behind.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import zipimport
+import zlib
+from types import ModuleType
+from typing import Any
+
+ModuleSpec: Any = type(zipimport.__spec__)
+
+# What a task's process imports for this alone it would otherwise not need.
+# ruff: noqa: PLC0415, PLR0915, PTH104, PTH108, PTH110, PTH120
+NEEDED = ("ansible.module_utils.basic", "ansible.module_utils._internal._ansiballz._loader")
+# What Python reads of its variables when it starts.
+AT_START = ("PYTHON", "LANG", "LC_", "TZ", "MALLOC", "LD_", "GLIBC")
+IDLE_MS = 600_000
+RIGHTS = 1  # SCM_RIGHTS
+
+
+def place(folder: str) -> str:
+    """Return the path of the socket of this Python's spare."""
+    at_start = sorted(item for item in os.environ.items() if item[0].startswith(AT_START))
+    return f"{folder}/{sys.implementation.cache_tag}-{zlib.crc32(repr(at_start).encode()):08x}"
+
+
+def instead(folder: str) -> None:
+    """Have the spare run what stands on standard input, and end as that ends; return where this process has to."""
+    if len(sys.orig_argv) != 1 or os.geteuid() or os.isatty(0):
+        return
+    path = place(folder)
+    ended = _ask(path)
+    if ended is None:
+        _leave_one(path)
+    elif os.WIFSIGNALED(ended):
+        os.kill(os.getpid(), os.WTERMSIG(ended))
+    else:
+        os._exit(os.WEXITSTATUS(ended))
+
+
+def _ask(path: str) -> int | None:
+    """Return the status that ``waitpid`` has of the spare's process, or None where it has not begun."""
+    import _socket
+    import array
+    import marshal
+    import resource
+
+    kinds = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
+    limits = {kind: resource.getrlimit(kind) for kind in kinds}
+    mask = os.umask(0)
+    os.umask(mask)
+    said = marshal.dumps((dict(os.environ), mask, limits))
+    spare = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+    try:
+        spare.connect(path)
+        spare.setsockopt(_socket.SOL_SOCKET, _socket.SO_SNDBUF, len(said) * 2)
+        here = os.open(".", os.O_RDONLY)
+        spare.sendmsg([said], [(_socket.SOL_SOCKET, RIGHTS, array.array("i", [0, 1, 2, here]))])
+        os.close(here)
+        if spare.recv(8) != b"begun":
+            return None
+    except OSError:
+        return None
+    status = spare.recv(8)
+    return int(status) if status else 256
+
+
+def _leave_one(path: str) -> None:
+    """Start a spare when this process ends, if it has had an archive of Ansible's."""
+    compile_source = zipimport._compile_source  # type: ignore[attr-defined]
+    archive = f"{path}.{os.getpid()}.zip"
+
+    def seen(of: str, source: bytes) -> Any:
+        sent, found, _member = of.partition(".zip/")
+        if found and not os.path.exists(archive):
+            import shutil
+
+            shutil.copyfile(f"{sent}.zip", archive)
+        return compile_source(of, source)
+
+    def start() -> None:
+        if os.path.exists(archive):
+            null = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in range(3)]
+            program = f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r}); import spare"
+            program += f"; del sys.path[0]; exec(spare.serve({path!r}, {archive!r}))"
+            os.posix_spawn(sys.executable, [sys.executable, "-c", program], os.environ, file_actions=null, setsid=True)
+
+    zipimport._compile_source = seen  # type: ignore[attr-defined]
+    atexit.register(start)
+
+
+def members(archive: str) -> dict[str, tuple[int, int]]:
+    """Return size and checksum of each file of an archive."""
+    importer: Any = zipimport.zipimporter(archive)
+    files = importer._get_files() if hasattr(importer, "_get_files") else importer._files
+    return {path: (entry[3], entry[7]) for path, entry in files.items()}
+
+
+class Imported:
+    """Gives what the spare has imported of Ansible to a process whose archive has the same."""
+
+    def __init__(self, modules: dict[str, ModuleType], archive: str) -> None:
+        # One of them gives way to the distribution's own, if there is one.
+        own = {name: str(module.__file__).removeprefix(f"{archive}/") for name, module in modules.items()}
+        self._path = {name: path for name, path in own.items() if path[0] != "/"}
+        self._modules = modules
+        known = members(archive)
+        self._known = {path: known[path] for path in self._path.values()}
+
+    def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> Any:
+        """Return where the package ansible is, if what is here is what is there, and leave the rest to others."""
+        if name != "ansible":
+            return None
+        sys.meta_path.remove(self)
+        sent = next(entry for entry in sys.path if entry.endswith(".zip"))
+        there = members(sent)
+        if any(there.get(path) != said for path, said in self._known.items()):
+            return None
+        for each, path in self._path.items():
+            module: Any = self._modules[each]
+            sys.modules[each] = module
+            module.__file__ = f"{sent}/{path}"
+            module.__loader__ = self if each == name else zipimport.zipimporter(sent)
+            package = path.endswith("/__init__.py")
+            module.__spec__ = ModuleSpec(each, module.__loader__, origin=module.__file__, is_package=package)
+            if package:
+                module.__path__ = [module.__file__.removesuffix("/__init__.py")]
+                module.__spec__.submodule_search_locations = module.__path__
+        return self._modules[name].__spec__
+
+    def create_module(self, spec: Any) -> ModuleType:
+        return self._modules[spec.name]
+
+    def exec_module(self, module: ModuleType) -> None:
+        """It has been, in the spare."""
+
+
+def serve(path: str, archive: str) -> Any:
+    """Fork for who asks, until nobody has for long; in the forked process return the code that it is to run."""
+    import gc
+    import importlib
+    import select
+    import signal
+    import socket
+    from contextlib import suppress
+
+    sys.path.insert(0, archive)
+    for name in NEEDED:
+        importlib.import_module(name)
+    sys.path.remove(archive)
+    modules = {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == "ansible"}
+    imported = Imported(modules, archive)
+    os.unlink(archive)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(f"{path}.{os.getpid()}")
+    listener.listen(64)
+    os.rename(f"{path}.{os.getpid()}", path)
+    gc.freeze()
+    poll = select.poll()
+    poll.register(listener, select.POLLIN)
+    # By the file of a process and by that of who asks.
+    asked_by: dict[int, tuple[socket.socket, int, int]] = {}
+    while ready := poll.poll(None if asked_by else IDLE_MS):
+        for number, _event in ready:
+            if number in asked_by:
+                who, child, process = asked_by.pop(number)
+                if number == process:
+                    with suppress(OSError):
+                        who.send(b"%d" % os.waitpid(child, 0)[1])
+                    poll.unregister(process)
+                    os.close(process)
+                else:  # who asked is gone, and where no spare is, that would be the one that runs
+                    with suppress(ProcessLookupError):
+                        signal.pidfd_send_signal(process, signal.SIGKILL)
+                if asked_by.pop(who.fileno(), None) or number == who.fileno():
+                    poll.unregister(who)
+                    who.close()
+            elif number == listener.fileno():
+                who = listener.accept()[0]
+                said, files, _flags, _from = who.recvmsg(1 << 20, socket.CMSG_SPACE(16))
+                given = [int.from_bytes(files[0][2][at : at + 4], sys.byteorder) for at in range(0, 16, 4)]
+                child = os.fork()
+                if not child:
+                    listener.close()
+                    for other, _child, process in [*asked_by.values(), (who, 0, -1)]:
+                        other.close()
+                        with suppress(OSError):
+                            os.close(process)
+                    _become(said, given)
+                    sys.meta_path.insert(0, imported)
+                    return compile(sys.stdin.buffer.read(), "<stdin>", "exec")
+                for each in given:
+                    os.close(each)
+                who.send(b"begun")
+                process = os.pidfd_open(child)
+                asked_by[process] = asked_by[who.fileno()] = (who, child, process)
+                poll.register(process, select.POLLIN)
+                poll.register(who, 0)
+    os.unlink(path)
+    os._exit(0)
+
+
+def _become(said: bytes, files: list[int]) -> None:
+    """Take over what the process that asks has: its files, folder, mask, limits and variables."""
+    import importlib
+    import marshal
+    import resource
+    import time
+
+    os.setsid()
+    folder = files.pop()
+    os.fchdir(folder)
+    os.close(folder)
+    for there, each in enumerate(files):
+        os.dup2(each, there)
+        os.close(each)
+    environment, mask, limits = marshal.loads(said)  # noqa: S302 - from root
+    os.umask(mask)
+    for kind, limit in limits.items():
+        if resource.getrlimit(kind) != limit:
+            resource.setrlimit(kind, limit)
+    os.environ.clear()
+    os.environ.update(environment)
+    time.tzset()
+    importlib.invalidate_caches()
+    sys.argv, sys.orig_argv = [""], sys.orig_argv[:1]
