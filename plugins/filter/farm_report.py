@@ -95,6 +95,11 @@ options:
       - Text of the file of acceptances that M(gpufarm.core.nvidia_gpu_acceptance) keeps. Each GPU gets its newest one.
     type: str
     default: ""
+  accepted_failure:
+    description:
+      - Why that file could not be read, where it is there.
+    type: str
+    default: ""
   accepted_path:
     description:
       - Where that file is, for messages.
@@ -170,6 +175,7 @@ def farm_report(
     history: str = "",
     history_path: str | None = None,
     accepted: str = "",
+    accepted_failure: str = "",
     accepted_path: str | None = None,
 ) -> dict[str, Any]:
     """The document as text, the page's texts and the history's new text."""
@@ -200,6 +206,7 @@ def farm_report(
         regions=plain(regions or {}),
         kubernetes=plain(kubernetes or {}),
         accepted=str(accepted or ""),
+        accepted_failure=plain(accepted_failure or ""),
         certificates=plain(certificates or {}),
     )
     # What nobody reads by eye any more need not have the size of its indentation.

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from ansible_collections.gpufarm.core.plugins.module_utils import gate, gpu_benchmark, nomad
 from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark.devices import Device, devices_of, parts_of
+from ansible_collections.gpufarm.core.plugins.module_utils.kubelet_devices import GPU_DRIVER
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad_programs import Program
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.facts import Facts, Gpu
 from ansible_collections.gpufarm.core.plugins.module_utils.pci import normal_bus_id
@@ -103,6 +104,7 @@ def holders(
     held = {uuid: str(told["id"])[:8] for (_node, uuid), told in nomad.devices_in_use(seen).items()}
     known = {each.get("ID") for each in seen if each.get("ClientStatus") not in nomad.ENDED}
     given = [(program, _wants(program, program.allocation in known)) for program in programs]
+    claimed = {name: _claimed(name, facts["gpus"]) for name in pods if name.startswith(f"{GPU_DRIVER}/")}
     found = {}
     for gpu in facts["gpus"]:
         if not gpu["uuid"]:
@@ -113,6 +115,7 @@ def holders(
         who += [_told(program) for program, wants in given if any(_means(want, names, gpu) for want in wants)]
         # Numbers are names of what other device plugins have.
         who += [pods[name] for name in sorted(names & pods.keys())]
+        who += [pods[name] for name, uuids in claimed.items() if gpu["uuid"] in uuids]
         who += _computing(gpu)
         if who:
             found[gpu["uuid"]] = ", ".join(dict.fromkeys(who))
@@ -138,6 +141,13 @@ def _means(want: str, names: Collection[str], gpu: Gpu) -> bool:
         return True
     address = normal_bus_id(plain)
     return address is not None and address == normal_bus_id(gpu["pci_bus_id"])
+
+
+def _claimed(name: str, gpus: Sequence[Gpu]) -> list[str | None]:
+    """UUIDs of the GPUs that the driver can mean by a name: it counts by minor numbers, and did by indexes."""
+    number = int(name.rpartition("-")[2])
+    may_be = [gpu["uuid"] for gpu in gpus if {None, number} & {gpu["index"], gpu["minor_number"]}]
+    return may_be or [gpu["uuid"] for gpu in gpus]
 
 
 def _computing(gpu: Gpu) -> list[str]:

@@ -5,8 +5,8 @@
 
 It is in the kubelet's checkpoint, which has no names of pods and forgets those that have ended only when the next one
 gets a device. So a pod counts while a process of it runs, while it has a cgroup, which the kubelet keeps until the pod
-has ended, and while it is new, as its sandbox may not have begun. Which pods have claims is in another file, whose
-devices have names of their driver's: what such a pod has, may be any GPU.
+has ended, and while it is new, as its sandbox may not have begun. What pods claim is in another file, by drivers, whose
+devices have names of their own: NVIDIA's has C(gpu-0), and of another's that gives GPUs it may be any.
 """
 
 from __future__ import annotations
@@ -21,31 +21,43 @@ from typing import Any
 
 CHECKPOINT = "device-plugins/kubelet_internal_checkpoint"
 CLAIMS = "dra_manager_state"
+GPU_DRIVER = "gpu.nvidia.com"
+OTHER_DRIVERS = ("compute-domain.nvidia.com", "gpu.amd.com", "gpu.intel.com")
+"""Of these nobody gets a GPU of NVIDIA's, though their names sound so."""
 NEW_S = 600
 # With cgroups v1 they are there for each controller.
 POD_FOLDERS = ("*kubepods*/*pod*", "*kubepods*/*/*pod*", "*/*kubepods*/*pod*", "*/*kubepods*/*/*pod*")
 
 _UID = re.compile("[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+# A part of a GPU has the GPU's name first.
+_GPU = re.compile("(gpu-[0-9]+)(?:-mig-.+)?")
+# Other drivers give GPUs of NVIDIA's as well, such as HAMi's, or have NVIDIA's CDI give them.
+_SOUNDS_SO = re.compile("gpu|nvidia")
 
 
 def kubelet_devices(
     kubelet: Path = Path("/var/lib/kubelet"), proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")
 ) -> dict[str, str]:
-    """IDs of devices, as UUIDs of GPUs and MIG devices, to the pod that has each; C(all) where nobody knows which."""
+    """Devices to the pod that has each; C(all) where nobody knows which GPU.
+
+    They are UUIDs of GPUs and MIG devices, or, of those that are claimed, names such as C(gpu.nvidia.com/gpu-0).
+    """
     path = kubelet / CHECKPOINT
     try:
         checkpoint = _text(path)
         given = {} if checkpoint is None else _given(json.loads(checkpoint))
         path = kubelet / CLAIMS
-        # Its layout changes with releases. UIDs in it are of pods, and of claims, of which nothing runs.
-        claiming = set(_UID.findall(_text(path) or ""))
+        claimed = _claimed(_text(path) or "")
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         return {"all": f"nobody knows which pod, because {path} cannot be read ({type(error).__name__}: {error})"}
-    uids = claiming | given.keys()
+    uids = given.keys() | claimed.keys()
     runs = _running(uids, kubelet, proc, cgroups) if uids else set()
-    found = {device: f"pod {uid}" for uid, devices in given.items() if uid in runs for device in devices}
-    claiming &= runs
-    return {**found, "all": f"pod {min(claiming)}, by a claim"} if claiming else found
+    return {
+        device: f"pod {uid}{how}"
+        for pods, how in ((given, ""), (claimed, ", by a claim"))
+        for uid in sorted(runs & pods.keys(), reverse=True)
+        for device in pods[uid]
+    }
 
 
 def _text(path: Path) -> str | None:
@@ -65,6 +77,31 @@ def _given(checkpoint: Mapping[str, Any]) -> dict[str, set[str]]:
         # What is shared by time slices has a number behind it.
         found.setdefault(entry["PodUID"], set()).update(each.partition("::")[0] for each in listed)
     return found
+
+
+def _claimed(state: str) -> dict[str, set[str]]:
+    """UIDs of pods to the GPUs that each claims, as Kubernetes has it since 1.32, with each driver that has a part."""
+    found: dict[str, set[str]] = {}
+    try:
+        for claim in json.loads(json.loads(state)["Data"])["ClaimInfoStateList"] or ():
+            drivers = claim["DriverState"] or {GPU_DRIVER: {"Devices": None}}
+            gpus = {gpu for name, of_one in drivers.items() for gpu in _gpus(name, of_one["Devices"] or ())}
+            for uid in claim["PodUIDs"] or ():
+                found.setdefault(uid, set()).update(gpus)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        # Its layout changes with releases. UIDs in it are of pods, and of claims, of which nothing runs.
+        return {uid: {"all"} for uid in _UID.findall(state)}
+    return found
+
+
+def _gpus(driver: str, devices: Collection[Mapping[str, Any]]) -> set[str]:
+    """What a claim has of a driver. That has said nothing yet where it has not prepared the claim."""
+    if driver == GPU_DRIVER and devices:
+        names = [_GPU.fullmatch(device["DeviceName"]) for device in devices]
+        return {f"{GPU_DRIVER}/{name[1]}" if name else "all" for name in names}
+    kinds = [each.partition("=")[0] for device in devices for each in device["CDIDeviceIDs"] or ()]
+    sounds_so = driver not in OTHER_DRIVERS and any(_SOUNDS_SO.search(each) for each in (driver, *kinds))
+    return {"all"} if sounds_so else set()
 
 
 def _running(uids: Collection[str], kubelet: Path, proc: Path, cgroups: Path) -> set[str]:

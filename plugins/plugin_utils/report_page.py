@@ -804,8 +804,8 @@ def _accepted(benchmark: Benchmark) -> tuple[str, str]:
     return ("ok", "accepted") if benchmark["accepted"] else ("warning", "passed, node not accepted")
 
 
-def _benchmarks_view(nodes: Sequence[Node]) -> dict[str, Any]:
-    """GPUs and MIG devices at their newest acceptance, outliers first."""
+def _benchmarks_view(nodes: Sequence[Node], unread: str | None) -> dict[str, Any]:
+    """GPUs and MIG devices at their newest acceptance, outliers first, and what there is to say of others."""
     rows = []
     for number, node in enumerate(nodes):
         for gpu in node["gpus"]:
@@ -833,7 +833,14 @@ def _benchmarks_view(nodes: Sequence[Node]) -> dict[str, Any]:
                 )
     rows.sort(key=lambda row: ("critical", "warning", "ok").index(row["level"]))
     more = len(rows) - TABLE_ROWS
-    return {"rows": rows[:TABLE_ROWS], "more": count_text(more, "more GPU") if more > 0 else ""}
+    others = "" if rows else "No acceptance of these GPUs is known."
+    if unread:
+        others = f"Nobody knows whether {'other' if rows else 'these'} GPUs were accepted: {unread}."
+    return {
+        "rows": rows[:TABLE_ROWS],
+        "more": count_text(more, "more GPU") if more > 0 else "",
+        "others": others,
+    }
 
 
 def page(data: Document) -> dict[str, Any]:
@@ -874,7 +881,7 @@ def page(data: Document) -> dict[str, Any]:
         "cost": _cost_view(data),
         "drift": _drift_view(data),
         "mig": _mig_view(data),
-        "benchmarks": _benchmarks_view(nodes),
+        "benchmarks": _benchmarks_view(nodes, data["acceptances"]["unread"]),
         "nodes": detailed,
         "groups": _groups(numbered[DETAILED_NODES:], data),
         "ages": _ages_text(ages, data["made_at"]),

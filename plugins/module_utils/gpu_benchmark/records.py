@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 COLLECTION_VERSION = "1.0.0"
 """That of galaxy.yml, which a module cannot read."""
 
-_NEEDED = {"date": str, "node": str, "verdict": str, "level": str, "gpus": list}
+_NEEDED = {"node": str, "verdict": str, "level": str, "gpus": list}
 # What is left of the first line may be as short as it likes.
 _BEGIN = b'{"date":"'
 _NEEDED_OF_GPU = ("uuid", "serial", "model", "sm_count", "power_limit_w", "figures")
@@ -30,13 +31,17 @@ _NEEDED_OF_GPU = ("uuid", "serial", "model", "sm_count", "power_limit_w", "figur
 def _record(line: bytes) -> Record | None:
     try:
         found = json.loads(line)
-    except (ValueError, RecursionError):
+        time.strptime(found["date"], "%Y-%m-%dT%H:%M:%SZ")
+    except (ValueError, TypeError, KeyError, RecursionError):
         return None
     good = (
-        isinstance(found, dict)
-        and all(isinstance(found.get(key), kind) for key, kind in _NEEDED.items())
+        all(isinstance(found.get(key), kind) for key, kind in _NEEDED.items())
+        and isinstance(found.get("problems", []), list)
         and all(
-            isinstance(gpu, dict) and all(key in gpu for key in _NEEDED_OF_GPU) and isinstance(gpu["uuid"], str)
+            isinstance(gpu, dict)
+            and all(key in gpu for key in _NEEDED_OF_GPU)
+            and isinstance(gpu["uuid"], str)
+            and isinstance(gpu["serial"], (str, type(None)))
             for gpu in found["gpus"]
         )
     )

@@ -19,7 +19,6 @@ from ansible_collections.gpufarm.core.plugins.plugin_utils.report.records import
     Notice,
     notice,
 )
-from ansible_collections.gpufarm.core.plugins.plugin_utils.report.sums import parse_time
 
 if TYPE_CHECKING:
     Measured = tuple[accepted.Record, Mapping[str, Any]]
@@ -31,16 +30,23 @@ NAMED = 5
 NOT_MEASURED = ("busy", "unknown")
 
 
-def add_benchmarks(nodes: Iterable[Node], text: str, path: str | None) -> list[Notice]:
-    """Give GPUs and MIG devices their newest acceptance; what could not be read is told."""
-    if not text.strip():
-        return []
+def add_benchmarks(
+    nodes: Sequence[Node], text: str, failure: str, path: str | None
+) -> tuple[list[Notice], Notice | None]:
+    """Give GPUs and MIG devices their newest acceptance; what is told of it, and why not all could be read.
+
+    C(failure) is why nothing could.
+    """
     where = path or "the file of acceptances"
+    wanted = "the records that playbooks/accept.yml keeps"
+    if failure:
+        step = "let who makes the report read it, or correct accept_records"
+        return [], notice(f"{where} could not be read: {clean(failure)}", wanted, step)
     try:
-        lines, skipped = accepted.parse(text.encode(), where)
+        # Ansible has what is no UTF-8 as surrogates.
+        lines, skipped = accepted.parse(text.encode(errors="surrogateescape"), where)
     except FoundError as error:
-        return [notice(error.found, "the records that playbooks/accept.yml keeps", "correct accept_records")]
-    nodes = list(nodes)
+        return [], notice(error.found, wanted, "correct accept_records")
     found = _by_gpu(lines)
     for node in nodes:
         for gpu in node["gpus"]:
@@ -49,25 +55,22 @@ def add_benchmarks(nodes: Iterable[Node], text: str, path: str | None) -> list[N
             for device in gpu["mig_devices"]:
                 own = found.get(device["uuid"] or "")
                 device["benchmark"] = _benchmark(own) if own else None
-    told = _not_measured(nodes, lines, where)
-    if not skipped:
-        return told
-    return [
-        *told,
+    spoiled = (
         notice(
             f"{where} has {len(skipped)} lines that are no records of an acceptance, the first in line {skipped[0]}",
             "whole lines only",
             "take them out; a run that was killed while it wrote leaves such a line",
-        ),
-    ]
+        )
+        if skipped
+        else None
+    )
+    return _not_measured(nodes, lines, where), spoiled
 
 
 def _by_gpu(lines: Sequence[accepted.Record]) -> dict[Any, list[Measured]]:
     """What was measured of each GPU, the newest last, by its UUID and a whole one by its serial number as well."""
     found: dict[Any, list[Measured]] = defaultdict(list)
     for record in lines:
-        if not _is_time(record["date"]):
-            continue
         for gpu in record["gpus"]:
             if gpu.get("verdict") in NOT_MEASURED:
                 continue
@@ -79,7 +82,7 @@ def _by_gpu(lines: Sequence[accepted.Record]) -> dict[Any, list[Measured]]:
 
 def _not_measured(nodes: Iterable[Node], lines: Sequence[accepted.Record], where: str) -> list[Notice]:
     """Nodes that failed without figures: what is shown of their GPUs is of an earlier acceptance."""
-    newest = {record["node"]: record for record in lines if _is_time(record["date"])}
+    newest = {record["node"]: record for record in lines}
     silent = [
         f"{clean(node['name'])} ({record['date'][:10]})"
         for node in nodes
@@ -130,11 +133,3 @@ def _before(record: accepted.Record, gpu: Mapping[str, Any]) -> BenchmarkBefore:
 
 def _figures(gpu: Mapping[str, Any]) -> Mapping[str, Any]:
     return gpu["figures"] if isinstance(gpu["figures"], dict) else {}
-
-
-def _is_time(text: str) -> bool:
-    try:
-        parse_time(text)
-    except ValueError:
-        return False
-    return True

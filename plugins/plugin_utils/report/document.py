@@ -68,6 +68,7 @@ def build(
     regions: Mapping[str, str] | None = None,
     kubernetes: Mapping[str, Any] | None = None,
     accepted: str = "",
+    accepted_failure: str = "",
     certificates: Mapping[str, Any] | None = None,
 ) -> tuple[Document, str | None]:
     """The document, and the new text of the history; None where the present one must not be written over.
@@ -78,7 +79,7 @@ def build(
     C(regions) has that of each host. C(kubernetes), where the inventory has nodes of it, has C(host), who asked the
     cluster, C(hosts), its nodes in the inventory, C(asked_at), and C(result), the registered result of
     kubernetes_gpu_info; answers of its nodes have C(kubernetes_name). Those without a region are in Kubernetes alone.
-    C(accepted) is the text of the file of acceptances.
+    C(accepted) is the text of the file of acceptances, and C(accepted_failure) why it could not be read.
     C(certificates) has by host what nomad_agent_info tells of those of its agent.
     """
     views, failures = nomad_views(servers)
@@ -94,7 +95,7 @@ def build(
     # With a region that is silent nobody knows what is allocated in the whole farm.
     answered = bool(known) and all(region in views for region in known)
     nodes = nodes_of(placed, answers, views, cluster)
-    unread = add_benchmarks(nodes, accepted, options.accepted_path)
+    acceptances, unread = add_benchmarks(nodes, accepted, accepted_failure, options.accepted_path)
     users = users_of(nodes, views, cluster)
     # Nobody knows which GPUs a pod holds, nor so what those of a model cost that nobody does.
     by_gpu = answered and cluster is None
@@ -127,13 +128,15 @@ def build(
         + _certificate_notices(ends)
         + _kubernetes_notices(cluster, answers)
         + notices
-        + unread
+        + acceptances
+        + ([unread] if unread else [])
         + ([damaged] if damaged else []),
         "nodes": nodes,
         "drift": drift_of(nodes),
         "mig": mig_of(nodes, by_gpu),
         "users": users,
         "cost": cost_of(nodes, prices, productivity, by_gpu),
+        "acceptances": {"path": options.accepted_path, "unread": unread["found"] if unread else None},
         "history": {"path": options.history_path, "points": []},
     }
     line = history_line(data)

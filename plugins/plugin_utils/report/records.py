@@ -376,6 +376,12 @@ class History(TypedDict):
     points: list[Point]
 
 
+class Acceptances(TypedDict):
+    path: str | None
+    # Why it or a part of it could not be read. Nobody knows then whether a GPU without benchmark was accepted.
+    unread: str | None
+
+
 class Document(TypedDict):
     schema: int
     title: str
@@ -392,4 +398,5 @@ class Document(TypedDict):
     mig: Mig
     users: Users
     cost: Cost
+    acceptances: Acceptances
     history: History

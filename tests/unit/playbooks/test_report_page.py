@@ -356,12 +356,25 @@ def test_playbook_without_nomad_and_with_a_foreign_history(tmp_path: Path, fake_
     notes.write_text("my notes\n", encoding="utf-8")
     good = {**LOCAL, "gpu_health_options": {"path": str(fake_smi), "dcgm": False}}
     inventory = {"all": {"children": {"gpu_nodes": {"hosts": {"good": good}}}}}
-    result = run_playbook(tmp_path, inventory, report_history="notes.txt")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    result = run_playbook(tmp_path, inventory, report_history="notes.txt", accept_records="folder")
     assert result.returncode == 0, result.stdout + result.stderr
     assert notes.read_text(encoding="utf-8") == "my notes\n"
     page = assert_page((tmp_path / "report.html").read_text(encoding="utf-8"))
     assert "All 1" not in page.shown and "1 of 1 GPU told it" in page.shown
     assert "No Nomad server was asked" in page.shown and "move the file away" in page.shown
+    assert "whether these GPUs were accepted: folder could not be read: Source is a directory" in page.shown
+    # Nobody can even tell whether it is there.
+    result = run_playbook(tmp_path, inventory, accept_records="notes.txt/accepted.jsonl")
+    assert result.returncode == 0, result.stdout + result.stderr
+    data = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    assert data["acceptances"]["unread"].startswith("notes.txt/accepted.jsonl could not be read: ")
+    (tmp_path / "spoiled.jsonl").write_bytes(b"\xff\n")
+    result = run_playbook(tmp_path, inventory, accept_records="spoiled.jsonl")
+    assert result.returncode == 0, result.stdout + result.stderr
+    data = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    assert data["acceptances"]["unread"] == "spoiled.jsonl holds 1 lines, and none is a record of an acceptance"
 
 
 def test_playbook_runs_as_printed_and_nobody_becomes_root_on_the_control_machine(

@@ -90,30 +90,107 @@ def test_a_machine_without_a_kubelet_and_a_kubelet_without_pods(tmp_path: Path, 
     assert kubelet_devices(machine, machine / "proc", machine / "cgroup") == {}
 
 
-def claims(*entries: tuple[str, str]) -> str:
-    """Claims and the pod of each as Kubernetes 1.34 writes them: JSON within JSON."""
-    listed = [{"ClaimUID": claim, "ClaimName": "gpu", "PodUIDs": {pod: {}}} for claim, pod in entries]
+def claims(*listed: dict[str, Any]) -> str:
+    """Claims as Kubernetes writes them since 1.32: JSON within JSON."""
     data = {"kind": "DRACheckpoint", "apiVersion": "checkpoint.dra.kubelet.k8s.io/v1", "ClaimInfoStateList": listed}
     return json.dumps({"Data": json.dumps(data), "Checksum": 1})
 
 
-def test_a_claim_of_a_pod_that_runs_is_of_nobody_knows_which_gpu(machine: Path) -> None:
-    (machine / CLAIMS).write_text(claims(("067798be-454e-4be4-9047-1aa06aea63f7", UIDS[0])), encoding="utf-8")
-    beside = kubelet_devices(machine, machine / "proc", machine / "cgroup")
-    assert beside["all"] == f"pod {UIDS[0]}, by a claim" and beside["MIG-1"] == f"pod {UIDS[1]}"
-    (machine / CHECKPOINT).unlink()
+def claim(pod: str, **drivers: list[dict[str, Any]] | None) -> dict[str, Any]:
+    """One claim; drivers are named with double underscores for hyphens and single ones for dots."""
+    state = {name.replace("__", "-").replace("_", "."): {"Devices": devices} for name, devices in drivers.items()}
+    return {
+        "ClaimUID": "067798be-454e-4be4-9047-1aa06aea63f7", "ClaimName": "training-gpu-x7k2p", "Namespace": "default",
+        "PodUIDs": {pod: {}}, "DriverState": state,
+    }  # fmt: skip
+
+
+def device(name: str, *cdi: str) -> dict[str, Any]:
+    """A device that a driver has prepared; the share is new in 1.35."""
+    return {
+        "PoolName": "gpu01", "DeviceName": name, "ShareID": None, "RequestNames": ["one"],
+        "CDIDeviceIDs": list(cdi) or None,
+    }  # fmt: skip
+
+
+def gpu(name: str) -> dict[str, Any]:
+    return device(name, f"k8s.gpu.nvidia.com/device={name}")
+
+
+def by_claim(machine: Path, text: str) -> dict[str, str]:
+    """What is given by claims, beside what the device plugin gives."""
+    before = kubelet_devices(machine, machine / "proc", machine / "cgroup")
+    (machine / CLAIMS).write_text(text, encoding="utf-8")
     told = kubelet_devices(machine, machine / "proc", machine / "cgroup")
-    assert list(told) == ["all"]
+    assert before.items() <= told.items()
+    return {name: pod for name, pod in told.items() if name not in before}
+
+
+@pytest.mark.parametrize(
+    ("drivers", "found"),
+    [
+        ({"gpu_nvidia_com": [gpu("gpu-0"), gpu("gpu-11")]}, {"gpu.nvidia.com/gpu-0", "gpu.nvidia.com/gpu-11"}),
+        # As the driver named parts first, and does now.
+        (
+            {"gpu_nvidia_com": [gpu("gpu-1-mig-9-0-4"), gpu("gpu-2-mig-1g10gb-19-0")]},
+            {"gpu.nvidia.com/gpu-1", "gpu.nvidia.com/gpu-2"},
+        ),
+        # A GPU that is handed through, one that is not prepared yet, and one beside a NIC.
+        ({"gpu_nvidia_com": [gpu("gpu-vfio-0")]}, {"all"}),
+        ({"gpu_nvidia_com": None}, {"all"}),
+        ({"dra_net": [device("eth1")], "gpu_nvidia_com": [gpu("gpu-0")]}, {"gpu.nvidia.com/gpu-0"}),
+        ({"dra_net": [device("eth1")]}, set()),
+        ({"dra_net": None}, set()),
+        (
+            {
+                "sriovnetwork_k8snetworkplumbingwg_io": [
+                    device("0000-08-00-1", "k8snetworkplumbingwg.io/vf=0000-08-00-1")
+                ]
+            },
+            set(),
+        ),
+        # Channels between nodes, which are NVIDIA's and no GPUs.
+        (
+            {
+                "compute__domain_nvidia_com": [
+                    device("channel-0", "k8s.compute-domain.nvidia.com/claim=067798be-channel-0")
+                ]
+            },
+            set(),
+        ),
+        ({"gpu_amd_com": [device("gpu-0", "k8s.gpu.amd.com/device=gpu-0")]}, set()),
+        # Others that give NVIDIA's.
+        ({"hami__core__gpu_project__hami_io": [device("hami-gpu-0")]}, {"all"}),
+        ({"composite_example_com": [device("pair-0", "nvidia.com/gpu=0")]}, {"all"}),
+        ({}, {"all"}),
+    ],
+)
+def test_a_claim_counts_by_its_driver_and_its_device(
+    machine: Path, drivers: dict[str, list[dict[str, Any]] | None], found: set[str]
+) -> None:
+    told = by_claim(machine, claims(claim(UIDS[0], **drivers)))
+    assert told == dict.fromkeys(found, f"pod {UIDS[0]}, by a claim")
+
+
+def test_a_claim_that_nobody_understands_may_have_any_gpu(machine: Path) -> None:
+    """A pod has all of them, whatever it claims besides."""
+    nic = claim(UIDS[1], dra_net=[device("eth1")])
+    for spoiled in ({**nic, "DriverState": None}, {**nic, "DriverState": {"dra.net": []}}, {"PodUIDs": {UIDS[1]: {}}}):
+        assert by_claim(machine, claims(spoiled)) == {"all": f"pod {UIDS[1]}, by a claim"}
+        (machine / CLAIMS).unlink()
     # Formerly it was no JSON within JSON.
     older = {"version": "v1", "entries": [{"ClaimUID": UIDS[2], "PodUIDs": {UIDS[0]: {}}}], "checksum": 1}
-    (machine / CLAIMS).write_text(json.dumps(older), encoding="utf-8")
-    assert kubelet_devices(machine, machine / "proc", machine / "cgroup") == told
+    assert by_claim(machine, json.dumps(older)) == {"all": f"pod {UIDS[0]}, by a claim"}
+    (machine / CLAIMS).unlink()
+    (machine / CHECKPOINT).unlink()
+    told = by_claim(
+        machine, claims(claim(UIDS[0], gpu_nvidia_com=[gpu("gpu-0")]), claim(UIDS[0], dra_net=[device("a")]))
+    )
+    assert told == {"gpu.nvidia.com/gpu-0": f"pod {UIDS[0]}, by a claim"}
 
 
 def test_a_claim_of_a_pod_that_has_ended_is_nobodys(machine: Path) -> None:
-    before = kubelet_devices(machine, machine / "proc", machine / "cgroup")
-    (machine / CLAIMS).write_text(claims(("067798be-454e-4be4-9047-1aa06aea63f7", UIDS[2])), encoding="utf-8")
-    assert kubelet_devices(machine, machine / "proc", machine / "cgroup") == before
+    assert by_claim(machine, claims(claim(UIDS[2], gpu_nvidia_com=[gpu("gpu-0")]))) == {}
     (machine / CLAIMS).unlink()
     (machine / CLAIMS).mkdir()
     told = kubelet_devices(machine, machine / "proc", machine / "cgroup")

@@ -241,7 +241,8 @@ def document(arguments: dict[str, Any], history: str = "", **options: Any) -> di
 
 
 def build(arguments: dict[str, Any], history: str = "", **options: Any) -> tuple[dict[str, Any], str | None]:
-    made_at, accepted = options.pop("made_at", MADE_AT), options.pop("accepted", "")
+    made_at = options.pop("made_at", MADE_AT)
+    acceptances = {key: options.pop(key, "") for key in ("accepted", "accepted_failure")}
     return report.build(
         arguments["hosts"],
         arguments["answers"],
@@ -251,7 +252,7 @@ def build(arguments: dict[str, Any], history: str = "", **options: Any) -> tuple
         history=history,
         regions=arguments.get("regions"),
         kubernetes=arguments.get("kubernetes"),
-        accepted=accepted,
+        **acceptances,
         certificates=arguments.get("certificates"),
     )
 

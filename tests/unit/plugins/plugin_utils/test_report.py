@@ -1437,21 +1437,45 @@ def test_a_gpu_is_known_by_its_serial_number_and_a_mig_device_by_its_uuid() -> N
     assert whole["benchmark"]["figures"]["memory_read_gb_per_s"] == 3000.0
 
 
+def test_a_gpu_that_was_never_accepted_has_no_figures() -> None:
+    other = acceptance("2026-01-02T00:00:00Z", measured("GPU-other", figures=["x"]), problems=["x"])
+    for text in ("", "\n", other):
+        data = helper.document(of(one()), accepted=text, accepted_path="accepted.jsonl")
+        assert [gpu["benchmark"] for gpu in by_name(data, "gpu01")["gpus"]] == [None, None]
+        assert data["acceptances"] == {"path": "accepted.jsonl", "unread": None}
+        assert [each["found"] for each in data["notices"] if "accepted.jsonl" in each["found"]] == []
+        assert "<p>No acceptance of these GPUs is known.</p>" in helper.render(data)
+
+
+NOT_READ = "/srv/accepted.jsonl could not be read: File is not readable"
+NO_RECORDS = "/srv/accepted.jsonl holds 1 lines, and none is a record of an acceptance"
+SPOILED = "/srv/accepted.jsonl has 1 lines that are no records of an acceptance, the first in line 2"
+
+
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "failure", "unread"),
     [
-        ("", []),
-        ("my notes\n", ["accepted.jsonl holds 1 lines, and none is a record of an acceptance"]),
-        # Somebody has written to it.
-        (acceptance("yesterday", measured(helper.uuid_of(1, 0))), []),
-        (acceptance("2026-01-02T00:00:00Z", measured(helper.uuid_of(1, 1), figures=["x"]), problems=["x"]), []),
+        ("", "File is not readable", NOT_READ),
+        ("my notes\n", "", NO_RECORDS),
+        ("[]\n", "", NO_RECORDS),
+        # Ansible's way with a byte that is no UTF-8.
+        ("\udcff\n", "", NO_RECORDS),
+        (acceptance("yesterday", measured(helper.uuid_of(1, 0))), "", NO_RECORDS),
+        (acceptance("2026-01-02T00:00:00Z", measured(helper.uuid_of(1, 0), serial=["x"])), "", NO_RECORDS),
+        (acceptance("2026-01-02T00:00:00Z", measured(helper.uuid_of(1, 0)), problems=5), "", NO_RECORDS),
+        (acceptance("2026-01-02T00:00:00Z", measured(helper.uuid_of(1, 1))) + '{"date":"20', "", SPOILED),
     ],
 )
-def test_without_an_acceptance_there_are_no_figures(text: str, told: list[str]) -> None:
-    data = helper.document(of(one()), accepted=text, accepted_path="accepted.jsonl")
+def test_acceptances_that_cannot_be_read_are_unknown(text: str, failure: str, unread: str) -> None:
+    data = helper.document(of(one()), accepted=text, accepted_failure=failure, accepted_path="/srv/accepted.jsonl")
+    assert data["acceptances"] == {"path": "/srv/accepted.jsonl", "unread": unread}
     assert by_name(data, "gpu01")["gpus"][0]["benchmark"] is None
-    assert [each["found"] for each in data["notices"] if "accepted.jsonl" in each["found"]] == told
-    assert helper.render(data)
+    (told,) = [each for each in data["notices"] if each["found"] == unread]
+    assert told["expected"] and told["action"]
+    page = helper.render(data)
+    which = "other" if unread == SPOILED else "these"
+    assert f"<p>Nobody knows whether {which} GPUs were accepted: {unread}.</p>" in page
+    assert "No acceptance of these GPUs is known" not in page
 
 
 def test_certificates_that_end_are_told_by_those_that_end_first() -> None:

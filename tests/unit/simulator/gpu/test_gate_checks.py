@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -530,6 +531,27 @@ def test_all_names_that_the_container_toolkit_takes_are_known(gate: Gate, how: s
 def test_what_another_device_plugin_calls_by_a_number_is_no_gpu(gate: Gate) -> None:
     gate.pods = {"0": "pod 4f3c35b2", "1": "pod 4f3c35b2"}
     assert levels(gate.run(**START)) == [{"start": "ok"}, {"start": "ok"}]
+
+
+@pytest.mark.parametrize(
+    ("minors", "name", "busy"),
+    [
+        (("0", "1"), "gpu-1", [False, True]),
+        # Older releases of the driver count by index.
+        (("1", "0"), "gpu-1", [True, True]),
+        # What nobody can find may be any.
+        (("0", "1"), "gpu-7", [True, True]),
+        (("0", "N/A"), "gpu-0", [True, True]),
+    ],
+)
+def test_a_gpu_that_a_pod_claims_is_found_by_its_number(
+    gate: Gate, minors: tuple[str, str], name: str, busy: list[bool]
+) -> None:
+    for index, minor in enumerate(minors):
+        gate.node.change(partial(faults.set_value, which=index, key="minor_number", text=minor))
+    gate.pods = {f"gpu.nvidia.com/{name}": "pod 4f3c35b2, by a claim"}
+    told = [gpu["check_left_out"] for gpu in gate.run(**START)["gpus"]]
+    assert told == ["busy: pod 4f3c35b2, by a claim" if each else None for each in busy]
 
 
 def test_a_program_that_cannot_be_looked_at_is_not_waited_for(
