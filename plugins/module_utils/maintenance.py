@@ -37,6 +37,8 @@ KEYS = (CHANGE_KEY, OWNER_KEY, SINCE_KEY, OPENS_KEY, DRAIN_KEY)
 REFUSE = "refuse"
 DRAIN = "drain"
 ENDED = nomad.ENDED
+STOPPED = ("stop", "evict")
+"""What Nomad wants of an allocation that is to end."""
 GRACE_S = 300
 """What tasks get to end after the deadline of a drain, before the maintenance gives up."""
 START_S = 60
@@ -57,6 +59,8 @@ class Work:
     name: str
     """Name of the allocation, or of a program where Nomad did not list it."""
     job: str | None = None
+    ending: bool = False
+    """Whether somebody has stopped it already."""
 
     def __str__(self) -> str:
         return f"{self.name} ({self.id[:8]})"
@@ -71,6 +75,8 @@ class Plan:
     policy: str
     deadline_s: int
     check_mode: bool
+    without_jobs_of: str = ""
+    """Whose jobs are taken away next, so that their allocations are no work to this plan."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,15 +108,27 @@ def has_agent(proc: Path = Path("/proc")) -> bool:
     return False
 
 
-def work_of(allocations: Iterable[Mapping[str, Any]], running: Mapping[str, str]) -> tuple[Work, ...]:
-    """What runs, by the allocations of a node and the programs on it."""
+def work_of(
+    allocations: Iterable[Mapping[str, Any]], running: Mapping[str, str], without_jobs_of: str = ""
+) -> tuple[Work, ...]:
+    """What runs, by the allocations of a node and the programs on it, but that of jobs of an owner."""
+    listed = list(allocations)
     alive = {
-        each["ID"]: Work(each["ID"], each.get("Name") or each["ID"], each.get("JobID"))
-        for each in allocations
+        each["ID"]: Work(
+            each["ID"], each.get("Name") or each["ID"], each.get("JobID"), each.get("DesiredStatus") in STOPPED
+        )
+        for each in listed
         if each.get("ClientStatus") not in ENDED
     }
     unseen = {key: Work(key, name) for key, name in running.items() if key not in alive}
-    return tuple(sorted([*alive.values(), *unseen.values()], key=lambda work: (work.name, work.id)))
+    left_out = {each["ID"] for each in listed if _is_of(each.get("Job") or {}, without_jobs_of)}
+    work = [work for key, work in {**alive, **unseen}.items() if key not in left_out]
+    return tuple(sorted(work, key=lambda work: (work.name, work.id)))
+
+
+def _is_of(job: Mapping[str, Any], owner: str) -> bool:
+    """Whether an owner keeps a job; what one has dispatched has its meta, and goes on without it."""
+    return bool(owner) and (job.get("Meta") or {}).get(nomad.JOBS_OWNER_KEY) == owner and not job.get("ParentID")
 
 
 def told(work: Iterable[object]) -> str:
@@ -157,8 +175,9 @@ class Maintenance:
         meta = self.client.call("GET", "/v1/client/metadata") or {}
         return dataclasses.replace(node, meta=meta.get("Meta") or {})
 
-    def _work(self, node_id: str) -> tuple[Work, ...]:
-        return work_of(self.client.items(f"{gate.node_path(node_id)}/allocations", {}).items, self._running())
+    def _work(self, node_id: str, plan: Plan) -> tuple[Work, ...]:
+        allocations = self.client.items(f"{gate.node_path(node_id)}/allocations", {}).items
+        return work_of(allocations, self._running(), plan.without_jobs_of)
 
     # --- out ---
 
@@ -167,7 +186,8 @@ class Maintenance:
         node_id = self._node_id(START_S)
         if not node_id:
             return self._without_client(plan, node_id)
-        node, work = self._node(node_id), self._work(node_id)
+        node, work = self._node(node_id), self._work(node_id, plan)
+        staying = _staying(work)
         change, owner = node.meta.get(CHANGE_KEY), node.meta.get(OWNER_KEY)
         if change and owner != plan.owner:
             raise nomad.NomadError(
@@ -176,14 +196,14 @@ class Maintenance:
                 next_step="let that end, or put the node back with owner set to theirs",
             )
         self.closed = bool(change)
-        if work and plan.policy == REFUSE:
-            raise _refused(plan, work)
+        if staying and plan.policy == REFUSE:
+            raise _refused(plan, staying)
         if change and not work and not node.eligible:
             return Result("none", f"already out for {change}", node, maintenance=change)
-        message = f"out for {plan.change}" + (f", after it was drained of {told(work)}" if work else "")
+        message = f"out for {plan.change}" + (f", after it was drained of {told(staying)}" if staying else "")
         if not plan.check_mode:
-            self._empty(node, plan, drain=bool(work))
-        return Result("out", message, node, work, change or plan.change)
+            self._empty(node, plan, drain=bool(staying))
+        return Result("out", message, node, staying, change or plan.change)
 
     def _without_client(self, plan: Plan, node_id: str | None) -> Result:
         why = "no Nomad agent runs here" if node_id is None else "the agent of this host is no client"
@@ -212,19 +232,21 @@ class Maintenance:
         # Marked before it is closed, so that whatever stops in between is put right by the next run.
         self._write(node, marks)
         self._close(node, plan, marks, drain)
-        deadline = self._clock() + plan.deadline_s + GRACE_S
+        patience_s = GRACE_S + (plan.deadline_s if plan.policy == DRAIN else 0)
+        deadline = self._clock() + patience_s
         looks = 0
         while looks < LOOKS:
             try:
-                now, work = self._node(node.id), self._work(node.id)
-                if work and plan.policy == REFUSE:
+                now, work = self._node(node.id), self._work(node.id, plan)
+                staying = _staying(work)
+                if staying and plan.policy == REFUSE:
                     # It was placed before the node was closed.
                     if not before:
                         self.open(dataclasses.replace(now, meta={**now.meta, **marks}))
                         self.closed = False
-                    raise _refused(plan, work)
-                if now.eligible or (work and not drain):
-                    drain = drain or bool(work)
+                    raise _refused(plan, staying)
+                if now.eligible or (staying and not drain):
+                    drain = drain or bool(staying)
                     self._close(now, plan, marks, drain)
                 looks = 0 if work or now.eligible else looks + 1
             except nomad.NomadError as error:
@@ -234,7 +256,7 @@ class Maintenance:
             else:
                 if work and self._clock() > deadline:
                     raise nomad.NomadError(
-                        found=f"{told(work)}, {plan.deadline_s + GRACE_S} s after the drain for {plan.change} began",
+                        found=f"{told(work)}, {patience_s} s after the node was closed for {plan.change}",
                         expected="a node that is empty by then; it stays closed",
                         next_step="end them (`nomad alloc stop`, or the processes that Nomad no longer knows) and run "
                         "this again, or give them more time",
@@ -296,6 +318,10 @@ class Maintenance:
 
     def _write(self, node: gate.GateNode, meta: Mapping[str, str | None]) -> None:
         self.client.call("POST", "/v1/client/metadata", {"NodeID": node.id, "Meta": dict(meta)})
+
+
+def _staying(work: tuple[Work, ...]) -> tuple[Work, ...]:
+    return tuple(each for each in work if not each.ending)
 
 
 def _refused(plan: Plan, work: tuple[Work, ...]) -> nomad.NomadError:

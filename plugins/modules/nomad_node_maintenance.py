@@ -56,10 +56,10 @@ options:
     type: str
   policy:
     description:
-      - What becomes of allocations that run there. With V(refuse) the module fails and nothing is changed. With
-        V(drain) the node is drained as C(nomad node drain) does it. Services move at once. Batch jobs have O(deadline)
-        to end and are stopped then, since Nomad 1.11 for good. System jobs are stopped last, and come back with the
-        node.
+      - What becomes of allocations that run there. With V(refuse) the module fails and nothing is changed; those that
+        somebody has stopped already are waited for. With V(drain) the node is drained as C(nomad node drain) does it.
+        Services move at once. Batch jobs have O(deadline) to end and are stopped then, since Nomad 1.11 for good.
+        System jobs are stopped last, and come back with the node.
     type: str
     choices: [refuse, drain]
     default: refuse
@@ -68,6 +68,12 @@ options:
       - Seconds that batch jobs have to end by themselves before the drain stops them.
     type: int
     default: 3600
+  without_jobs_of:
+    description:
+      - Owner of jobs, as M(gpufarm.core.nomad_owned_jobs) keeps them, which are taken away next. With O(state=out)
+        their allocations are no reason to refuse, and are not waited for. What their jobs have dispatched counts.
+    type: str
+    default: ""
   timeout:
     description:
       - Seconds that an agent which was started a moment ago has until it is ready and has its GPUs, with O(state=in).
@@ -98,7 +104,8 @@ options:
 notes:
   - The token needs the rules C(agent:read), C(node:write), and C(namespace:read-job) in every namespace. What runs in
     one that it may not read is only seen by its processes, where these keep E(NOMAD_ALLOC_ID).
-  - Nomad drains at most for O(deadline), and this module waits five minutes longer for the last tasks to end.
+  - Nomad drains at most for O(deadline), and this module waits five minutes longer for the last tasks to end; with
+    O(policy=refuse) five minutes.
 seealso:
   - module: gpufarm.core.nomad_gpu_gate
   - module: gpufarm.core.nvidia_gpu_health
@@ -233,6 +240,7 @@ def main() -> None:
                 "default": maintenance.REFUSE,
             },
             "deadline": {"type": "int", "default": 3600},
+            "without_jobs_of": {"type": "str", "default": ""},
             "timeout": {"type": "int", "default": 120},
             "health": {"type": "dict", "default": {}},
             "close_on": {"type": "str", "choices": ["critical", "warning"], "default": "critical"},
@@ -252,7 +260,12 @@ def main() -> None:
         work = maintenance.Maintenance(client)
         if params["state"] == "out":
             plan = maintenance.Plan(
-                params["change"], params["owner"], params["policy"], params["deadline"], module.check_mode
+                params["change"],
+                params["owner"],
+                params["policy"],
+                params["deadline"],
+                module.check_mode,
+                params["without_jobs_of"],
             )
             result = work.take_out(plan)
         elif module.check_mode:

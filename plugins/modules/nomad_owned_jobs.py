@@ -111,7 +111,6 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufarm.core.plugins.module_utils import nomad, nomad_options
 
-OWNER = "gpufarm_owner"
 SECRET = "gpufarm_variable"
 
 
@@ -152,7 +151,7 @@ class Jobs:
         return sorted(
             (each["Namespace"], each["ID"])
             for each in every
-            if (each.get("Meta") or {}).get(OWNER) == self._owner and not each.get("ParentID")
+            if (each.get("Meta") or {}).get(nomad.JOBS_OWNER_KEY) == self._owner and not each.get("ParentID")
         )
 
     def check(self, wanted: Sequence[Mapping[str, Any]]) -> dict[str, int]:
@@ -167,8 +166,8 @@ class Jobs:
                     next_step="correct it in 'jobs'",
                 )
             there = self._in(namespace).find(job_path(name))
-            if there and not there["Stop"] and (there.get("Meta") or {}).get(OWNER) != self._owner:
-                owner = (there.get("Meta") or {}).get(OWNER)
+            if there and not there["Stop"] and (there.get("Meta") or {}).get(nomad.JOBS_OWNER_KEY) != self._owner:
+                owner = (there.get("Meta") or {}).get(nomad.JOBS_OWNER_KEY)
                 raise nomad.NomadError(
                     found=f"the job '{name}' in namespace '{namespace}' belongs to {owner or 'somebody else'}",
                     expected=f"none, or one of {self._owner}",
@@ -212,7 +211,7 @@ class Jobs:
     def differs(self, wanted: Mapping[str, Any], index: int = 0) -> dict[str, Any] | None:
         """The job where Nomad would change something for it, with this index of its variable."""
         spec = wanted["spec"]
-        meta = {**(spec.get("Meta") or {}), OWNER: self._owner}
+        meta = {**(spec.get("Meta") or {}), nomad.JOBS_OWNER_KEY: self._owner}
         if wanted["variables"]:
             meta[SECRET] = str(index)
         job = {**spec, "Meta": meta}

@@ -29,6 +29,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.nomad.nodes import (
     ALLOCATIONS_QUERY,
     ENDED,
     GPU_DEVICE_TYPE,
+    JOBS_OWNER_KEY,
     Gpu,
     Node,
     describe_node,

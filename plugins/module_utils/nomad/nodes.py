@@ -177,6 +177,8 @@ ALLOCATIONS_QUERY = {
 
 
 ENDED = ("complete", "failed", "lost")
+JOBS_OWNER_KEY = "gpufarm_owner"
+"""Who keeps a job, in the meta of it."""
 
 
 def devices_in_use(allocations: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import yaml
 from ansible.template import trust_as_template
 from ansible_collections.gpufarm.core.tests.unit.playbooks import playbook_helper
 from ansible_collections.gpufarm.core.tests.unit.playbooks.playbook_helper import LOCAL, ROOT
-from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import nomad_helper
+from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import gate_helper, nomad_helper
 from ansible_collections.gpufarm.core.tests.unit.roles import role_helper
 
 pytestmark = pytest.mark.controller
@@ -152,14 +153,114 @@ def test_an_agent_of_wandb_goes_before_its_node_is_taken_out_and_shared_data_aft
     ):
         (tasks,) = (play["tasks"] for play in plays if play.get("hosts") == hosts)
         names = [task["name"] for task in tasks]
-        agent = tasks[names.index("Have no agent of W&B Launch")]
-        assert agent["vars"] == {"wandb_launch_agent_state": "absent"} and agent["when"] == "__wandb_launch_agent_here"
-        shared = next(number for number, task in enumerate(tasks) if "shared_data" in json.dumps(task))
-        assert tasks.index(agent) < names.index(leaves) < shared
+        agents = [
+            number for number, task in enumerate(tasks)
+            if task.get("ansible.builtin.import_tasks") == "tasks/launch_agent_goes.yml"
+        ]  # fmt: skip
+        shared = next(
+            number for number, task in enumerate(tasks)
+            if "shared_data" in json.dumps(task) and "absent.yml" in json.dumps(task)
+        )  # fmt: skip
+        assert agents[0] < names.index(leaves) < agents[1] < shared
+        for gone in (True, False):
+            conditions = [trust_as_template("{{ " + tasks[number]["when"] + " }}") for number in agents]
+            given = {"remove_without_farm": gone, "goes": conditions}
+            assert role_helper.value("goes", given) == [not gone, gone]
     loop = plays[2]["tasks"][-1]["loop"]
     for also, first in ((["docker", "shared_data"], ["shared_data", "docker"]), ([], [])):
         given = {"remove_also": also, "nvidia_repository_unused": False, "parts": trust_as_template(loop)}
         assert role_helper.value("parts", given) == first
+
+
+def test_all_that_is_asked_for_is_asked_before_anything_goes() -> None:
+    plays = yaml.safe_load((ROOT / "playbooks/remove.yml").read_text(encoding="utf-8"))
+    (tasks,) = (play["tasks"] for play in plays if play.get("hosts") == "gpu_nodes:!nomad_servers")
+    (asks,) = (task for task in tasks if "absent_check.yml" in json.dumps(task))
+    assert tasks.index(asks) == 1
+    also = ["shared_data", "container_toolkit", "docker", "cuda", "tuning", "driver", "data"]
+    given = {"remove_also": also, "nvidia_repository_unused": False}
+    asked, gone = (
+        role_helper.value("parts", {**given, "parts": trust_as_template(task["loop"])}) for task in (asks, tasks[-1])
+    )
+    assert asked == gone and len(asked) == 6
+    assert all((ROOT / f"roles/{role}/tasks/absent_check.yml").exists() for role in asked)
+
+
+class LaunchFarm(gate_helper.Farm):
+    """One node, on which an agent of W&B Launch runs as a job that its host keeps."""
+
+    def __init__(self) -> None:
+        super().__init__(1, ("127.0.0.83", 4646))
+        self.job = {
+            "ID": "wandb-launch", "Namespace": "default", "Meta": {"gpufarm_owner": "wandb_launch_agent of gpu0"},
+        }  # fmt: skip
+        self.jobs = [self.job]
+        self.run_job("id-0", "wandb-launch")["Job"] = self.job
+
+    def answer(self, request: Any) -> bool:
+        path, _mark, query = request.path.partition("?")
+        if path == "/v1/jobs":
+            request.reply(200, json.dumps([] if "prefix" in query else self.jobs).encode(), {})
+        elif path.startswith("/v1/acl/"):
+            request.reply(400, b"ACL support disabled", {})
+        elif request.command == "DELETE":
+            if path.startswith("/v1/job/"):
+                self.jobs = []
+                self.allocations["id-0"][0]["DesiredStatus"] = "stop"
+            request.reply(200, b"{}", {})
+        else:
+            return super().answer(request)
+        return True
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has files of its own in /etc")
+def test_an_agent_of_wandb_stays_on_a_node_that_does_not_leave(tmp_path: Path) -> None:
+    farm = LaunchFarm()
+    inside = tmp_path / "inside"
+    under = playbook_helper.of_its_own(inside)
+    wandb = {f"__wandb_launch_agent_{name}": str(inside / f"wandb/{name}") for name in ("etc", "lib", "home")}
+    for folder in (*wandb.values(), inside / "data/client", inside / "etc/nomad.d", inside / "run/systemd/system"):
+        Path(folder).mkdir(parents=True)
+    (inside / "data/client/client-id").write_text("id-0")
+    (inside / "wandb/lib/bin").mkdir()
+    here = [inside / "wandb/lib/bin/docker", inside / "etc/nomad.d/nomad.hcl"]
+    for path in (*here, inside / "etc/systemd/system/nomad.service", inside / "run/active/nomad"):
+        path.touch()
+    enabled = inside / "etc/systemd/system/multi-user.target.wants"
+    enabled.mkdir(exist_ok=True)
+    (enabled / "nomad.service").symlink_to("/etc/systemd/system/nomad.service")
+    node = {
+        **LOCAL, "ansible_become": False, "nomad_bind_addr": "127.0.0.83", "nomad_client_servers": ["127.0.0.83"],
+        "nomad_tls": "off", "nomad_acl_enabled": False, "nomad_bin_dir": str(inside / "bin"),
+        "nomad_plugin_dir": str(inside / "plugins"), "nomad_data_dir": str(inside / "data"),
+    }  # fmt: skip
+    inventory = {"all": {"children": {"gpu_nodes": {"hosts": {"gpu0": node}}}}}
+
+    def remove(*options: str) -> tuple[int, str]:
+        given = ("--limit", "gpu0", "--extra-vars", json.dumps(wandb))
+        ran = playbook_helper.run_playbook(tmp_path, inventory, "remove.yml", *given, *options, under=under)
+        return ran.returncode, " ".join((ran.stdout + ran.stderr).split())
+
+    try:
+        farm.run_job("id-0", "train")
+        code, said = remove()
+        assert code == 2 and "1 running allocation, which its removal from the farm would end: train." in said, said
+        assert farm.agent.writes == [] and all(path.exists() for path in here)
+        assert "changed=0" in said
+
+        farm.allocations["id-0"].pop()
+        code, said = remove("--check")
+        assert (code, farm.agent.writes) == (0, []) and all(path.exists() for path in here), said
+
+        code, said = remove()
+        assert code == 0, said
+        assert [path.partition("?")[0] for path, _body in farm.agent.writes] == [
+            "/v1/client/metadata", "/v1/node/id-0/eligibility", "/v1/var/nomad/jobs/wandb-launch",
+            "/v1/job/wandb-launch", "/v1/client/metadata", "/v1/node/id-0/purge",
+        ]  # fmt: skip
+        assert not any(path.exists() for path in [*here, *map(Path, wandb.values())])
+    finally:
+        farm.agent.close()
 
 
 def test_a_host_with_something_of_an_agent_of_wandb_is_known_by_what_was_looked_at() -> None:
@@ -190,9 +291,12 @@ def test_data_with_volumes_of_users_do_not_go_unsaid(tmp_path: Path) -> None:
 
 
 def test_volumes_of_users_are_looked_for_unless_they_are_named_as_well() -> None:
-    tasks = yaml.safe_load((ROOT / "roles/nomad/tasks/leave.yml").read_text(encoding="utf-8"))
+    leave, tasks = (
+        yaml.safe_load((ROOT / f"roles/nomad/tasks/{name}.yml").read_text(encoding="utf-8"))
+        for name in ("leave", "leave_check")
+    )
+    assert leave[0]["ansible.builtin.import_tasks"] == "leave_check.yml"
     (guarded,) = [task for task in tasks if task.get("ansible.builtin.include_tasks") == "leave_volumes.yml"]
-    assert tasks.index(guarded) < [task["name"] for task in tasks].index("Have no agent running")
     condition = trust_as_template("{{ " + guarded["when"] + " }}")
     for also, asked in ((["data"], True), (["data", "host_volumes"], False), (["host_volumes"], False), ([], False)):
         given = {**role_helper.variables("nomad"), "remove_also": also, "asked": condition}

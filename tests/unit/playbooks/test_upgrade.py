@@ -16,9 +16,11 @@ import yaml
 from ansible_collections.gpufarm.core.tests.unit.playbooks import playbook_helper
 from ansible_collections.gpufarm.core.tests.unit.playbooks.playbook_helper import LOCAL
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import nomad_helper
+from ansible_collections.gpufarm.core.tests.unit.roles import role_helper
 
 Hosts = Mapping[str, Mapping[str, Any]]
 OK = {"state": "ok"}
+GPU = {"address": "0000:18:00.0", "vendor": "10de", "device": "2330", "class": "030200", "nvswitch_bridge": False}
 
 
 def part(name: str) -> dict[str, Any]:
@@ -38,7 +40,7 @@ def run(folder: Path, hosts: Hosts, *plays: dict[str, Any]) -> tuple[int, str]:
         "gpu_nodes": {"hosts": {name: dict(given) for name, given in hosts.items() if not name.startswith("server")}},
         "nomad_servers": {"hosts": {name: dict(given) for name, given in hosts.items() if name.startswith("server")}},
     }
-    inventory = {"all": {"vars": LOCAL, "children": groups}}
+    inventory = {"all": {"vars": {**LOCAL, "_common_host": role_helper.host(pci_devices=[GPU])}, "children": groups}}
     # Variables of roles, which no inventory has a say in; hosts that have an agent of their own say where.
     extra = {
         "__farm_upgrade_path": f"{folder}/{{{{ inventory_hostname }}}}/upgrade.json",
@@ -185,6 +187,8 @@ def test_a_sick_node_is_left_out_and_named(tmp_path: Path, sick: list[str]) -> N
 
 
 SMI = {"available": True, "gpus": [{"status": "ok", "uuid": "GPU-1", "status_message": None}]}
+DRIVER = {"ansible.builtin.import_role": {"name": "gpufarm.core.nvidia_driver", "tasks_from": "variables.yml"}}
+DEAD = {"_common_host": role_helper.host(pci_devices=[])}
 LOST = {"status": "gpu_lost", "uuid": None, "status_message": "GPU 1 is lost."}
 
 
@@ -198,6 +202,10 @@ LOST = {"status": "gpu_lost", "uuid": None, "status_message": "GPU 1 is lost."}
         # One that an earlier run has begun with was well then.
         (SMI | {"gpus": [*SMI["gpus"], LOST]}, {}, 0, ""),
         ({"available": False, "gpus": []}, {"gpu_node_gpus": 2}, 1, ""),
+        # Of a server, which goes on as one.
+        ({"available": False, "gpus": []}, DEAD, 1, "no NVIDIA GPU was on the PCI bus."),
+        ({"available": False, "gpus": []}, DEAD, 0, "no NVIDIA GPU was on the PCI bus."),
+        (SMI, {**DEAD, "nvidia_driver_managed": False}, 1, ""),
     ],
 )
 def test_who_is_sick(tmp_path: Path, facts: dict[str, Any], given: dict[str, Any], left: int, sick: str) -> None:
@@ -205,14 +213,13 @@ def test_who_is_sick(tmp_path: Path, facts: dict[str, Any], given: dict[str, Any
     known = {"ansible.builtin.set_fact": {"nvidia_smi": facts, "cacheable": True}}
     told = say("it is <{{ __farm_upgrade_sick }}>.")
     role = {"ansible.builtin.import_role": {"name": "gpufarm.core.farm", "tasks_from": "upgrade_sick.yml"}}
-    code, output = run(tmp_path, hosts, {"hosts": "all", "tasks": [known, role, told]})
+    code, output = run(tmp_path, hosts, {"hosts": "all", "tasks": [known, DRIVER, role, told]})
     assert code == 0, output
     assert f"it is <{sick}>." in output
 
 
 # --- what is there before --------------------------------------------------------------------
 
-DRIVER = {"ansible.builtin.import_role": {"name": "gpufarm.core.nvidia_driver", "tasks_from": "variables.yml"}}
 BEFORE = {
     "hosts": "nomad_servers:gpu_nodes", "gather_facts": True, "gather_subset": ["!all", "min"],
     "tasks": [DRIVER, part("upgrade_before.yml")],

@@ -68,8 +68,9 @@ def test_every_version_that_came_from_here_goes() -> None:
 
 
 def test_what_is_noted_before_the_toolkit_is_installed_is_what_the_removal_reads() -> None:
-    install, absent = (
-        yaml.safe_load((ROOT / f"roles/cuda/tasks/{name}.yml").read_text()) for name in ("install", "absent")
+    install, absent, check = (
+        yaml.safe_load((ROOT / f"roles/cuda/tasks/{name}.yml").read_text())
+        for name in ("install", "absent", "absent_check")
     )
     (steps,) = (step["block"] for step in install[0]["block"] if "block" in step)
     note, toolkit = ([step["name"] for step in steps].index(name) for name in (
@@ -85,7 +86,7 @@ def test_what_is_noted_before_the_toolkit_is_installed_is_what_the_removal_reads
         known = {**role_helper.variables("cuda"), "_common_host": role_helper.host(packages=there)}
         known["here"] = trust_as_template(f"{{{{ {steps[note]['when']} }}}}")
         assert role_helper.value("here", known) is ours
-    (look,) = (step for step in absent if "ansible.builtin.find" in step)
+    (look,) = (step for step in check if "ansible.builtin.find" in step)
     assert (look["ansible.builtin.find"]["paths"], look["register"]) == ("{{ __cuda_ours_dir }}", "__cuda_ours")
     (gone,) = (step["vars"]["common_packages"] for step in absent if "vars" in step)
     assert gone == "{{ __cuda_gone }}" and "{{ __cuda_ours_dir }}" in absent[-1]["loop"]

@@ -141,12 +141,60 @@ def test_drain_waits_no_longer_than_it_may(site: Site) -> None:
     with pytest.raises(nomad.NomadError) as raised:
         site.maintenance.take_out(DRAINED)
     assert str(raised.value) == (
-        "python (train-00), 900 s after the drain for driver branch 580 began. Expected: a node that is empty by then; "
-        "it stays closed. Next step: end them (`nomad alloc stop`, or the processes that Nomad no longer knows) and "
-        "run this again, or give them more time."
+        "python (train-00), 900 s after the node was closed for driver branch 580. Expected: a node that is empty by "
+        "then; it stays closed. Next step: end them (`nomad alloc stop`, or the processes that Nomad no longer knows) "
+        "and run this again, or give them more time."
     )
     assert 900 < site.now < 910
     assert site.node["SchedulingEligibility"] == "ineligible" and "gpufarm_maintenance" in site.meta
+
+
+def test_what_somebody_has_stopped_is_waited_for(site: Site) -> None:
+    """It ends without the change, so that it refuses nothing."""
+    site.farm.run_job("id-0", "agent")["DesiredStatus"] = "stop"
+    out = site.maintenance.take_out(DRIVER)
+    assert (out.action, out.message, out.work) == ("out", "out for driver branch 580", ())
+    assert site.farm.allocations["id-0"][0]["ClientStatus"] == "complete" and site.now > 0
+    assert site.writes == ["/v1/client/metadata", "/v1/node/id-0/eligibility"]
+
+    site.farm.run_job("id-0", "train")
+    with pytest.raises(nomad.NomadError, match=r"1 running allocation, .* train\.group\[0\] \(train-00\)\. Expected"):
+        site.maintenance.take_out(DRIVER)
+
+
+def test_what_was_stopped_and_does_not_end_is_waited_for_no_longer_than_it_may_be(site: Site) -> None:
+    stuck = site.farm.run_job("id-0", "agent")
+    stuck["DesiredStatus"] = "stop"
+    wait = site.wait
+
+    def on(seconds: float) -> None:
+        stuck["ClientStatus"] = "running"
+        wait(seconds)
+
+    site.wait = on  # type: ignore[method-assign]
+    with pytest.raises(nomad.NomadError, match=r"agent\.group\[0\] .*, 300 s after the node was closed for driver"):
+        site.maintenance.take_out(DRIVER)
+    assert 300 < site.now < 310
+
+
+def test_jobs_that_are_taken_away_next_are_no_work_and_what_they_dispatched_is(site: Site) -> None:
+    kept = {"Meta": {"gpufarm_owner": "an agent"}}
+    site.farm.run_job("id-0", "agent")["Job"] = kept
+    site.programs["agent-0000-1111"] = "python3"
+    leaves = dataclasses.replace(DRIVER, without_jobs_of="an agent")
+    for other in ("somebody", ""):
+        with pytest.raises(nomad.NomadError, match=r"1 running allocation, .* agent\.group"):
+            site.maintenance.take_out(dataclasses.replace(DRIVER, without_jobs_of=other))
+    run = site.farm.run_job("id-0", "run")
+    run["Job"] = {**kept, "ParentID": "agent-gpus-1"}
+    with pytest.raises(nomad.NomadError, match=r"1 running allocation, .* end: run\.group\[0\] \(run-0000\)\."):
+        site.maintenance.take_out(leaves)
+    assert site.writes == []
+    run["ClientStatus"] = "complete"
+    assert site.maintenance.take_out(leaves).work == ()
+    assert site.farm.allocations["id-0"][0]["ClientStatus"] == "running"
+    with pytest.raises(nomad.NomadError, match=r"agent\.group"):
+        site.maintenance.take_out(DRIVER)
 
 
 def test_programs_that_nomad_does_not_list_count(site: Site) -> None:

@@ -132,6 +132,12 @@ def test_refused_with_its_allocations(node: Node) -> None:
     assert node.nomad.agent.writes == [] and result["closed"] is False
 
 
+def test_an_owner_whose_jobs_leave_next_arrives(node: Node) -> None:
+    node.nomad.run_job("id-0", "agent")["Job"] = {"Meta": {"gpufarm_owner": "an agent"}}
+    given = {"state": "out", "change": "driver branch 580", "_ansible_check_mode": True}
+    assert node.run(**given)["failed"] and node.run(**given, without_jobs_of="an agent")["action"] == "out"
+
+
 def test_drained_with_consent(node: Node) -> None:
     node.nomad.run_job("id-0", "train")
     result = node.run(state="out", change="driver branch 580", policy="drain", deadline=60)

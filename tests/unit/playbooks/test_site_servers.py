@@ -1,0 +1,80 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""site.yml on hosts of which some have lost their GPU; what the roles do is replaced by a word of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from ansible_collections.gpufarm.core.tests.unit.playbooks import playbook_helper
+from ansible_collections.gpufarm.core.tests.unit.playbooks.playbook_helper import LOCAL
+from ansible_collections.gpufarm.core.tests.unit.roles import role_helper
+
+GPU = {"address": "0000:18:00.0", "vendor": "10de", "device": "2330", "class": "030200", "nvswitch_bridge": False}
+# What each part says that it has done; the others do nothing.
+SAYS = {
+    "nomad_server/tasks/main.yml": "is a server",
+    "nomad_server/tasks/tls.yml": "understands TLS alone",
+    "node_tuning/tasks/main.yml": "is tuned",
+    "nvidia_driver/tasks/main.yml": "has a driver",
+    "nomad_client/tasks/main.yml": "is a client",
+}
+SILENT = (
+    *(f"{role}/tasks/main.yml" for role in ("container_toolkit", "nomad_device_nvidia")),
+    *(f"{role}/tasks/preflight.yml" for role in ("container_toolkit", "nomad_client", "node_tuning")),
+    "wsl/tasks/outside.yml",
+)
+
+
+@pytest.fixture
+def collection(tmp_path: Path) -> Path:
+    core = tmp_path / "ansible_collections/gpufarm/core"
+    shutil.copytree(role_helper.ROLES, core / "roles")
+    for name in ("plugins", "meta", "galaxy.yml"):
+        (core / name).symlink_to(role_helper.ROLES.parent / name)
+    for name, says in SAYS.items():
+        task = {"ansible.builtin.debug": {"msg": f"note: {{{{ inventory_hostname }}}} {says}"}, "tags": ["always"]}
+        (core / "roles" / name).write_text(json.dumps([task]), encoding="utf-8")
+    for name in SILENT:
+        (core / "roles" / name).write_text("[]", encoding="utf-8")
+    return tmp_path
+
+
+@pytest.mark.parametrize("tags", [(), ("--tags", "nomad")])
+def test_a_server_whose_gpu_is_dead_is_a_server_all_the_same(collection: Path, tags: tuple[str, ...]) -> None:
+    hosts = {name: {"looked_at": role_helper.host(pci_devices=[GPU])} for name in ("both", "node", "server")}
+    hosts |= {f"{name}-dead": {"looked_at": role_helper.host(pci_devices=[])} for name in ("both", "node")}
+    groups = {
+        "nomad_servers": {"hosts": dict.fromkeys(["both", "both-dead", "server"])},
+        "gpu_nodes": {"hosts": dict.fromkeys(["both", "both-dead", "node", "node-dead"])},
+    }
+    given = {
+        "_common_host": "{{ looked_at }}", "_common_refusal": "", "_common_is_wsl": False, "_common_bundle": "",
+        "__nvidia_repository_refusal": "", "__nomad_refusal": "", "__nomad_server_refusal": "",
+        "__nomad_understands_both": True, "gpu_node_tuning": True,
+    }  # fmt: skip
+    inventory = {"all": {"vars": {**LOCAL, "ansible_become": False}, "hosts": hosts, "children": groups}}
+    # Check mode leaves the verification out, for which there is no farm here.
+    options = ("--check", "--extra-vars", json.dumps(given), *tags)
+    ran = playbook_helper.run_playbook(collection, inventory, "site.yml", *options, before=collection)
+    said = " ".join((ran.stdout + ran.stderr).split())
+    found = {name: set[str]() for name in hosts}
+    for name, says in re.findall(r"note: (\S+) ([a-zA-Z ]+)", said):
+        found[name].add(says)
+    as_server, as_node = {"is a server", "understands TLS alone"}, {"has a driver", "is a client"}
+    as_node |= set() if tags else {"is tuned"}
+    assert found == {
+        "both": as_server | as_node, "both-dead": as_server, "server": as_server,
+        "node": as_node, "node-dead": set(),
+    }, said  # fmt: skip
+    failed = dict(re.findall(r"(\S+) : ok=\d+ .*?failed=(\d)", said))
+    assert failed == {"both": "0", "both-dead": "1", "node": "0", "node-dead": "1", "server": "0"}
+    assert ran.returncode == 2
+    # A host with nothing else to do is refused before anything changes.
+    first, refused = (said.index(f"{name}: no NVIDIA GPU is on the PCI bus") for name in ("node-dead", "both-dead"))
+    assert first < said.index("note: ") < said.rindex("note: ") < refused
