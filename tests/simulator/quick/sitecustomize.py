@@ -6,12 +6,14 @@ import os
 import sys
 
 import archives  # type: ignore[import-not-found] # in this folder
+import spare  # type: ignore[import-not-found]
 
 # pathlib would be imported in every task.
 # ruff: noqa: PTH118, PTH119, PTH120, PTH103
-kept = os.path.join(os.path.dirname(__file__), "../../../.cache/archives")
+kept = os.path.normpath(os.path.join(os.path.dirname(__file__), "../../../.cache/archives"))
 os.makedirs(kept, exist_ok=True)
 archives.keep(kept)
+spare.instead(kept)
 if any(os.path.basename(word) == "ansible-playbook" for word in sys.orig_argv[1:3]):
     import copies  # type: ignore[import-not-found]
 

@@ -18,25 +18,29 @@ from typing import Any
 ModuleSpec: Any = type(zipimport.__spec__)
 
 # What a task's process imports for this alone it would otherwise not need.
-# ruff: noqa: PLC0415, PLR0915, PTH104, PTH108, PTH110, PTH120
+# ruff: noqa: PLC0415, PLR0915, PTH104, PTH108, PTH115, PTH116, PTH120, PTH123
 NEEDED = ("ansible.module_utils.basic", "ansible.module_utils._internal._ansiballz._loader")
 # What Python reads of its variables when it starts.
 AT_START = ("PYTHON", "LANG", "LC_", "TZ", "MALLOC", "LD_", "GLIBC")
-IDLE_MS = 600_000
+# What a process is in and does not leave: each has its own spare.
+NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
+IDLE_MS = 120_000
+LONGEST = 90  # of 107 that the address of a socket may have
 RIGHTS = 1  # SCM_RIGHTS
 
 
 def place(folder: str) -> str:
     """Return the path of the socket of this Python's spare."""
     at_start = sorted(item for item in os.environ.items() if item[0].startswith(AT_START))
-    return f"{folder}/{sys.implementation.cache_tag}-{zlib.crc32(repr(at_start).encode()):08x}"
+    inside = [os.stat("/").st_ino, *(os.readlink(f"/proc/self/ns/{name}") for name in NAMESPACES)]
+    return f"{folder}/{sys.implementation.cache_tag}-{zlib.crc32(repr((at_start, inside)).encode()):08x}"
 
 
 def instead(folder: str) -> None:
     """Have the spare run what stands on standard input, and end as that ends; return where this process has to."""
-    if len(sys.orig_argv) != 1 or os.geteuid() or os.isatty(0):
-        return
     path = place(folder)
+    if len(sys.orig_argv) != 1 or os.geteuid() or os.isatty(0) or len(path) > LONGEST:
+        return
     ended = _ask(path)
     if ended is None:
         _leave_one(path)
@@ -76,22 +80,30 @@ def _ask(path: str) -> int | None:
 def _leave_one(path: str) -> None:
     """Start a spare when this process ends, if it has had an archive of Ansible's."""
     compile_source = zipimport._compile_source  # type: ignore[attr-defined]
-    archive = f"{path}.{os.getpid()}.zip"
+    archive = f"{path}.zip"  # while a spare begins, and where none could
 
     def seen(of: str, source: bytes) -> Any:
         sent, found, _member = of.partition(".zip/")
-        if found and not os.path.exists(archive):
+        if found:
             import shutil
 
-            shutil.copyfile(f"{sent}.zip", archive)
+            zipimport._compile_source = compile_source  # type: ignore[attr-defined]
+            try:
+                kept = os.open(archive, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+            except FileExistsError:
+                atexit.unregister(start)
+            else:
+                with open(f"{sent}.zip", "rb") as source_file, open(kept, "wb") as kept_file:
+                    shutil.copyfileobj(source_file, kept_file)
         return compile_source(of, source)
 
     def start() -> None:
-        if os.path.exists(archive):
-            null = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in range(3)]
-            program = f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r}); import spare"
-            program += f"; del sys.path[0]; exec(spare.serve({path!r}, {archive!r}))"
-            os.posix_spawn(sys.executable, [sys.executable, "-c", program], os.environ, file_actions=null, setsid=True)
+        if zipimport._compile_source is seen:  # type: ignore[attr-defined]
+            return
+        null = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in range(3)]
+        program = f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r}); import spare"
+        program += f"; del sys.path[0]; exec(spare.serve({path!r}, {archive!r}))"
+        os.posix_spawn(sys.executable, [sys.executable, "-c", program], os.environ, file_actions=null, setsid=True)
 
     zipimport._compile_source = seen  # type: ignore[attr-defined]
     atexit.register(start)
@@ -158,11 +170,11 @@ def serve(path: str, archive: str) -> Any:
     sys.path.remove(archive)
     modules = {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == "ansible"}
     imported = Imported(modules, archive)
-    os.unlink(archive)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(f"{path}.{os.getpid()}")
     listener.listen(64)
     os.rename(f"{path}.{os.getpid()}", path)
+    os.unlink(archive)
     gc.freeze()
     poll = select.poll()
     poll.register(listener, select.POLLIN)

@@ -118,16 +118,17 @@ class Node:
             "/var/cache/gpufarm-simulator", str(self.kept)
         )
         (folder / "sitecustomize.py").write_text(program, encoding="utf-8")
+        self.basics = dict.fromkeys(BASICS, "")
         self.environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(folder)}
 
-    def start(self, task: str, says: str = "one", **more: Any) -> subprocess.Popen[str]:
+    def start(self, task: str, says: str = "one", before: tuple[str, ...] = (), **more: Any) -> subprocess.Popen[str]:
         archive = self.folder / f"{says}.zip"
         with zipfile.ZipFile(archive, "w") as written:
-            for name in BASICS:
-                written.writestr(f"{name}.py", "")
+            for name, text in self.basics.items():
+                written.writestr(f"{name}.py", text)
             written.writestr("ansible/module_utils/basic.py", f"says = {says!r}")
         process = subprocess.Popen(
-            [sys.executable], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            [*before, sys.executable], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             **{"env": self.environment, "cwd": self.folder, **more},
         )  # fmt: skip
         assert process.stdin
@@ -156,6 +157,17 @@ def node(tmp_path: Path) -> Iterator[Node]:
     assert int(spare) != os.getpid()
     yield made
     os.kill(int(spare), signal.SIGKILL)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's tasks have a spare")
+def test_where_no_spare_can_begin_one_is_tried(tmp_path: Path) -> None:
+    made = Node(tmp_path)
+    for name in BASICS[2:]:
+        made.basics[name] = "raise SystemExit"
+    for _again in range(2):
+        assert made.run("print(basic.says)") == (0, "one\n", "")
+    (kept,) = made.kept.glob("*.zip")
+    assert not made.sockets() and kept.stat().st_size
 
 
 def until(holds: Callable[[], object]) -> None:
@@ -194,6 +206,14 @@ def test_a_spare_runs_a_task_as_python_does(node: Node) -> None:
 def test_other_basics_are_imported_from_what_was_sent(node: Node) -> None:
     assert node.run("print(basic.says)", "two") == (0, "two\n", "")
     assert node.run("print(basic.says)") == (0, "one\n", "")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's tasks have a spare")
+def test_another_namespace_has_a_spare_of_its_own(node: Node) -> None:
+    task = "import os; print(os.readlink('/proc/self/ns/uts'))"
+    here, there = node.run(task), node.run(task, before=("unshare", "--uts"))
+    assert here[1] == f"{Path('/proc/self/ns/uts').readlink()}\n"
+    assert there[0] == 0 and there[1] not in ("", here[1])
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root's tasks have a spare")
