@@ -167,6 +167,11 @@ certificates:
   type: dict
   returned: success
   sample: {/etc/nomad.d/tls/agent.pem: "-----BEGIN CERTIFICATE-----\nMIIB...\n-----END CERTIFICATE-----"}
+certificate_ends:
+  description: By path, when the certificate of RV(certificates) ends, in seconds since 1970, null where nothing tells.
+  type: dict
+  returned: success
+  sample: {/etc/nomad.d/tls/agent.pem: 1827072000}
 json_errors:
   description: By path, why one of O(json_files) is no JSON.
   type: dict
@@ -307,6 +312,13 @@ def certificate_of(path: str) -> str | None:
     return match[0].decode("ascii") if match else None
 
 
+def end_of(certificate: str | None) -> int | None:
+    try:
+        return certificates.end_of(certificates.certificates_of((certificate or "").encode())[0])
+    except (IndexError, ValueError):
+        return None
+
+
 def errors_of(paths: list[str], read: Callable[[str], Any]) -> dict[str, str]:
     errors = {}
     for path in paths:
@@ -390,12 +402,14 @@ def main() -> None:
     module.run_command_environ_update = {"LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "PATH": SYSTEM_PATH}
     params = module.params
     packages = installed(module, params["packages"])
+    held = {path: certificate_of(path) for path in params["certificates"]}
     module.exit_json(
         changed=False,
         clock={"asked_at": params["asked_at"], "host": now},
         user_id=os.getuid(),
         files=look_at_files(params["files"]),
-        certificates={path: certificate_of(path) for path in params["certificates"]},
+        certificates=held,
+        certificate_ends={path: end_of(certificate) for path, certificate in held.items()},
         json_errors=errors_of(params["json_files"], json.loads),
         toml_errors=errors_of(params["toml_files"], tomllib.loads) if tomllib else {},
         keyrings={path: keys_of(path) for path in params["keyrings"]},

@@ -62,6 +62,8 @@ options:
     description:
       - The Secret IDs of tokens to delete, by their name. Where Nomad does not know one it is gone; one of another name
         is an error, as is a management token.
+      - With an empty one, of which nobody knows the Secret ID any more, nothing is deleted. It is an error as long as
+        there is a token of that name which this module could have made.
     type: dict
     default: {}
     version_added: 1.0.0
@@ -150,6 +152,9 @@ class Acl:
         """Find nothing that speaks against taking these away; the accessors of the tokens that are there."""
         accessors = []
         for name, secret in tokens.items():
+            if not secret:
+                self._require_none(name)
+                continue
             found = self._of_secret(secret)
             if found and (found["Name"], found["Type"]) != (name, "client"):
                 raise nomad.NomadError(
@@ -181,6 +186,29 @@ class Acl:
                 )
         return accessors
 
+    def _require_none(self, name: str) -> None:
+        left = [f"{name} ({token['AccessorID']})" for token in self._made(name)]
+        if left:
+            raise nomad.NomadError(
+                found=f"the token {', '.join(left)} is to be absent, and its Secret ID was not given",
+                expected="its Secret ID, which tells it from somebody's own, or no token of that name",
+                next_step="give it in 'absent_tokens' (the role nomad_tenancy reads it from "
+                f"nomad_secrets_dir/team-{name}-token.txt), or run `nomad acl token delete` with the ID that is named "
+                f"here; where the token is to stay, do not ask for {name} to be absent",
+            )
+
+    def _made(self, name: str) -> list[dict[str, Any]]:
+        """Tokens of a name that may be ours: one that ends, or may do everything, is somebody's own."""
+        every = self._client.call("GET", "/v1/acl/tokens")
+        return [
+            token
+            for token in every
+            if token["Name"] == name
+            and token["Global"]
+            and token["Type"] == "client"
+            and not token.get("ExpirationTime")
+        ]
+
     def _of_secret(self, secret: str) -> Any:
         connection = dataclasses.replace(self._client.connection, token=secret)
         try:
@@ -199,16 +227,7 @@ class Acl:
 
     def secret(self, name: str, policies: list[str]) -> str | None:
         """The Secret ID of the token of a name, which has these policies then; None where it is only to come."""
-        every = self._client.call("GET", "/v1/acl/tokens")
-        # One that ends, or may do everything, is somebody's own.
-        listed = [
-            token
-            for token in every
-            if token["Name"] == name
-            and token["Global"]
-            and token["Type"] == "client"
-            and not token.get("ExpirationTime")
-        ]
+        listed = self._made(name)
         wanted = {"Name": name, "Type": "client", "Global": True, "Policies": policies}
         if not listed:
             made = self._write("/v1/acl/token", wanted)

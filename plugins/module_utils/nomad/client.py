@@ -420,7 +420,7 @@ def _unreachable(address: str, error: Exception) -> NoReturn:
             else f"the certificate of {address} is not accepted ({text})",
             expected="one that holds now by this host's clock, as its CA's has to",
             next_step="check the clocks; then run playbooks/site.yml, which renews it where nomad_tls is generate, or "
-            "bring a new one",
+            "bring a new one; an agent that still shows the former reads it by `systemctl reload nomad`",
         ) from error
     if isinstance(reason, ssl.SSLCertVerificationError) or "CERTIFICATE_VERIFY_FAILED" in text:
         raise NomadError(

@@ -86,7 +86,10 @@ def test_only_the_token_that_lies_in_the_folder_is_to_go(tmp_path: Path) -> None
     }  # fmt: skip
     roles = ["nomad", "nomad_tenancy"]
     for name, expected in {
-        "__nomad_tenancy_tokens_gone": {"gone": "its-secret"}, "__nomad_tenancy_policies_gone": ["gone"],
+        "__nomad_tenancy_tokens_gone": {"gone": "its-secret", "unknown": ""}, "__nomad_tenancy_policies_gone": ["gone"],
         "__nomad_tenancy_tokens_had": {"kept": ["kept"]}, "__nomad_tenancy_policies_had": {"kept": "node {}"},
     }.items():  # fmt: skip
         assert role_helper.values(name, roles, [given]) == [expected], name
+    # One without a file is asked for all the same, so that somebody is told where it goes on existing.
+    cases = [{**given, POLICIES: {}, TOKENS: {"unknown": each}} for each in (absent, ["kept"])]
+    assert role_helper.values("__nomad_tenancy_rights_go", roles, cases) == [True, False]

@@ -12,6 +12,7 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,13 @@ def node(secrets: Path, there: str = "", ca: str = CA, key_mode: str = "0600", *
     }  # fmt: skip
 
 
+def ending(folder: Path, seconds: float | None, path: str = f"{TLS}/agent.pem", **given: Any) -> dict[str, Any]:
+    """Return the variables of a node whose certificate ends in so many seconds."""
+    found = node(folder, certificate(NAMES), **given)
+    found["_common_host"]["certificate_ends"] = {path: seconds and int(time.time() + seconds)}
+    return found
+
+
 @pytest.fixture
 def secrets(tmp_path: Path) -> Path:
     (tmp_path / "nomad-ca.pem").write_text(CA, encoding="ascii")
@@ -105,6 +113,22 @@ def test_a_node_asks_for_a_certificate_where_it_has_none_that_holds(secrets: Pat
     assert found[4] == "it has none"
     assert (short, found[6], renewed) == ("", "", "") and found[5] and found[7]
     assert found[8:] == ["it has other names", "it has other names", "", "", ""]
+
+
+def test_a_certificate_is_renewed_before_an_agent_is_asked_only_where_it_would_end_in_the_run(secrets: Path) -> None:
+    cases = [
+        (ending(secrets, -5), True),
+        (ending(secrets, 86000), True),
+        (ending(secrets, 87000), False),
+        (ending(secrets, None), False),
+        (node(secrets), False),
+        # Renewed by this run.
+        (ending(secrets, -5, __nomad_certificate_key={}), False),
+        (ending(secrets, -5, nomad_tls=False), False),
+        (ending(secrets, -5, "/cert.pem", nomad_tls="files", **FILES), False),
+    ]
+    found = role_helper.values("__nomad_certificate_ends", ["nomad", "_common"], [case for case, _ends in cases])
+    assert found == [ends for _case, ends in cases]
 
 
 def run_authority(folder: Path) -> tuple[int, str]:
@@ -193,6 +217,9 @@ def test_certificate_has_the_names_under_which_the_agent_is_asked(secrets: Path)
 
 
 def test_what_is_refused_of_tls(secrets: Path, tmp_path: Path) -> None:
+    def brought(seconds: float | None) -> dict[str, Any]:
+        return ending(secrets, seconds, "/cert.pem", nomad_tls="files", **FILES)
+
     alone = tmp_path / "alone"
     alone.mkdir()
     (alone / "nomad-ca.pem").write_text("CA", encoding="ascii")
@@ -224,6 +251,11 @@ def test_what_is_refused_of_tls(secrets: Path, tmp_path: Path) -> None:
             node(tmp_path / "new", certificate(NAMES)),
             f"found a certificate of this farm in {TLS}/agent.pem, and no CA",
         ),
+        (brought(100), ""),
+        (brought(None), ""),
+        (brought(-100), "the certificate in /cert.pem has expired on 20"),
+        # What is the farm's own is renewed.
+        (ending(secrets, -100), ""),
     ]
     found = role_helper.values("__nomad_refusal", ["nomad", "_common"], [case for case, _expected in cases])
     for text, (_case, expected) in zip(found, cases, strict=True):

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import os
 import shutil
@@ -14,6 +15,9 @@ import pytest
 from ansible_collections.gpufarm.core.plugins.module_utils import openpgp
 from ansible_collections.gpufarm.core.plugins.modules import host_info
 from ansible_collections.gpufarm.core.tests.unit.plugins.modules import release_helper as helper
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 EXTENDED_STATES = """\
 Package: iptables
@@ -61,8 +65,8 @@ def host(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest
 def test_nothing_is_told_that_nobody_asked_for(host: Host) -> None:
     found = host.look()
     assert found["user_id"] == os.getuid()
-    names = ("files", "certificates", "json_errors", "toml_errors", "keyrings", "packages", "packages_auto",
-             "pci_devices", "programs", "units")  # fmt: skip
+    names = ("files", "certificates", "certificate_ends", "json_errors", "toml_errors", "keyrings", "packages",
+             "packages_auto", "pci_devices", "programs", "units")  # fmt: skip
     assert not any(found[name] for name in names)
 
 
@@ -127,7 +131,21 @@ def test_certificates_without_their_keys(host: Host, tmp_path: Path) -> None:
     names = ("both", "key", "torn", "none")
     found = host.look(certificates=[f"{tmp_path}/{name}.pem" for name in names])
     assert found["certificates"] == {f"{tmp_path}/{name}.pem": first if name == "both" else None for name in names}
+    # None of these is one in truth.
+    assert set(found["certificate_ends"].values()) == {None}
     assert "MIGH" not in str(found)
+
+
+def test_when_certificates_end(host: Host, tmp_path: Path) -> None:
+    names = ("2026", "2051")
+    for name in names:
+        key = ec.generate_private_key(ec.SECP256R1())
+        begin, end = (datetime.datetime(int(name) - ago, 1, 2, 3, 4, 5, tzinfo=datetime.UTC) for ago in (1, 0))
+        of = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+        made = x509.CertificateBuilder(of, of, key.public_key(), 1, begin, end).sign(key, hashes.SHA256())
+        (tmp_path / name).write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    found = host.look(certificates=[f"{tmp_path}/{name}" for name in (*names, "none")])["certificate_ends"]
+    assert found == {f"{tmp_path}/2026": 1767323045, f"{tmp_path}/2051": 2556241445, f"{tmp_path}/none": None}
 
 
 def test_what_is_no_toml(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -272,3 +272,32 @@ def test_a_secret_of_somebody_else_deletes_nothing(
         in found["msg"]
     )
     assert (region.writes, OTHER in json.dumps(found)) == ([], False)
+
+
+def test_a_token_whose_secret_nobody_knows_is_told_and_stays(
+    region: Region, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its file is elsewhere; what nobody is told of would be taken for gone."""
+    region.has("Bootstrap Token", FIRST, [], "management")
+    region.has("research", OTHER, ["research"])
+    region.has("another", "another", [])
+    region.policies = {"research": WRITE, "free": READ}
+    gone: dict[str, Any] = {"absent_policies": ["free"], "absent_tokens": {"another": "another", "research": ""}}
+    found = run(region, capsys, **gone)
+    assert found["msg"] == (
+        f"{platform.node()}: the token research (accessor-1) is to be absent, and its Secret ID was not given. "
+        "Expected: its Secret ID, which tells it from somebody's own, or no token of that name. Next step: give it in "
+        "'absent_tokens' (the role nomad_tenancy reads it from nomad_secrets_dir/team-research-token.txt), or run "
+        "`nomad acl token delete` with the ID that is named here; where the token is to stay, do not ask for research "
+        "to be absent."
+    )
+    assert run(region, capsys, check_mode=True, **gone)["msg"] == found["msg"]
+    assert (region.writes, OTHER in json.dumps(found)) == ([], False)
+    # As the next step says; what cannot be one of ours is somebody's own.
+    region.tokens.pop(1)
+    region.has("research", "may-do-everything", [], "management")
+    region.has("research", "of-a-region", ["see"], everywhere=False)
+    region.has("research", "ends", ["see"])
+    region.tokens[-1]["ExpirationTime"] = "2026-12-01T00:00:00Z"
+    found = run(region, capsys, **gone)
+    assert (found["changed"], region.written) == (True, ["/v1/acl/token/accessor-2", "/v1/acl/policy/free"])

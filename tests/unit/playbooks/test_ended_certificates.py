@@ -1,0 +1,269 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How site.yml and upgrade.yml bring back agents whose certificates have ended: by the play itself, on hosts that are
+folders of this machine, with agents that speak TLS as Nomad does."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import json
+import os
+import ssl
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ansible_collections.gpufarm.core.tests.unit.playbooks import playbook_helper
+from ansible_collections.gpufarm.core.tests.unit.playbooks.playbook_helper import ROOT
+from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import nomad_helper
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+pytestmark = [
+    pytest.mark.controller,
+    pytest.mark.skipif(os.geteuid() != 0, reason="certificates of nodes are root's"),
+]
+
+(ENDED,) = (
+    play
+    for play in yaml.safe_load((ROOT / "playbooks/site_preflight.yml").read_text(encoding="utf-8"))
+    if play["name"] == "Certificates that have ended"
+)
+DAY = datetime.timedelta(days=1)
+PEM = serialization.Encoding.PEM
+# As far as the play asks it.
+SYSTEMCTL = """#!/bin/sh
+echo "$*" >>{folder}/asked
+case "$1" in
+  is-active) [ -e {folder}/active ] ;;
+  reload) touch {folder}/reload ;;
+  *) exit 1 ;;
+esac
+"""
+ANSWERS: dict[str, Any] = {
+    "/v1/status/leader": "127.0.0.1:4647",
+    "/v1/agent/self": {
+        "stats": {
+            "client": {
+                "node_id": "a1", "known_servers": "127.0.0.1:4647", "heartbeat_ttl": "15s", "last_heartbeat": "1s",
+            },
+        },
+    },
+}  # fmt: skip
+
+
+class Farm:
+    """Hosts with certificates of one CA, which lies in the folder of secrets."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.hosts: dict[str, dict[str, Any]] = {}
+        self.agents: list[nomad_helper.Agent] = []
+        self.secrets = folder / "secrets"
+        self.secrets.mkdir()
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "gpufarm Nomad CA")])
+        ca = self._signed(self._name, self._key, 3000, x509.BasicConstraints(ca=True, path_length=None))
+        self._write(self.secrets / "nomad-ca.pem", ca.public_bytes(PEM))
+        self._write(self.secrets / "nomad-ca-key.pem", self._private(self._key))
+        # With it the CA is whole.
+        self._write(self.secrets / "nomad-cli.pem", b"")
+
+    def _signed(
+        self, name: x509.Name, key: ec.EllipticCurvePrivateKey, days: float, extension: x509.ExtensionType
+    ) -> x509.Certificate:
+        now = datetime.datetime.now(datetime.UTC)
+        return x509.CertificateBuilder(
+            self._name, name, key.public_key(), x509.random_serial_number(), now - 400 * DAY, now + days * DAY,
+            [
+                x509.Extension(each.oid, isinstance(each, x509.BasicConstraints), each)
+                for each in (extension, x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()),
+                             x509.SubjectKeyIdentifier.from_public_key(key.public_key()))
+            ],
+        ).sign(self._key, hashes.SHA256())  # fmt: skip
+
+    @staticmethod
+    def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
+        return key.private_bytes(PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+
+    @staticmethod
+    def _write(path: Path, content: bytes) -> None:
+        path.write_bytes(content)
+        path.chmod(0o600 if "key" in path.name else 0o644)
+
+    def has(self, name: str, days: float, *, active: bool = True, **given: Any) -> None:
+        """Have a host whose certificate holds for some days more."""
+        tls = self.folder / name / "tls"
+        tls.mkdir(parents=True)
+        key = ec.generate_private_key(ec.SECP256R1())
+        subjects = [x509.DNSName("client.global.nomad"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+        made = self._signed(self._name, key, days, x509.SubjectAlternativeName(subjects))
+        self._write(tls / "ca.pem", (self.secrets / "nomad-ca.pem").read_bytes())
+        self._write(tls / "agent.pem", made.public_bytes(PEM))
+        self._write(tls / "agent-key.pem", self._private(key))
+        if not name.startswith("server"):
+            (tls.parent / "client.hcl").touch()
+        if active:
+            (tls.parent / "active").touch()
+        (tls.parent / "bin").mkdir()
+        programs = {
+            "systemctl": SYSTEMCTL.format(folder=tls.parent),
+            "python": f'#!/bin/sh\nPATH={tls.parent}/bin:$PATH exec {sys.executable} "$@"\n',
+        }
+        for program, text in programs.items():
+            (tls.parent / "bin" / program).write_text(text, encoding="utf-8")
+            (tls.parent / "bin" / program).chmod(0o755)
+        agent = nomad_helper.Agent(self._as_nomad(tls))
+        agent.answer = self.answer
+        self.agents.append(agent)
+        self.hosts[name] = {
+            "ansible_connection": "local", "ansible_become": False, "nomad_config_dir": str(tls.parent),
+            "ansible_python_interpreter": str(tls.parent / "bin/python"), "agent_url": agent.url, **given,
+        }  # fmt: skip
+
+    @staticmethod
+    def answer(request: Any) -> bool:
+        request.reply(200, json.dumps(ANSWERS.get(request.path.partition("?")[0], {})).encode(), {})
+        return True
+
+    @staticmethod
+    def _as_nomad(tls: Path) -> ssl.SSLContext:
+        """What an agent goes by that has read its files, and reads them anew a moment after it is told to."""
+
+        def read() -> ssl.SSLContext:
+            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(tls / "ca.pem"))
+            context.verify_mode = ssl.CERT_REQUIRED
+            context.load_cert_chain(tls / "agent.pem", tls / "agent-key.pem")
+            return context
+
+        told, reads, has_read = tls.parent / "reload", tls.parent / "reads", tls.parent / "has_read"
+
+        def hello(connection: Any, _name: str | None, _context: ssl.SSLContext) -> None:
+            if reads.exists():
+                reads.rename(has_read)
+            if told.exists():
+                told.rename(reads)
+            if has_read.exists():
+                connection.context = read()
+
+        context = read()
+        context.sni_callback = hello
+        return context
+
+    def run(self, *options: str, play: dict[str, Any] | None = None) -> tuple[int, str]:
+        """Run a play, that of site_preflight.yml as it stands there, after the look that comes before it."""
+        role = {"name": "gpufarm.core.nomad", "tasks_from": "variables.yml"}
+        look = {"files": "{{ __nomad_looks_at.files }}", "certificates": "{{ __nomad_looks_at.certificates }}"}
+        before = {
+            "hosts": "all", "gather_facts": False,
+            "tasks": [
+                {"ansible.builtin.import_role": role},
+                {"gpufarm.core.host_info": look, "register": "_common_host"},
+            ],
+        }  # fmt: skip
+        plays = yaml.safe_dump([before, play or ENDED], sort_keys=False)
+        (self.folder / "play.yml").write_text(plays, encoding="utf-8")
+        groups: dict[str, Any] = {"nomad_servers": {"hosts": {}}, "gpu_nodes": {"hosts": {}}}
+        for name, given in self.hosts.items():
+            groups["nomad_servers" if name.startswith("server") else "gpu_nodes"]["hosts"][name] = given
+        extra = {"__nomad_local_url": "{{ agent_url }}", "nomad_secrets_dir": str(self.secrets)}
+        done = playbook_helper.run_playbook(
+            self.folder, {"all": {"children": groups}}, str(self.folder / "play.yml"),
+            "--extra-vars", json.dumps(extra), *options,
+        )  # fmt: skip
+        return done.returncode, " ".join((done.stdout + done.stderr).split())
+
+    def asked(self, name: str) -> list[str]:
+        """Return what systemd was asked on a host."""
+        path = self.folder / name / "asked"
+        return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+
+    def days(self, name: str) -> int:
+        """Return for how many days a host's certificate holds, which is one of the farm's CA and its key's."""
+        tls = self.folder / name / "tls"
+        made = x509.load_pem_x509_certificate((tls / "agent.pem").read_bytes())
+        key = serialization.load_pem_private_key((tls / "agent-key.pem").read_bytes(), None)
+        assert made.public_key() == key.public_key()
+        made.verify_directly_issued_by(x509.load_pem_x509_certificate((self.secrets / "nomad-ca.pem").read_bytes()))
+        return (made.not_valid_after_utc - datetime.datetime.now(datetime.UTC)).days
+
+
+@pytest.fixture
+def farm(tmp_path: Path) -> Iterator[Farm]:
+    running = Farm(tmp_path)
+    yield running
+    for agent in running.agents:
+        agent.close()
+
+
+RELOADED = ["is-active --quiet nomad", "reload nomad"]
+
+
+def test_agents_whose_certificates_have_ended_work_again_and_others_are_not_asked(farm: Farm) -> None:
+    farm.has("server1", -3)
+    farm.has("server2", 60)
+    farm.has("ended", -0.01)
+    farm.has("soon", 0.2)
+    farm.has("later", 1.2)
+    farm.has("stopped", -3, active=False)
+    farm.has("open", -3, nomad_tls="off")
+    code, said = farm.run()
+    assert code == 0, said
+    assert {name: farm.days(name) for name in farm.hosts} == {
+        "server1": 364, "ended": 364, "soon": 364, "stopped": 364, "server2": 59, "later": 1, "open": -3 - 1,
+    }  # fmt: skip
+    assert {name: farm.asked(name) for name in farm.hosts} == {
+        "server1": RELOADED, "ended": RELOADED, "soon": RELOADED, "stopped": RELOADED[:1],
+        "server2": [], "later": [], "open": [],
+    }  # fmt: skip
+    heard = {name for name, agent in zip(farm.hosts, farm.agents, strict=True) if agent.requests}
+    assert heard == {"server1", "ended", "soon"}
+    assert "ended: the certificate in" in said and "It is renewed before anything else." in said
+    # What it has done is no reason to do it again.
+    for name in farm.hosts:
+        (farm.folder / name / "asked").unlink(missing_ok=True)
+    code, said = farm.run()
+    assert (code, [name for name in farm.hosts if farm.asked(name)]) == (0, []), said
+    assert "changed=0" in said and "changed=1" not in said
+
+
+def test_a_check_says_what_a_run_would_do_and_changes_nothing(farm: Farm) -> None:
+    farm.has("ended", -3)
+    before = (farm.folder / "ended/tls/agent.pem").read_bytes()
+    code, said = farm.run("--check")
+    assert (code, farm.asked("ended"), (farm.folder / "ended/tls/agent.pem").read_bytes()) == (0, [], before), said
+    assert "ended: the certificate in" in said and "A run that is no check renews it before anything else;" in said
+
+
+def test_an_agent_that_does_not_work_with_it_is_told_with_the_servers_that_are_left_out(farm: Farm) -> None:
+    farm.has("server1", -3)
+    farm.has("ended", -3)
+    # As one does whose configuration is refused, or whose servers show certificates that have ended.
+    farm.hosts["ended"]["agent_url"] = farm.hosts["server1"]["agent_url"]
+    code, said = farm.run("--limit", "ended")
+    assert (code, farm.days("ended"), farm.days("server1"), farm.asked("server1")) == (2, 364, -4, []), said
+    assert "certificate has expired" in said
+    assert (
+        "The certificate of this host has just been renewed, and of the servers server1, which this run has not "
+        "reached, theirs may have ended as well: run this again with them."
+    ) in said
+
+
+def test_an_agent_that_gets_another_certificate_in_its_role_is_restarted(farm: Farm) -> None:
+    farm.has("ends", 20)
+    tasks = yaml.safe_load((ROOT / "roles/nomad/tasks/main.yml").read_text(encoding="utf-8"))
+    (task,) = [each for each in tasks if each["name"] == "Have a certificate of the farm's CA"]
+    task["ansible.builtin.include_tasks"]["file"] = str(ROOT / "roles/nomad/tasks/certificate.yml")
+    known = [
+        {"ansible.builtin.import_role": {"name": f"gpufarm.core.{role}", "tasks_from": "variables.yml"}}
+        for role in ("_common", "nomad")
+    ]
+    # The handler finds no Nomad on this machine.
+    _code, said = farm.run(play={"hosts": "all", "gather_facts": False, "tasks": [*known, task]})
+    assert (farm.days("ends"), "RUNNING HANDLER [gpufarm.core.nomad : Restart Nomad]" in said) == (364, True), said
