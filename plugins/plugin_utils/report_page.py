@@ -835,7 +835,8 @@ def _benchmarks_view(nodes: Sequence[Node], unread: str | None) -> dict[str, Any
     more = len(rows) - TABLE_ROWS
     others = "" if rows else "No acceptance of these GPUs is known."
     if unread:
-        others = f"Nobody knows whether {'other' if rows else 'these'} GPUs were accepted: {unread}."
+        unknown = "which GPU has a newer acceptance or another one" if rows else "whether these GPUs were accepted"
+        others = f"Nobody knows {unknown}: {unread}."
     return {
         "rows": rows[:TABLE_ROWS],
         "more": count_text(more, "more GPU") if more > 0 else "",

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import fcntl
 import json
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 COLLECTION_VERSION = "1.0.0"
 """That of galaxy.yml, which a module cannot read."""
 
+# As it is written; strptime alone takes a month of one digit, too.
+_DATE = "%Y-%m-%dT%H:%M:%SZ"
 _NEEDED = {"node": str, "verdict": str, "level": str, "gpus": list}
 # What is left of the first line may be as short as it likes.
 _BEGIN = b'{"date":"'
@@ -31,7 +33,8 @@ _NEEDED_OF_GPU = ("uuid", "serial", "model", "sm_count", "power_limit_w", "figur
 def _record(line: bytes) -> Record | None:
     try:
         found = json.loads(line)
-        time.strptime(found["date"], "%Y-%m-%dT%H:%M:%SZ")
+        if datetime.datetime.strptime(found["date"], _DATE).strftime(_DATE) != found["date"]:
+            return None
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
     good = (

@@ -18,10 +18,10 @@ from typing import Any
 ModuleSpec: Any = type(zipimport.__spec__)
 
 # What a task's process imports for this alone it would otherwise not need.
-# ruff: noqa: PLC0415, PLR0915, PTH104, PTH108, PTH115, PTH116, PTH120, PTH123
+# ruff: noqa: PLC0415, PLR0912, PLR0915, PTH104, PTH108, PTH115, PTH116, PTH120, PTH123
 NEEDED = ("ansible.module_utils.basic", "ansible.module_utils._internal._ansiballz._loader")
 # What Python reads of its variables when it starts.
-AT_START = ("PYTHON", "LANG", "LC_", "TZ", "MALLOC", "LD_", "GLIBC")
+AT_START = ("HOME", "PYTHON", "LANG", "LC_", "TZ", "MALLOC", "LD_", "GLIBC")
 # What a process is in and does not leave: each has its own spare.
 NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 IDLE_MS = 120_000
@@ -29,16 +29,29 @@ LONGEST = 90  # of 107 that the address of a socket may have
 RIGHTS = 1  # SCM_RIGHTS
 
 
-def place(folder: str) -> str:
-    """Return the path of the socket of this Python's spare."""
-    at_start = sorted(item for item in os.environ.items() if item[0].startswith(AT_START))
-    inside = [os.stat("/").st_ino, *(os.readlink(f"/proc/self/ns/{name}") for name in NAMESPACES)]
-    return f"{folder}/{sys.implementation.cache_tag}-{zlib.crc32(repr((at_start, inside)).encode()):08x}"
+def place(folder: str, spares: int) -> str:
+    """Return the path of the socket of one of this Python's spares.
+
+    Sets have their order from when a Python starts: with several, what hangs on it changes from task to task.
+    """
+    chance = os.urandom(1)[0] % spares
+    at_start = [
+        sys.executable,
+        sys.prefix,
+        *sorted(item for item in os.environ.items() if item[0].startswith(AT_START)),
+    ]
+    inside = [
+        sys.executable,
+        sys.prefix,
+        os.stat("/").st_ino,
+        *(os.readlink(f"/proc/self/ns/{name}") for name in NAMESPACES),
+    ]
+    return f"{folder}/{sys.implementation.cache_tag}-{zlib.crc32(repr((at_start, inside)).encode()):08x}-{chance}"
 
 
-def instead(folder: str) -> None:
+def instead(folder: str, spares: int = 2) -> None:
     """Have the spare run what stands on standard input, and end as that ends; return where this process has to."""
-    path = place(folder)
+    path = place(folder, spares)
     if len(sys.orig_argv) != 1 or os.geteuid() or os.isatty(0) or len(path) > LONGEST:
         return
     ended = _ask(path)
@@ -120,8 +133,9 @@ class Imported:
     """Gives what the spare has imported of Ansible to a process whose archive has the same."""
 
     def __init__(self, modules: dict[str, ModuleType], archive: str) -> None:
-        # One of them gives way to the distribution's own, if there is one.
-        own = {name: str(module.__file__).removeprefix(f"{archive}/") for name, module in modules.items()}
+        # One gives way to the distribution's own, if there is one, and one is made as it is imported.
+        files = {name: getattr(module, "__file__", None) or "/" for name, module in modules.items()}
+        own = {name: path.removeprefix(f"{archive}/") for name, path in files.items()}
         self._path = {name: path for name, path in own.items() if path[0] != "/"}
         self._modules = modules
         known = members(archive)
@@ -173,6 +187,7 @@ def serve(path: str, archive: str) -> Any:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(f"{path}.{os.getpid()}")
     listener.listen(64)
+    mine = os.stat(f"{path}.{os.getpid()}").st_ino
     os.rename(f"{path}.{os.getpid()}", path)
     os.unlink(archive)
     gc.freeze()
@@ -198,25 +213,31 @@ def serve(path: str, archive: str) -> Any:
             elif number == listener.fileno():
                 who = listener.accept()[0]
                 said, files, _flags, _from = who.recvmsg(1 << 20, socket.CMSG_SPACE(16))
+                if not files:  # gone before it asked
+                    who.close()
+                    continue
                 given = [int.from_bytes(files[0][2][at : at + 4], sys.byteorder) for at in range(0, 16, 4)]
                 child = os.fork()
                 if not child:
                     listener.close()
-                    for other, _child, process in [*asked_by.values(), (who, 0, -1)]:
+                    for other, _child, process in asked_by.values():
                         other.close()
                         with suppress(OSError):
                             os.close(process)
                     _become(said, given)
+                    who.send(b"begun")
+                    who.close()
                     sys.meta_path.insert(0, imported)
                     return compile(sys.stdin.buffer.read(), "<stdin>", "exec")
                 for each in given:
                     os.close(each)
-                who.send(b"begun")
                 process = os.pidfd_open(child)
                 asked_by[process] = asked_by[who.fileno()] = (who, child, process)
                 poll.register(process, select.POLLIN)
                 poll.register(who, 0)
-    os.unlink(path)
+    with suppress(OSError):
+        if os.stat(path).st_ino == mine:
+            os.unlink(path)
     os._exit(0)
 
 

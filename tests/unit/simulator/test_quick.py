@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib.util
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import ansible
 import pytest
 from ansible.parsing.dataloader import DataLoader
 from ansible_collections.gpufarm.core.tests.unit.patience import PATIENCE_S
@@ -117,6 +120,7 @@ class Node:
         program = program.replace("/usr/share/gpufarm-simulator", str(QUICK)).replace(
             "/var/cache/gpufarm-simulator", str(self.kept)
         )
+        program = program.replace("instead(FOLDER)", "instead(FOLDER, spares=1)")
         (folder / "sitecustomize.py").write_text(program, encoding="utf-8")
         self.basics = dict.fromkeys(BASICS, "")
         self.environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(folder)}
@@ -126,7 +130,8 @@ class Node:
         with zipfile.ZipFile(archive, "w") as written:
             for name, text in self.basics.items():
                 written.writestr(f"{name}.py", text)
-            written.writestr("ansible/module_utils/basic.py", f"says = {says!r}")
+            if says:
+                written.writestr("ansible/module_utils/basic.py", f"says = {says!r}")
         process = subprocess.Popen(
             [*before, sys.executable], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             **{"env": self.environment, "cwd": self.folder, **more},
@@ -145,29 +150,68 @@ class Node:
     def sockets(self) -> list[Path]:
         return [path for path in self.kept.iterdir() if path.is_socket()]
 
+    def end(self) -> None:
+        """Kill its spares and what they run."""
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                if str(self.kept).encode() in path.read_bytes():
+                    os.kill(int(path.parent.name), signal.SIGKILL)
+
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    """Return a node that has had its first task; the second ends when its spare is there."""
+def fresh(tmp_path: Path) -> Iterator[Node]:
     made = Node(tmp_path)
-    first = {**made.environment, "FIRST": "1"}
-    assert made.run("print(basic.says)", env=first, umask=0o77, cwd="/") == (0, "one\n", "")
-    until(made.sockets)
-    _code, spare, _said = made.run("import os; print(os.getppid())")
-    assert int(spare) != os.getpid()
     yield made
-    os.kill(int(spare), signal.SIGKILL)
+    made.end()
+
+
+@pytest.fixture
+def node(fresh: Node) -> Node:
+    """Return a node whose tasks have a spare, from its first one."""
+    first = {**fresh.environment, "FIRST": "1"}
+    assert fresh.run("print(basic.says)", env=first, umask=0o77, cwd="/") == (0, "one\n", "")
+    until(fresh.sockets)
+    assert by_spare(fresh)
+    return fresh
+
+
+def by_spare(node: Node, **more: Any) -> bool:
+    code, parent, said = node.run("import os; print(os.getppid())", **more)
+    assert code == 0, said
+    return int(parent) != os.getpid()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root's tasks have a spare")
-def test_where_no_spare_can_begin_one_is_tried(tmp_path: Path) -> None:
-    made = Node(tmp_path)
+def test_where_no_spare_can_begin_one_is_tried(fresh: Node) -> None:
     for name in BASICS[2:]:
-        made.basics[name] = "raise SystemExit"
+        fresh.basics[name] = "raise SystemExit"
     for _again in range(2):
-        assert made.run("print(basic.says)") == (0, "one\n", "")
-    (kept,) = made.kept.glob("*.zip")
-    assert not made.sockets() and kept.stat().st_size
+        assert fresh.run("print(basic.says)") == (0, "one\n", "")
+    (kept,) = fresh.kept.glob("*.zip")
+    assert not fresh.sockets() and kept.stat().st_size
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's tasks have a spare")
+def test_what_ansible_sends_has_a_spare(fresh: Node) -> None:
+    packed = Path(ansible.__file__).parent
+    fresh.basics = {
+        str(path.relative_to(packed.parent).with_suffix("")): path.read_text(encoding="utf-8")
+        for path in packed.glob("module_utils/**/*.py")
+    } | {"ansible/__init__": ""}
+    assert not by_spare(fresh, says="")
+    until(fresh.sockets)
+    assert by_spare(fresh, says="")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's tasks have a spare")
+def test_who_asks_and_goes_costs_no_other_its_task(node: Node) -> None:
+    (place,) = node.sockets()
+    for said in ([], [b"nothing that could be read"]):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asks:
+            asks.connect(str(place))
+            for each in said:
+                socket.send_fds(asks, [each], [0, 1, 2, 0])
+    assert by_spare(node)
 
 
 def until(holds: Callable[[], object]) -> None:
@@ -193,9 +237,9 @@ def test_a_spare_runs_a_task_as_python_does(node: Node) -> None:
 
     given = {"env": {**node.environment, "TOLD": "x"}, "preexec_fn": limits}
     alone = given | {"env": {**given["env"], "PYTHONNOUSERSITE": "1"}}  # type: ignore[dict-item]
-    (plain, by_spare) = node.run(TOLD, **alone), node.run(TOLD, **given)
+    (plain, served) = node.run(TOLD, **alone), node.run(TOLD, **given)
     assert plain[0] == 0, plain
-    assert by_spare == (plain[0], plain[1].replace("'PYTHONNOUSERSITE', ", ""), plain[2])
+    assert served == (plain[0], plain[1].replace("'PYTHONNOUSERSITE', ", ""), plain[2])
     for task, code in (("sys.exit(7)", 7), ("import os; os.kill(os.getpid(), 15)", -15), ("sys.exit('no')", 1)):
         assert node.run(task)[0] == code
     code, _told, said = node.run("1 / 0")
@@ -218,7 +262,7 @@ def test_another_namespace_has_a_spare_of_its_own(node: Node) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root's tasks have a spare")
 def test_who_is_killed_leaves_no_task(node: Node) -> None:
-    process = node.start("import os, time; print(os.getpid(), flush=True)\nwhile True: time.sleep(1)")
+    process = node.start("import os, time; print(os.getpid(), flush=True)\ntime.sleep(600)")
     assert process.stdout
     task = int(process.stdout.readline())
     assert task != process.pid

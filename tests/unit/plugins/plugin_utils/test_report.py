@@ -1460,7 +1460,10 @@ SPOILED = "/srv/accepted.jsonl has 1 lines that are no records of an acceptance,
         ("[]\n", "", NO_RECORDS),
         # Ansible's way with a byte that is no UTF-8.
         ("\udcff\n", "", NO_RECORDS),
-        (acceptance("yesterday", measured(helper.uuid_of(1, 0))), "", NO_RECORDS),
+        *(
+            (acceptance(date, measured(helper.uuid_of(1, 0))), "", NO_RECORDS)
+            for date in ("yesterday", "2026-1-2T00:00:00Z", "2026-01-02T00:00:60Z", "2026-01-02t00:00:00z")
+        ),
         (acceptance("2026-01-02T00:00:00Z", measured(helper.uuid_of(1, 0), serial=["x"])), "", NO_RECORDS),
         (acceptance("2026-01-02T00:00:00Z", measured(helper.uuid_of(1, 0)), problems=5), "", NO_RECORDS),
         (acceptance("2026-01-02T00:00:00Z", measured(helper.uuid_of(1, 1))) + '{"date":"20', "", SPOILED),
@@ -1473,8 +1476,10 @@ def test_acceptances_that_cannot_be_read_are_unknown(text: str, failure: str, un
     (told,) = [each for each in data["notices"] if each["found"] == unread]
     assert told["expected"] and told["action"]
     page = helper.render(data)
-    which = "other" if unread == SPOILED else "these"
-    assert f"<p>Nobody knows whether {which} GPUs were accepted: {unread}.</p>" in page
+    unknown = (
+        "which GPU has a newer acceptance or another one" if unread == SPOILED else "whether these GPUs were accepted"
+    )
+    assert f"<p>Nobody knows {unknown}: {unread}.</p>" in page
     assert "No acceptance of these GPUs is known" not in page
 
 
