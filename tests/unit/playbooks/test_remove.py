@@ -139,7 +139,8 @@ def test_hosts_are_looked_at_for_all_that_may_go(tmp_path: Path) -> None:
     inventory = {"all": {"vars": known, "children": groups}}
     result = playbook_helper.run_playbook(tmp_path, inventory, "remove.yml", "--limit", "a", "--check", "-vvv")
     looked = result.stdout.partition("Look at what the roles keep on this host]")[2].partition("TASK [")[0]
-    for part in ("containerd.service", "crio.service", "nvidia-fabricmanager.service", "/etc/gpufarm-wandb"):
+    for part in ("containerd.service", "crio.service", "nvidia-fabricmanager.service", "/etc/gpufarm-wandb",
+                 "nfs-server.service", "/etc/exports.d/gpufarm-shared-data.exports"):  # fmt: skip
         assert part in looked, result.stdout
 
 
