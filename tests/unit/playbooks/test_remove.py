@@ -197,13 +197,17 @@ class LaunchFarm(gate_helper.Farm):
         }  # fmt: skip
         self.jobs = [self.job]
         self.run_job("id-0", "wandb-launch")["Job"] = self.job
+        self.token = "management"
 
     def answer(self, request: Any) -> bool:
         path, _mark, query = request.path.partition("?")
         if path == "/v1/jobs":
-            request.reply(200, json.dumps([] if "prefix" in query else self.jobs).encode(), {})
-        elif path.startswith("/v1/acl/"):
-            request.reply(400, b"ACL support disabled", {})
+            seen = self.jobs if self.token == "management" and "prefix" not in query else []
+            request.reply(200, json.dumps(seen).encode(), {})
+        elif path == "/v1/acl/token/self":
+            request.reply(200, json.dumps({"Name": "own", "Type": self.token}).encode(), {})
+        elif path.startswith("/v1/acl/policy/"):
+            request.reply(404, b"ACL policy not found", {})
         elif request.command == "DELETE":
             if path.startswith("/v1/job/"):
                 self.jobs = []
@@ -248,8 +252,21 @@ def test_an_agent_of_wandb_stays_on_a_node_that_does_not_leave(tmp_path: Path) -
         assert code == 2 and "1 running allocation, which its removal from the farm would end: train." in said, said
         assert farm.agent.writes == [] and all(path.exists() for path in here)
         assert "changed=0" in said
-
         farm.allocations["id-0"].pop()
+
+        # One that may list no job would find none.
+        farm.token = "client"
+        code, said = remove()
+        assert code == 2 and "the token 'own' is of type client. Expected: a management token. Next" in said, said
+        assert farm.agent.writes == [] and all(path.exists() for path in here) and "changed=0" in said
+        farm.token = "management"
+
+        (inside / "data/host_volumes/b2").mkdir(parents=True)
+        code, said = remove("--extra-vars", json.dumps({"remove_also": ["data"]}))
+        assert code == 2 and "remove_also would delete volumes that users have created: " in said, said
+        assert farm.agent.writes == [] and all(path.exists() for path in here) and "changed=0" in said
+        (inside / "data/host_volumes/b2").rmdir()
+
         code, said = remove("--check")
         assert (code, farm.agent.writes) == (0, []) and all(path.exists() for path in here), said
 
