@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -218,67 +219,93 @@ class LaunchFarm(gate_helper.Farm):
         return True
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root has files of its own in /etc")
-def test_an_agent_of_wandb_stays_on_a_node_that_does_not_leave(tmp_path: Path) -> None:
-    farm = LaunchFarm()
-    inside = tmp_path / "inside"
-    under = playbook_helper.of_its_own(inside)
-    wandb = {f"__wandb_launch_agent_{name}": str(inside / f"wandb/{name}") for name in ("etc", "lib", "home")}
-    for folder in (*wandb.values(), inside / "data/client", inside / "etc/nomad.d", inside / "run/systemd/system"):
-        Path(folder).mkdir(parents=True)
-    (inside / "data/client/client-id").write_text("id-0")
-    (inside / "wandb/lib/bin").mkdir()
-    here = [inside / "wandb/lib/bin/docker", inside / "etc/nomad.d/nomad.hcl"]
-    for path in (*here, inside / "etc/systemd/system/nomad.service", inside / "run/active/nomad"):
-        path.touch()
-    enabled = inside / "etc/systemd/system/multi-user.target.wants"
-    enabled.mkdir(exist_ok=True)
-    (enabled / "nomad.service").symlink_to("/etc/systemd/system/nomad.service")
-    node = {
-        **LOCAL, "ansible_become": False, "nomad_bind_addr": "127.0.0.83", "nomad_client_servers": ["127.0.0.83"],
-        "nomad_tls": "off", "nomad_acl_enabled": False, "nomad_bin_dir": str(inside / "bin"),
-        "nomad_plugin_dir": str(inside / "plugins"), "nomad_data_dir": str(inside / "data"),
-    }  # fmt: skip
-    inventory = {"all": {"children": {"gpu_nodes": {"hosts": {"gpu0": node}}}}}
+class LaunchNode:
+    """A machine whose agent of W&B Launch is a job of its Nomad, as far as a removal sees it."""
 
-    def remove(*options: str) -> tuple[int, str]:
-        given = ("--limit", "gpu0", "--extra-vars", json.dumps(wandb))
-        ran = playbook_helper.run_playbook(tmp_path, inventory, "remove.yml", *given, *options, under=under)
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.inside = folder, folder / "inside"
+        self.under = playbook_helper.of_its_own(self.inside)
+        self.wandb = {
+            f"__wandb_launch_agent_{name}": str(self.inside / f"wandb/{name}") for name in ("etc", "lib", "home")
+        }
+        for name in (*self.wandb.values(), "data/client", "etc/nomad.d", "run/systemd/system", "wandb/lib/bin"):
+            (self.inside / name).mkdir(parents=True)
+        (self.inside / "data/client/client-id").write_text("id-0")
+        self.program = self.inside / "wandb/lib/agent.py"
+        self.program.write_text("import time\ntime.sleep(600)\n")
+        self.here = [self.inside / "wandb/lib/bin/docker", self.inside / "etc/nomad.d/nomad.hcl"]
+        for path in (*self.here, self.inside / "etc/systemd/system/nomad.service", self.inside / "run/active/nomad"):
+            path.touch()
+        enabled = self.inside / "etc/systemd/system/multi-user.target.wants"
+        enabled.mkdir(exist_ok=True)
+        (enabled / "nomad.service").symlink_to("/etc/systemd/system/nomad.service")
+        node = {
+            **LOCAL, "ansible_become": False, "nomad_bind_addr": "127.0.0.83", "nomad_client_servers": ["127.0.0.83"],
+            "nomad_tls": "off", "nomad_acl_enabled": False, "nomad_bin_dir": str(self.inside / "bin"),
+            "nomad_plugin_dir": str(self.inside / "plugins"), "nomad_data_dir": str(self.inside / "data"),
+        }  # fmt: skip
+        self.inventory = {"all": {"children": {"gpu_nodes": {"hosts": {"gpu0": node}}}}}
+
+    def remove(self, *options: str, agent: bool = False, **variables: Any) -> tuple[int, str]:
+        """Remove it, while Nomad's agent there has a process that runs, or not."""
+        given = ("--limit", "gpu0", "--extra-vars", json.dumps({**self.wandb, **variables}))
+        started = ("sh", "-c", 'NOMAD_ALLOC_ID=5ec2e700-1 "$0" "$1" & shift; exec "$@"', sys.executable, self.program)
+        ran = playbook_helper.run_playbook(
+            self.folder, self.inventory, "remove.yml", *given, *options, under=(*self.under, *map(str, started * agent))
+        )
         return ran.returncode, " ".join((ran.stdout + ran.stderr).split())
 
+    def is_whole(self) -> bool:
+        return all(path.exists() for path in self.here)
+
+    def is_left(self) -> bool:
+        return not any(path.exists() for path in [*self.here, *map(Path, self.wandb.values())])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has files of its own in /etc")
+def test_an_agent_of_wandb_stays_on_a_node_that_does_not_leave(tmp_path: Path) -> None:
+    farm, node = LaunchFarm(), LaunchNode(tmp_path)
     try:
         farm.run_job("id-0", "train")
-        code, said = remove()
+        code, said = node.remove()
         assert code == 2 and "1 running allocation, which its removal from the farm would end: train." in said, said
-        assert farm.agent.writes == [] and all(path.exists() for path in here)
+        assert farm.agent.writes == [] and node.is_whole()
         assert "changed=0" in said
         farm.allocations["id-0"].pop()
 
         # One that may list no job would find none.
         farm.token = "client"
-        code, said = remove()
+        code, said = node.remove()
         assert code == 2 and "the token 'own' is of type client. Expected: a management token. Next" in said, said
-        assert farm.agent.writes == [] and all(path.exists() for path in here) and "changed=0" in said
+        assert farm.agent.writes == [] and node.is_whole() and "changed=0" in said
         farm.token = "management"
 
-        (inside / "data/host_volumes/b2").mkdir(parents=True)
-        code, said = remove("--extra-vars", json.dumps({"remove_also": ["data"]}))
+        (node.inside / "data/host_volumes/b2").mkdir(parents=True)
+        code, said = node.remove(remove_also=["data"])
         assert code == 2 and "remove_also would delete volumes that users have created: " in said, said
-        assert farm.agent.writes == [] and all(path.exists() for path in here) and "changed=0" in said
-        (inside / "data/host_volumes/b2").rmdir()
+        assert farm.agent.writes == [] and node.is_whole() and "changed=0" in said
+        (node.inside / "data/host_volumes/b2").rmdir()
 
-        code, said = remove("--check")
-        assert (code, farm.agent.writes) == (0, []) and all(path.exists() for path in here), said
+        code, said = node.remove("--check")
+        assert (code, farm.agent.writes) == (0, []) and node.is_whole(), said
 
-        code, said = remove()
+        code, said = node.remove()
         assert code == 0, said
         assert [path.partition("?")[0] for path, _body in farm.agent.writes] == [
             "/v1/client/metadata", "/v1/node/id-0/eligibility", "/v1/var/nomad/jobs/wandb-launch",
             "/v1/job/wandb-launch", "/v1/client/metadata", "/v1/node/id-0/purge",
         ]  # fmt: skip
-        assert not any(path.exists() for path in [*here, *map(Path, wandb.values())])
+        assert node.is_left()
     finally:
         farm.agent.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has files of its own in /etc")
+def test_an_agent_of_wandb_is_no_work_on_a_node_whose_farm_is_gone(tmp_path: Path) -> None:
+    """Nobody could stop its job, and it goes on when Nomad has been stopped."""
+    node = LaunchNode(tmp_path)
+    code, said = node.remove(agent=True, remove_without_farm=True)
+    assert code == 0 and node.is_left(), said
 
 
 def test_a_host_with_something_of_an_agent_of_wandb_is_known_by_what_was_looked_at() -> None:
