@@ -146,14 +146,18 @@ def test_hosts_are_looked_at_for_all_that_may_go(tmp_path: Path) -> None:
 
 
 def test_an_agent_of_wandb_goes_before_its_node_is_taken_out_and_shared_data_after_that() -> None:
-    """Its job would be work on the node, and its key stayed there; a mount may be in use until Nomad is gone."""
+    """Its job would be work on the node, and its key stayed there; a mount may be in use until Nomad is gone.
+
+    What would be refused of the mount is refused before all that.
+    """
     plays = yaml.safe_load((ROOT / "playbooks/remove.yml").read_text(encoding="utf-8"))
     for hosts, leaves in (
         ("gpu_nodes:!nomad_servers", "Have no device plugin"),
         ("gpu_nodes:&nomad_servers", "Have no device plugin"),
         ("nomad_servers", "Have no Nomad server"),
     ):
-        (tasks,) = (play["tasks"] for play in plays if play.get("hosts") == hosts)
+        (play,) = (play for play in plays if play.get("hosts") == hosts)
+        tasks = play["tasks"]
         names = [task["name"] for task in tasks]
         agents = [
             number for number, task in enumerate(tasks)
@@ -163,7 +167,16 @@ def test_an_agent_of_wandb_goes_before_its_node_is_taken_out_and_shared_data_aft
             number for number, task in enumerate(tasks)
             if "shared_data" in json.dumps(task) and "absent.yml" in json.dumps(task)
         )  # fmt: skip
-        assert agents[0] < names.index(leaves) < agents[1] < shared
+        asked = next(
+            number for number, task in enumerate(tasks)
+            if "shared_data" in json.dumps(task) and "absent_check.yml" in json.dumps(task)
+        )  # fmt: skip
+        assert asked < agents[0] < names.index(leaves) < agents[1] < shared
+        # In check mode its job is there still when the node is asked whether it is empty.
+        without = trust_as_template(play["vars"]["node_maintenance_without_jobs_of"])
+        for checks, owner in ((True, "an agent"), (False, "")):
+            given = {"ansible_check_mode": checks, "__wandb_launch_agent_owner": "an agent", "without": without}
+            assert role_helper.value("without", given) == owner
         for gone in (True, False):
             conditions = [trust_as_template("{{ " + tasks[number]["when"] + " }}") for number in agents]
             given = {"remove_without_farm": gone, "goes": conditions}
