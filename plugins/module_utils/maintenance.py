@@ -242,8 +242,7 @@ class Maintenance:
                 if staying and plan.policy == REFUSE:
                     # It was placed before the node was closed.
                     if not before:
-                        self.open(dataclasses.replace(now, meta={**now.meta, **marks}))
-                        self.closed = False
+                        self._undo(now, marks)
                     raise _refused(plan, staying)
                 if now.eligible or (staying and not drain):
                     drain = drain or bool(staying)
@@ -255,14 +254,23 @@ class Maintenance:
                 looks = 0
             else:
                 if work and self._clock() > deadline:
+                    # A drain that was begun has ended work for this change; without one nothing was lost.
+                    left = "it stays closed" if before or drain else "it is what it was before"
+                    if not before and not drain:
+                        self._undo(now, marks)
                     raise nomad.NomadError(
                         found=f"{told(work)}, {patience_s} s after the node was closed for {plan.change}",
-                        expected="a node that is empty by then; it stays closed",
+                        expected=f"a node that is empty by then; {left}",
                         next_step="end them (`nomad alloc stop`, or the processes that Nomad no longer knows) and run "
                         "this again, or give them more time",
                     )
             if looks < LOOKS:
                 self._pause(PAUSE_S)
+
+    def _undo(self, node: gate.GateNode, marks: Mapping[str, str]) -> None:
+        """Give a node back on which nothing has been ended; servers may not know its marks yet."""
+        self.open(dataclasses.replace(node, meta={**node.meta, **marks}))
+        self.closed = False
 
     def _close(self, node: gate.GateNode, plan: Plan, marks: Mapping[str, str], drain: bool) -> None:
         path = gate.node_path(node.id)

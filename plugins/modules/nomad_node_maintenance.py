@@ -105,7 +105,8 @@ notes:
   - The token needs the rules C(agent:read), C(node:write), and C(namespace:read-job) in every namespace. What runs in
     one that it may not read is only seen by its processes, where these keep E(NOMAD_ALLOC_ID).
   - Nomad drains at most for O(deadline), and this module waits five minutes longer for the last tasks to end; with
-    O(policy=refuse) five minutes.
+    O(policy=refuse) five minutes. A node that is not empty by then stays closed where it was drained, or was out
+    before; otherwise it is given back as it was.
 seealso:
   - module: gpufarm.core.nomad_gpu_gate
   - module: gpufarm.core.nvidia_gpu_health

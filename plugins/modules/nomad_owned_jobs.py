@@ -133,6 +133,7 @@ class Jobs:
         self._client = client
         self._owner = owner
         self._check_mode = check_mode
+        self._acls = False
         self.changed = False
         self.registered: list[str] = []
         self.removed: list[str] = []
@@ -144,6 +145,13 @@ class Jobs:
     def _write(self, client: nomad.Client, method: str, path: str, body: Any = None, **query: str) -> Any:
         self.changed = True
         return None if self._check_mode else client.call(method, path, body, query)
+
+    def require_management(self) -> None:
+        """Have a token that sees every job; to others Nomad lists those that they may see, without a word."""
+        own = self._client.own_token()
+        self._acls = own is not None
+        if own and own["Type"] != "management":
+            raise may_not(f"the token '{own['Name']}' is of type {own['Type']}")
 
     def owned(self) -> list[tuple[str, str]]:
         """Namespace and ID of each job that is the owner's; what one has dispatched has its meta, too, and a parent."""
@@ -186,12 +194,7 @@ class Jobs:
 
     def policy(self, path: str) -> Mapping[str, Any] | None:
         """A policy, empty where it is not there; None where Nomad has no ACLs."""
-        try:
-            return self._client.find(path) or {}
-        except nomad.NomadError as error:
-            if "ACL support disabled" in error.said:
-                return None
-            raise
+        return self._client.find(path) or {} if self._acls else None
 
     def have_rights(self, namespace: str, name: str, rights: str) -> None:
         path = policy_path(namespace, name)
@@ -245,16 +248,31 @@ class Jobs:
         self.removed.append(name)
 
 
+def may_not(found: str) -> nomad.NomadError:
+    return nomad.NomadError(
+        found=found,
+        expected="a management token",
+        next_step="set 'token' or NOMAD_TOKEN to one, or nomad_token of the roles",
+    )
+
+
 def explained(error: nomad.NomadError) -> nomad.NomadError:
     """What Nomad refuses, with what to do about it here."""
-    if error.status == 403:
-        expected, step = "a management token", "set 'token' or NOMAD_TOKEN to one, or nomad_token of the roles"
-    else:
-        expected, step = "a job that Nomad takes", "correct what it names: a namespace, a node pool or an option"
-    return nomad.NomadError(found=error.found, expected=expected, next_step=step, status=error.status)
+    # Of a token that it does not know it says either.
+    if error.status in (403, 404):
+        return may_not(error.found)
+    # Some of what is wrong with a job is a failure to Nomad.
+    if error.status == 400 or (error.status == 500 and "leader" not in error.said):
+        return nomad.NomadError(
+            found=error.found,
+            expected="a job that Nomad takes",
+            next_step="correct what it names: a namespace, a node pool or an option",
+        )
+    return error
 
 
 def apply(jobs: Jobs, wanted: Sequence[Mapping[str, Any]]) -> None:
+    jobs.require_management()
     indexes = jobs.check(wanted)
     owned = jobs.owned()
     # What Nomad would refuse it refuses before a secret or a right is written.
@@ -289,9 +307,7 @@ def main() -> None:
         jobs = Jobs(client, params["owner"], module.check_mode)
         apply(jobs, params["jobs"])
     except nomad.NomadError as error:
-        # Some of what is wrong with a job is a failure to Nomad.
-        refused = error.status in (400, 403) or (error.status == 500 and "leader" not in error.said)
-        module.fail_json(msg=f"{platform.node()}: {explained(error) if refused else error}")
+        module.fail_json(msg=f"{platform.node()}: {explained(error)}")
     module.exit_json(changed=jobs.changed, registered=jobs.registered, removed=jobs.removed, stopped=jobs.stopped)
 
 

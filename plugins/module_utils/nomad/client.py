@@ -272,6 +272,15 @@ class Client:
                 return None
             raise
 
+    def own_token(self) -> Any:
+        """The token that asks, as Nomad has it; None where Nomad has no ACLs."""
+        try:
+            return self.call("GET", "/v1/acl/token/self")
+        except NomadError as error:
+            if "ACL support disabled" in error.said:
+                return None
+            raise
+
     def _json(self, answer: Any, address: str) -> Any:
         with answer:
             try:

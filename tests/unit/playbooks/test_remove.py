@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -139,19 +140,24 @@ def test_hosts_are_looked_at_for_all_that_may_go(tmp_path: Path) -> None:
     inventory = {"all": {"vars": known, "children": groups}}
     result = playbook_helper.run_playbook(tmp_path, inventory, "remove.yml", "--limit", "a", "--check", "-vvv")
     looked = result.stdout.partition("Look at what the roles keep on this host]")[2].partition("TASK [")[0]
-    for part in ("containerd.service", "crio.service", "nvidia-fabricmanager.service", "/etc/gpufarm-wandb"):
+    for part in ("containerd.service", "crio.service", "nvidia-fabricmanager.service", "/etc/gpufarm-wandb",
+                 "nfs-server.service", "/etc/exports.d/gpufarm-shared-data.exports"):  # fmt: skip
         assert part in looked, result.stdout
 
 
 def test_an_agent_of_wandb_goes_before_its_node_is_taken_out_and_shared_data_after_that() -> None:
-    """Its job would be work on the node, and its key stayed there; a mount may be in use until Nomad is gone."""
+    """Its job would be work on the node, and its key stayed there; a mount may be in use until Nomad is gone.
+
+    What would be refused of the mount is refused before all that.
+    """
     plays = yaml.safe_load((ROOT / "playbooks/remove.yml").read_text(encoding="utf-8"))
     for hosts, leaves in (
         ("gpu_nodes:!nomad_servers", "Have no device plugin"),
         ("gpu_nodes:&nomad_servers", "Have no device plugin"),
         ("nomad_servers", "Have no Nomad server"),
     ):
-        (tasks,) = (play["tasks"] for play in plays if play.get("hosts") == hosts)
+        (play,) = (play for play in plays if play.get("hosts") == hosts)
+        tasks = play["tasks"]
         names = [task["name"] for task in tasks]
         agents = [
             number for number, task in enumerate(tasks)
@@ -161,7 +167,16 @@ def test_an_agent_of_wandb_goes_before_its_node_is_taken_out_and_shared_data_aft
             number for number, task in enumerate(tasks)
             if "shared_data" in json.dumps(task) and "absent.yml" in json.dumps(task)
         )  # fmt: skip
-        assert agents[0] < names.index(leaves) < agents[1] < shared
+        asked = next(
+            number for number, task in enumerate(tasks)
+            if "shared_data" in json.dumps(task) and "absent_check.yml" in json.dumps(task)
+        )  # fmt: skip
+        assert asked < agents[0] < names.index(leaves) < agents[1] < shared
+        # In check mode its job is there still when the node is asked whether it is empty.
+        without = trust_as_template(play["vars"]["node_maintenance_without_jobs_of"])
+        for checks, owner in ((True, "an agent"), (False, "")):
+            given = {"ansible_check_mode": checks, "__wandb_launch_agent_owner": "an agent", "without": without}
+            assert role_helper.value("without", given) == owner
         for gone in (True, False):
             conditions = [trust_as_template("{{ " + tasks[number]["when"] + " }}") for number in agents]
             given = {"remove_without_farm": gone, "goes": conditions}
@@ -196,13 +211,17 @@ class LaunchFarm(gate_helper.Farm):
         }  # fmt: skip
         self.jobs = [self.job]
         self.run_job("id-0", "wandb-launch")["Job"] = self.job
+        self.token = "management"
 
     def answer(self, request: Any) -> bool:
         path, _mark, query = request.path.partition("?")
         if path == "/v1/jobs":
-            request.reply(200, json.dumps([] if "prefix" in query else self.jobs).encode(), {})
-        elif path.startswith("/v1/acl/"):
-            request.reply(400, b"ACL support disabled", {})
+            seen = self.jobs if self.token == "management" and "prefix" not in query else []
+            request.reply(200, json.dumps(seen).encode(), {})
+        elif path == "/v1/acl/token/self":
+            request.reply(200, json.dumps({"Name": "own", "Type": self.token}).encode(), {})
+        elif path.startswith("/v1/acl/policy/"):
+            request.reply(404, b"ACL policy not found", {})
         elif request.command == "DELETE":
             if path.startswith("/v1/job/"):
                 self.jobs = []
@@ -213,54 +232,93 @@ class LaunchFarm(gate_helper.Farm):
         return True
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root has files of its own in /etc")
-def test_an_agent_of_wandb_stays_on_a_node_that_does_not_leave(tmp_path: Path) -> None:
-    farm = LaunchFarm()
-    inside = tmp_path / "inside"
-    under = playbook_helper.of_its_own(inside)
-    wandb = {f"__wandb_launch_agent_{name}": str(inside / f"wandb/{name}") for name in ("etc", "lib", "home")}
-    for folder in (*wandb.values(), inside / "data/client", inside / "etc/nomad.d", inside / "run/systemd/system"):
-        Path(folder).mkdir(parents=True)
-    (inside / "data/client/client-id").write_text("id-0")
-    (inside / "wandb/lib/bin").mkdir()
-    here = [inside / "wandb/lib/bin/docker", inside / "etc/nomad.d/nomad.hcl"]
-    for path in (*here, inside / "etc/systemd/system/nomad.service", inside / "run/active/nomad"):
-        path.touch()
-    enabled = inside / "etc/systemd/system/multi-user.target.wants"
-    enabled.mkdir(exist_ok=True)
-    (enabled / "nomad.service").symlink_to("/etc/systemd/system/nomad.service")
-    node = {
-        **LOCAL, "ansible_become": False, "nomad_bind_addr": "127.0.0.83", "nomad_client_servers": ["127.0.0.83"],
-        "nomad_tls": "off", "nomad_acl_enabled": False, "nomad_bin_dir": str(inside / "bin"),
-        "nomad_plugin_dir": str(inside / "plugins"), "nomad_data_dir": str(inside / "data"),
-    }  # fmt: skip
-    inventory = {"all": {"children": {"gpu_nodes": {"hosts": {"gpu0": node}}}}}
+class LaunchNode:
+    """A machine whose agent of W&B Launch is a job of its Nomad, as far as a removal sees it."""
 
-    def remove(*options: str) -> tuple[int, str]:
-        given = ("--limit", "gpu0", "--extra-vars", json.dumps(wandb))
-        ran = playbook_helper.run_playbook(tmp_path, inventory, "remove.yml", *given, *options, under=under)
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.inside = folder, folder / "inside"
+        self.under = playbook_helper.of_its_own(self.inside)
+        self.wandb = {
+            f"__wandb_launch_agent_{name}": str(self.inside / f"wandb/{name}") for name in ("etc", "lib", "home")
+        }
+        for name in (*self.wandb.values(), "data/client", "etc/nomad.d", "run/systemd/system", "wandb/lib/bin"):
+            (self.inside / name).mkdir(parents=True)
+        (self.inside / "data/client/client-id").write_text("id-0")
+        self.program = self.inside / "wandb/lib/agent.py"
+        self.program.write_text("import time\ntime.sleep(600)\n")
+        self.here = [self.inside / "wandb/lib/bin/docker", self.inside / "etc/nomad.d/nomad.hcl"]
+        for path in (*self.here, self.inside / "etc/systemd/system/nomad.service", self.inside / "run/active/nomad"):
+            path.touch()
+        enabled = self.inside / "etc/systemd/system/multi-user.target.wants"
+        enabled.mkdir(exist_ok=True)
+        (enabled / "nomad.service").symlink_to("/etc/systemd/system/nomad.service")
+        node = {
+            **LOCAL, "ansible_become": False, "nomad_bind_addr": "127.0.0.83", "nomad_client_servers": ["127.0.0.83"],
+            "nomad_tls": "off", "nomad_acl_enabled": False, "nomad_bin_dir": str(self.inside / "bin"),
+            "nomad_plugin_dir": str(self.inside / "plugins"), "nomad_data_dir": str(self.inside / "data"),
+        }  # fmt: skip
+        self.inventory = {"all": {"children": {"gpu_nodes": {"hosts": {"gpu0": node}}}}}
+
+    def remove(self, *options: str, agent: bool = False, **variables: Any) -> tuple[int, str]:
+        """Remove it, while Nomad's agent there has a process that runs, or not."""
+        given = ("--limit", "gpu0", "--extra-vars", json.dumps({**self.wandb, **variables}))
+        started = ("sh", "-c", 'NOMAD_ALLOC_ID=5ec2e700-1 "$0" "$1" & shift; exec "$@"', sys.executable, self.program)
+        ran = playbook_helper.run_playbook(
+            self.folder, self.inventory, "remove.yml", *given, *options, under=(*self.under, *map(str, started * agent))
+        )
         return ran.returncode, " ".join((ran.stdout + ran.stderr).split())
 
+    def is_whole(self) -> bool:
+        return all(path.exists() for path in self.here)
+
+    def is_left(self) -> bool:
+        return not any(path.exists() for path in [*self.here, *map(Path, self.wandb.values())])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has files of its own in /etc")
+def test_an_agent_of_wandb_stays_on_a_node_that_does_not_leave(tmp_path: Path) -> None:
+    farm, node = LaunchFarm(), LaunchNode(tmp_path)
     try:
         farm.run_job("id-0", "train")
-        code, said = remove()
+        code, said = node.remove()
         assert code == 2 and "1 running allocation, which its removal from the farm would end: train." in said, said
-        assert farm.agent.writes == [] and all(path.exists() for path in here)
+        assert farm.agent.writes == [] and node.is_whole()
         assert "changed=0" in said
-
         farm.allocations["id-0"].pop()
-        code, said = remove("--check")
-        assert (code, farm.agent.writes) == (0, []) and all(path.exists() for path in here), said
 
-        code, said = remove()
+        # One that may list no job would find none.
+        farm.token = "client"
+        code, said = node.remove()
+        assert code == 2 and "the token 'own' is of type client. Expected: a management token. Next" in said, said
+        assert farm.agent.writes == [] and node.is_whole() and "changed=0" in said
+        farm.token = "management"
+
+        (node.inside / "data/host_volumes/b2").mkdir(parents=True)
+        code, said = node.remove(remove_also=["data"])
+        assert code == 2 and "remove_also would delete volumes that users have created: " in said, said
+        assert farm.agent.writes == [] and node.is_whole() and "changed=0" in said
+        (node.inside / "data/host_volumes/b2").rmdir()
+
+        code, said = node.remove("--check")
+        assert (code, farm.agent.writes) == (0, []) and node.is_whole(), said
+
+        code, said = node.remove()
         assert code == 0, said
         assert [path.partition("?")[0] for path, _body in farm.agent.writes] == [
             "/v1/client/metadata", "/v1/node/id-0/eligibility", "/v1/var/nomad/jobs/wandb-launch",
             "/v1/job/wandb-launch", "/v1/client/metadata", "/v1/node/id-0/purge",
         ]  # fmt: skip
-        assert not any(path.exists() for path in [*here, *map(Path, wandb.values())])
+        assert node.is_left()
     finally:
         farm.agent.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has files of its own in /etc")
+def test_an_agent_of_wandb_is_no_work_on_a_node_whose_farm_is_gone(tmp_path: Path) -> None:
+    """Nobody could stop its job, and it goes on when Nomad has been stopped."""
+    node = LaunchNode(tmp_path)
+    code, said = node.remove(agent=True, remove_without_farm=True)
+    assert code == 0 and node.is_left(), said
 
 
 def test_a_host_with_something_of_an_agent_of_wandb_is_known_by_what_was_looked_at() -> None:

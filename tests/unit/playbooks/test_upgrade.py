@@ -111,10 +111,8 @@ AWAY = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port"
 
 
 def node(name: str, **given: Any) -> dict[str, Any]:
-    return {
-        "__farm_upgrade_node": {"host": name, "models": [], "gpus": [f"GPU-{name}"], "turn": 2, "sick": ""},
-        **given,
-    }
+    known = {"host": name, "models": [], "gpus": [f"GPU-{name}"], "turn": 2, "sick": "", "server": False}
+    return {"__farm_upgrade_node": known, **given}
 
 
 def changed(output: str) -> list[str]:
@@ -184,6 +182,18 @@ def test_a_sick_node_is_left_out_and_named(tmp_path: Path, sick: list[str]) -> N
         assert (f"{name}: was not upgraded, because before it GPUs did not answer. Next step" in output) == (
             name in sick
         )
+
+
+def test_a_server_with_a_dead_gpu_is_told_what_was_upgraded(tmp_path: Path) -> None:
+    """Its Nomad is one of the servers, which go before all nodes."""
+    hosts = {"a": node("a")}
+    hosts["a"]["__farm_upgrade_node"].update(sick="no NVIDIA GPU was on the PCI bus.", server=True)
+    code, output = run(tmp_path, hosts, {"hosts": "gpu_nodes", "tasks": [part("upgrade_sick.yml")]})
+    assert code != 0
+    assert (
+        "a: as a GPU node it was not upgraded, because before it no NVIDIA GPU was on the PCI bus. Its server went "
+        "through the upgrade with all servers. Next step: read"
+    ) in output
 
 
 SMI = {"available": True, "gpus": [{"status": "ok", "uuid": "GPU-1", "status_message": None}]}

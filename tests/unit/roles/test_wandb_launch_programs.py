@@ -14,6 +14,7 @@ import socketserver
 import subprocess
 import sys
 import threading
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -279,3 +280,38 @@ def test_the_agent_is_wandbs_own_with_another_command(tmp_path: Path) -> None:
     )  # fmt: skip
     assert result.stdout == "wandb ['launch-agent', '-c', 'x'] ['docker', 'run', '-e', 'WANDB_API_KEY', 'img']\n"
     assert result.stderr == f"{agent.STARTS}\n"
+
+
+# --- what ends the agent that Nomad has left behind -----------------------------------------
+
+
+def test_what_nomad_started_with_the_program_ends_and_nothing_else(tmp_path: Path) -> None:
+    program = tmp_path / "agent.py"
+    program.write_text(
+        "import subprocess\nchild = subprocess.Popen(['sleep', '600'])\nprint('up', flush=True)\nchild.wait()\n"
+    )
+    ours, other = str(uuid.uuid4()), str(uuid.uuid4())
+
+    def start(allocation: str | None, *words: str) -> subprocess.Popen[bytes]:
+        environment = {"PATH": os.environ["PATH"]} | ({"NOMAD_ALLOC_ID": allocation} if allocation else {})
+        return subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, start_new_session=True)
+
+    agent_of_job = start(ours, sys.executable, str(program), "launch-agent")
+    agent_of_systemd = start(None, sys.executable, str(program), "launch-agent")
+    others = [start(other, "sleep", "600"), start(other, "sh", "-c", "sleep 600; :", f"{program}.old")]
+    try:
+        for each in (agent_of_job, agent_of_systemd):
+            assert each.stdout and each.stdout.readline() == b"up\n"
+        told = [
+            subprocess.run(["sh", FILES / "end.sh"], input=f"{program}\n", text=True, capture_output=True, check=True)
+            for _time in range(2)
+        ]
+        assert [each.stdout.split() for each in told] == [[ours], []]
+        # What it had started has it open as well.
+        assert agent_of_job.communicate(timeout=PATIENCE_S)[0] == b""
+        assert agent_of_job.returncode == -signal.SIGKILL
+        assert [each.poll() for each in (agent_of_systemd, *others)] == [None] * 3
+    finally:
+        for each in (agent_of_job, agent_of_systemd, *others):
+            if each.poll() is None:
+                os.killpg(each.pid, signal.SIGKILL)

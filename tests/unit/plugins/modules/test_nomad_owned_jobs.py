@@ -27,6 +27,7 @@ class Farm(farm.Agent):
         self.variables: dict[tuple[str, str], dict[str, Any]] = {}
         self.policies: dict[str, dict[str, Any]] = {}
         self.acls = True
+        self.token: tuple[int, Any] = 200, {"Name": "own", "Type": "management"}
         self.answer = self.as_nomad
 
     def as_nomad(self, request: Any) -> bool:
@@ -56,8 +57,7 @@ class Farm(farm.Agent):
             return self.job(method, (space, rest.removesuffix("/plan")), body)
         if kind == "var":
             return self.variable(method, (space, rest), body)
-        assert path.startswith("acl/policy/")
-        return self.policy(method, path.rpartition("/")[2], body)
+        return self.acl(method, path, body)
 
     def register(self, body: Any) -> tuple[int, Any]:
         job = body["Job"]
@@ -86,9 +86,11 @@ class Farm(farm.Agent):
             return 200, ""
         return (200, self.variables[key]) if key in self.variables else (404, "variable not found")
 
-    def policy(self, method: str, name: str, body: Any) -> tuple[int, Any]:
-        if not self.acls:
-            return 400, "ACL support disabled"
+    def acl(self, method: str, path: str, body: Any) -> tuple[int, Any]:
+        if path == "acl/token/self":
+            return self.token if self.acls else (400, "ACL support disabled")
+        kind, _slash, name = path.rpartition("/")
+        assert kind == "acl/policy" and self.acls
         if method == "POST":
             self.policies[name] = {**body, "CreateIndex": 1}
             return 200, ""
@@ -213,6 +215,30 @@ def test_where_nomad_has_no_acls_there_are_no_rights(nomad: Farm, capsys: pytest
     assert run(nomad, capsys, AGENT)["registered"] == ["agent"]
     assert run(nomad, capsys)["removed"] == ["agent"]
     assert (nomad.jobs, nomad.variables) == ({}, {})
+
+
+@pytest.mark.parametrize(
+    ("token", "told"),
+    [
+        ((200, {"Name": "read-job", "Type": "client"}), "the token 'read-job' is of type client"),
+        ((403, "Permission denied"), "/v1/acl/token/self was refused (HTTP 403: Permission denied)"),
+        ((404, "ACL token not found"), "/v1/acl/token/self answered HTTP 404: ACL token not found"),
+    ],
+)
+@pytest.mark.parametrize("check", [True, False])
+def test_a_token_that_may_not_see_every_job_takes_none_for_gone(
+    nomad: Farm, capsys: pytest.CaptureFixture[str], token: tuple[int, Any], told: str, check: bool
+) -> None:
+    """To one that may read some, Nomad lists those, and to one that may read none an empty list."""
+    run(nomad, capsys, AGENT)
+    nomad.token = token
+    found = run(nomad, capsys, check=check)
+    assert found["failed"]
+    assert (
+        f"{told}. Expected: a management token. Next step: set 'token' or NOMAD_TOKEN to one, or nomad_token of the "
+        "roles."
+    ) in found["msg"]
+    assert (list(nomad.jobs), nomad.writes) == ([("default", "agent")], [])
 
 
 @pytest.mark.parametrize("jobs", [[job("a/b")], [job("")], [job("a"), job("a")], [{"spec": {}}]])
