@@ -7,6 +7,7 @@ folders of this machine, with agents that speak TLS as Nomad does."""
 from __future__ import annotations
 
 import datetime
+import functools
 import ipaddress
 import json
 import os
@@ -42,20 +43,19 @@ SYSTEMCTL = """#!/bin/sh
 echo "$*" >>{folder}/asked
 case "$1" in
   is-active) [ -e {folder}/active ] ;;
-  reload) touch {folder}/reload ;;
+  is-enabled) true ;;
+  reload) [ ! -e {folder}/refuses ] && touch {folder}/reload ;;
+  start) touch {folder}/active {folder}/reload ;;
   *) exit 1 ;;
 esac
 """
-ANSWERS: dict[str, Any] = {
-    "/v1/status/leader": "127.0.0.1:4647",
-    "/v1/agent/self": {
-        "stats": {
-            "client": {
-                "node_id": "a1", "known_servers": "127.0.0.1:4647", "heartbeat_ttl": "15s", "last_heartbeat": "1s",
-            },
-        },
-    },
-}  # fmt: skip
+LEADER: dict[str, Any] = {"/v1/status/leader": "127.0.0.1:4647"}
+HEARTBEATS = {"node_id": "a1", "known_servers": "127.0.0.1:4647", "heartbeat_ttl": "15s", "last_heartbeat": "1s"}
+SERVER = {**LEADER, "/v1/agent/self": {"stats": {}}}
+# It asks its servers for the leader.
+CLIENT = {**LEADER, "/v1/agent/self": {"stats": {"client": HEARTBEATS}}}
+# It has found no server yet.
+LOST = {**LEADER, "/v1/agent/self": {"stats": {"client": {"node_id": "a1"}}}}
 
 
 class Farm:
@@ -97,7 +97,9 @@ class Farm:
         path.write_bytes(content)
         path.chmod(0o600 if "key" in path.name else 0o644)
 
-    def has(self, name: str, days: float, *, active: bool = True, **given: Any) -> None:
+    def has(
+        self, name: str, days: float, *, active: bool = True, says: dict[str, Any] | None = None, **given: Any
+    ) -> None:
         """Have a host whose certificate holds for some days more."""
         tls = self.folder / name / "tls"
         tls.mkdir(parents=True)
@@ -120,7 +122,7 @@ class Farm:
             (tls.parent / "bin" / program).write_text(text, encoding="utf-8")
             (tls.parent / "bin" / program).chmod(0o755)
         agent = nomad_helper.Agent(self._as_nomad(tls))
-        agent.answer = self.answer
+        agent.answer = functools.partial(self.answer, says or (SERVER if name.startswith("server") else CLIENT))
         self.agents.append(agent)
         self.hosts[name] = {
             "ansible_connection": "local", "ansible_become": False, "nomad_config_dir": str(tls.parent),
@@ -128,8 +130,8 @@ class Farm:
         }  # fmt: skip
 
     @staticmethod
-    def answer(request: Any) -> bool:
-        request.reply(200, json.dumps(ANSWERS.get(request.path.partition("?")[0], {})).encode(), {})
+    def answer(says: dict[str, Any], request: Any) -> bool:
+        request.reply(200, json.dumps(says.get(request.path.partition("?")[0], {})).encode(), {})
         return True
 
     @staticmethod
@@ -241,18 +243,48 @@ def test_a_check_says_what_a_run_would_do_and_changes_nothing(farm: Farm) -> Non
     assert "ended: the certificate in" in said and "A run that is no check renews it before anything else;" in said
 
 
-def test_an_agent_that_does_not_work_with_it_is_told_with_the_servers_that_are_left_out(farm: Farm) -> None:
+def test_who_does_not_work_with_it_is_told_and_goes_on(farm: Farm) -> None:
+    """A role may mend it, and who needs the agent fails by itself."""
+    farm.has("server1", -3, says={**SERVER, "/v1/status/leader": ""})
+    farm.has("server2", -3)
+    farm.has("lost", -3, says=LOST)
+    farm.has("refused", -3)
+    (farm.folder / "refused/refuses").touch()
+    code, said = farm.run("--extra-vars", json.dumps({"__nomad_certificate_wait": {"timeout": 1, "retries": 3}}))
+    assert (code, [farm.days(name) for name in farm.hosts]) == (0, [364] * 4), said
+    assert "/v1/status/leader answered ''" in said and "the client knows no servers" in said
+    assert "refused: the agent could not be told to read its new certificate" in said
+    # One of the servers has a leader, so it was waited for them.
+    assert "it is not waited" not in said
+
+
+def test_nodes_are_not_waited_for_whose_servers_are_left_out(farm: Farm) -> None:
     farm.has("server1", -3)
-    farm.has("ended", -3)
-    # As one does whose configuration is refused, or whose servers show certificates that have ended.
-    farm.hosts["ended"]["agent_url"] = farm.hosts["server1"]["agent_url"]
-    code, said = farm.run("--limit", "ended")
-    assert (code, farm.days("ended"), farm.days("server1"), farm.asked("server1")) == (2, 364, -4, []), said
-    assert "certificate has expired" in said
-    assert (
-        "The certificate of this host has just been renewed, and of the servers server1, which this run has not "
-        "reached, theirs may have ended as well: run this again with them."
-    ) in said
+    for name in ("first", "second"):
+        farm.has(name, -3, says=LOST)
+    code, said = farm.run("--limit", "gpu_nodes")
+    assert (code, farm.days("first"), farm.days("server1"), farm.asked("server1")) == (0, 364, -4, []), said
+    assert said.count(
+        "This run has not reached the servers server1 of region global, or they have no leader yet, so it is not "
+        "waited until nodes heartbeat. If their certificates have ended as well what asks them fails: run this again "
+        "with them."
+    ) == 1  # fmt: skip
+    # Their agents show it all the same.
+    assert "knows no servers" not in said and all(agent.requests for agent in farm.agents[1:])
+
+
+def test_a_server_that_is_stopped_is_started_and_a_node_is_not(farm: Farm) -> None:
+    """All others need it, and it has no driver to wait for."""
+    farm.has("server1", -3, active=False)
+    farm.has("node", -3)
+    farm.has("stopped", -3, active=False)
+    code, said = farm.run()
+    assert code == 0, said
+    started = ["is-active --quiet nomad", "is-enabled --quiet nomad", "start --no-block nomad"]
+    assert {name: farm.asked(name) for name in farm.hosts} == {
+        "server1": started, "node": RELOADED, "stopped": RELOADED[:1],
+    }  # fmt: skip
+    assert "it is not waited" not in said
 
 
 def test_an_agent_that_gets_another_certificate_in_its_role_is_restarted(farm: Farm) -> None:
