@@ -103,12 +103,7 @@ class Farm:
         """Have a host whose certificate holds for some days more."""
         tls = self.folder / name / "tls"
         tls.mkdir(parents=True)
-        key = ec.generate_private_key(ec.SECP256R1())
-        subjects = [x509.DNSName("client.global.nomad"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
-        made = self._signed(self._name, key, days, x509.SubjectAlternativeName(subjects))
-        self._write(tls / "ca.pem", (self.secrets / "nomad-ca.pem").read_bytes())
-        self._write(tls / "agent.pem", made.public_bytes(PEM))
-        self._write(tls / "agent-key.pem", self._private(key))
+        self.renews(name, days)
         if not name.startswith("server"):
             (tls.parent / "client.hcl").touch()
         if active:
@@ -128,6 +123,15 @@ class Farm:
             "ansible_connection": "local", "ansible_become": False, "nomad_config_dir": str(tls.parent),
             "ansible_python_interpreter": str(tls.parent / "bin/python"), "agent_url": agent.url, **given,
         }  # fmt: skip
+
+    def renews(self, name: str, days: float) -> None:
+        tls = self.folder / name / "tls"
+        key = ec.generate_private_key(ec.SECP256R1())
+        subjects = [x509.DNSName("client.global.nomad"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+        made = self._signed(self._name, key, days, x509.SubjectAlternativeName(subjects))
+        self._write(tls / "ca.pem", (self.secrets / "nomad-ca.pem").read_bytes())
+        self._write(tls / "agent.pem", made.public_bytes(PEM))
+        self._write(tls / "agent-key.pem", self._private(key))
 
     @staticmethod
     def answer(says: dict[str, Any], request: Any) -> bool:
@@ -285,6 +289,56 @@ def test_a_server_that_is_stopped_is_started_and_a_node_is_not(farm: Farm) -> No
         "server1": started, "node": RELOADED, "stopped": RELOADED[:1],
     }  # fmt: skip
     assert "it is not waited" not in said
+
+
+def test_a_run_that_was_cut_is_gone_on_with(farm: Farm) -> None:
+    farm.has("server1", 300)
+    for name in ("lost", "unread", "open"):
+        farm.has(name, -3)
+    for name in ("lost", "open"):
+        (farm.folder / name / "tls/agent.pem").unlink()
+    (farm.folder / "lost/nomad.hcl").write_text("tls {\n", encoding="utf-8")
+    # After the files, before the reload: the agent shows the former one.
+    farm.renews("unread", 300)
+    (farm.folder / "unread/tls/unread").touch()
+    # One that has not been led to TLS yet.
+    (farm.folder / "open/nomad.hcl").touch()
+    code, said = farm.run()
+    assert (code, farm.days("lost"), farm.days("unread")) == (0, 364, 299), said
+    assert {name: farm.asked(name) for name in farm.hosts} == {
+        "server1": [], "lost": RELOADED, "unread": RELOADED, "open": [],
+    }  # fmt: skip
+    assert "is not there. It is renewed before anything else." in said
+    assert "as after a run that was cut. It is read before anything else." in said and "open: the cert" not in said
+    # They answered with it.
+    assert said.count("RETRYING") < 8 and "certificate has expired" not in said, said
+    assert {path.name for path in farm.folder.glob("*/tls/*")} == {"ca.pem", "agent.pem", "agent-key.pem"}
+    for name in farm.hosts:
+        (farm.folder / name / "asked").unlink(missing_ok=True)
+    code, said = farm.run()
+    assert (code, [name for name in farm.hosts if farm.asked(name)]) == (0, []), said
+
+
+def test_files_that_are_each_others_are_there_until_others_are(farm: Farm) -> None:
+    """Wherever a run is cut, the next one sees whether it has to go on."""
+    farm.has("ended", -3)
+    tls = farm.folder / "ended/tls"
+    before = {path.name: path.read_bytes() for path in tls.iterdir()}
+    (tls.parent / "bin/mv").write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
+    (tls.parent / "bin/mv").chmod(0o755)
+    code, _said = farm.run()
+    left = {path.name: path.read_bytes() for path in tls.iterdir()}
+    assert (code, "agent.pem" in left, left["agent-key.pem"]) == (2, False, before["agent-key.pem"])
+    assert {"agent.pem.new", "agent-key.pem.new", "unread"} <= set(left)
+    # As it is where a run ends before they are exchanged.
+    (tls / "agent.pem").write_bytes(before["agent.pem"])
+    (tls.parent / "bin/mv").unlink()
+    (tls.parent / "refuses").touch()
+    code, said = farm.run()
+    assert (code, farm.days("ended"), (tls / "unread").exists()) == (0, 364, True), said
+    (tls.parent / "refuses").unlink()
+    assert farm.run()[0] == 0
+    assert {path.name for path in tls.iterdir()} == {"ca.pem", "agent.pem", "agent-key.pem"}
 
 
 def test_an_agent_that_gets_another_certificate_in_its_role_is_restarted(farm: Farm) -> None:
