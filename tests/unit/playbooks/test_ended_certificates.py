@@ -31,11 +31,8 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="certificates of nodes are root's"),
 ]
 
-(ENDED,) = (
-    play
-    for play in yaml.safe_load((ROOT / "playbooks/site_preflight.yml").read_text(encoding="utf-8"))
-    if play["name"] == "Certificates that have ended"
-)
+PLAYS = yaml.safe_load((ROOT / "playbooks/site_preflight.yml").read_text(encoding="utf-8"))
+(ENDED,) = (play for play in PLAYS if play["name"] == "Certificates that have ended")
 DAY = datetime.timedelta(days=1)
 PEM = serialization.Encoding.PEM
 # As far as the play asks it.
@@ -69,11 +66,15 @@ class Farm:
         self.secrets.mkdir()
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "gpufarm Nomad CA")])
-        ca = self._signed(self._name, self._key, 3000, x509.BasicConstraints(ca=True, path_length=None))
-        self._write(self.secrets / "nomad-ca.pem", ca.public_bytes(PEM))
+        self.authority(3000)
         self._write(self.secrets / "nomad-ca-key.pem", self._private(self._key))
         # With it the CA is whole.
         self._write(self.secrets / "nomad-cli.pem", b"")
+
+    def authority(self, days: float) -> None:
+        """Have a CA that holds for some days more."""
+        ca = self._signed(self._name, self._key, days, x509.BasicConstraints(ca=True, path_length=None))
+        self._write(self.secrets / "nomad-ca.pem", ca.public_bytes(PEM))
 
     def _signed(
         self, name: x509.Name, key: ec.EllipticCurvePrivateKey, days: float, extension: x509.ExtensionType
@@ -167,7 +168,7 @@ class Farm:
         role = {"name": "gpufarm.core.nomad", "tasks_from": "variables.yml"}
         look = {"files": "{{ __nomad_looks_at.files }}", "certificates": "{{ __nomad_looks_at.certificates }}"}
         before = {
-            "hosts": "all", "gather_facts": False,
+            "hosts": "all", "gather_facts": False, "tags": ["always"],
             "tasks": [
                 {"ansible.builtin.import_role": role},
                 {"gpufarm.core.host_info": look, "register": "_common_host"},
@@ -282,7 +283,8 @@ def test_a_server_that_is_stopped_is_started_and_a_node_is_not(farm: Farm) -> No
     farm.has("server1", -3, active=False)
     farm.has("node", -3)
     farm.has("stopped", -3, active=False)
-    code, said = farm.run()
+    # Whatever part of the run is asked for.
+    code, said = farm.run("--tags", "driver")
     assert code == 0, said
     started = ["is-active --quiet nomad", "is-enabled --quiet nomad", "start --no-block nomad"]
     assert {name: farm.asked(name) for name in farm.hosts} == {
@@ -339,6 +341,27 @@ def test_files_that_are_each_others_are_there_until_others_are(farm: Farm) -> No
     (tls.parent / "refuses").unlink()
     assert farm.run()[0] == 0
     assert {path.name for path in tls.iterdir()} == {"ca.pem", "agent.pem", "agent-key.pem"}
+
+
+def test_a_ca_that_is_due_is_renewed_by_one_for_all(farm: Farm) -> None:
+    """Thousands of nodes would do it one after the other."""
+    farm.authority(300)
+    for name in ("server1", "first", "second"):
+        farm.has(name, -3)
+    code, said = farm.run()
+    assert (code, [farm.days(name) for name in farm.hosts]) == (0, [364] * 3), said
+    made = x509.load_pem_x509_certificate((farm.secrets / "nomad-ca.pem").read_bytes())
+    assert made.not_valid_after_utc - datetime.datetime.now(datetime.UTC) > 3640 * DAY
+    assert {(farm.folder / name / "tls/ca.pem").read_bytes() for name in farm.hosts} == {made.public_bytes(PEM)}
+    task = said.partition("Have the key of the farm's CA]")[2].partition("TASK [")[0]
+    assert [name for name in farm.hosts if f"[{name}" in task] == ["server1"], said
+    assert said.count("Have the key of the farm's CA]") == 1
+
+
+def test_nothing_is_renewed_before_all_is_checked() -> None:
+    assert [play["name"] for play in PLAYS] == [
+        "Require the hosts of a farm", "What the roles refuse", "Certificates that have ended",
+    ]  # fmt: skip
 
 
 def test_an_agent_that_gets_another_certificate_in_its_role_is_restarted(farm: Farm) -> None:

@@ -321,6 +321,7 @@ def test_nobody_becomes_root_on_the_control_machine() -> None:
         "acl.yml",
         "certificate.yml",
         "configure.yml",
+        "ended.yml",
         "hand_on.yml",
         "management.yml",
         "install_own.yml",
