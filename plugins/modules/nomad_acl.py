@@ -60,10 +60,11 @@ options:
     version_added: 1.0.0
   absent_tokens:
     description:
-      - The Secret IDs of tokens to delete, by their name. Where Nomad does not know one it is gone; one of another name
-        is an error, as is a management token.
-      - With an empty one, of which nobody knows the Secret ID any more, nothing is deleted. It is an error as long as
-        there is a token of that name which this module could have made.
+      - The Secret IDs of tokens to delete, by their name. One of another name is an error, as is a management token.
+        Where Nomad does not know one it is gone, and it is an error if there is another token of that name which this
+        module could have made.
+      - With an empty one, where nobody has the Secret ID, nothing is deleted. Of a token of that name which this module
+        could have made there is a warning.
     type: dict
     default: {}
     version_added: 1.0.0
@@ -106,12 +107,13 @@ UNKNOWN = (403, 404)
 
 
 class Acl:
-    """The ACLs of a region, and whether something of them was to be written."""
+    """The ACLs of a region, whether something of them was to be written, and what somebody has to look at."""
 
     def __init__(self, connection: nomad.Connection, check_mode: bool) -> None:
         self._client = nomad.Client(connection)
         self._check_mode = check_mode
         self.changed = False
+        self.warnings: list[str] = []
 
     def _write(self, path: str, body: Any, method: str = "POST") -> Any:
         self.changed = True
@@ -152,10 +154,9 @@ class Acl:
         """Find nothing that speaks against taking these away; the accessors of the tokens that are there."""
         accessors = []
         for name, secret in tokens.items():
-            if not secret:
-                self._require_none(name)
-                continue
-            found = self._of_secret(secret)
+            found = self._of_secret(secret) if secret else None
+            if not found:
+                self._tell_left(name, bool(secret))
             if found and (found["Name"], found["Type"]) != (name, "client"):
                 raise nomad.NomadError(
                     found=f"the token to delete as '{name}' is '{found['Name']}', of type {found['Type']}",
@@ -186,15 +187,22 @@ class Acl:
                 )
         return accessors
 
-    def _require_none(self, name: str) -> None:
-        left = [f"{name} ({token['AccessorID']})" for token in self._made(name)]
-        if left:
+    def _tell_left(self, name: str, known: bool) -> None:
+        """Tell of tokens that may be the one to delete. Of a Secret ID that is given somebody thinks that it is."""
+        accessors = ", ".join(token["AccessorID"] for token in self._made(name))
+        if accessors and known:
             raise nomad.NomadError(
-                found=f"the token {', '.join(left)} is to be absent, and its Secret ID was not given",
-                expected="its Secret ID, which tells it from somebody's own, or no token of that name",
-                next_step="give it in 'absent_tokens' (the role nomad_tenancy reads it from "
+                found=f"Nomad does not know the Secret ID that was given for {name}, and has a token of that name "
+                f"({accessors})",
+                expected="the Secret ID of the token that is to be absent, which tells it from somebody's own",
+                next_step="give that (the role nomad_tenancy reads it from "
                 f"nomad_secrets_dir/team-{name}-token.txt), or run `nomad acl token delete` with the ID that is named "
-                f"here; where the token is to stay, do not ask for {name} to be absent",
+                "here; where that token is somebody's own, give none and delete that file",
+            )
+        if accessors:
+            self.warnings.append(
+                f"The token {name} ({accessors}) is left, because its Secret ID was not given, which tells it from "
+                "somebody's own. If it is to be absent run `nomad acl token delete` with the ID that is named here."
             )
 
     def _made(self, name: str) -> list[dict[str, Any]]:
@@ -268,6 +276,8 @@ def main() -> None:
             acl.lack(gone, accessors)
     except nomad.NomadError as error:
         module.fail_json(msg=f"{platform.node()}: {error}")
+    for warning in acl.warnings:
+        module.warn(f"{platform.node()}: {warning}")
     module.exit_json(changed=acl.changed, secrets=secrets)
 
 

@@ -121,6 +121,9 @@ def test_a_certificate_is_renewed_before_an_agent_is_asked_only_where_it_would_e
         (ending(secrets, 86000), True),
         (ending(secrets, 87000), False),
         (ending(secrets, None), False),
+        # One that is to hold for a day is new by then.
+        (ending(secrets, 86000, nomad_tls_days=1, nomad_tls_renew_days=0), False),
+        (ending(secrets, 43000, nomad_tls_days=1, nomad_tls_renew_days=0), True),
         (node(secrets), False),
         # Renewed by this run.
         (ending(secrets, -5, __nomad_certificate_key={}), False),
@@ -318,6 +321,7 @@ def test_nobody_becomes_root_on_the_control_machine() -> None:
         "acl.yml",
         "certificate.yml",
         "configure.yml",
+        "ended.yml",
         "hand_on.yml",
         "management.yml",
         "install_own.yml",

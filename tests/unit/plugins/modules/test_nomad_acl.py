@@ -237,6 +237,8 @@ def test_a_team_that_is_gone_loses_its_policy_and_its_own_token(
     assert (found["changed"], region.written) == (True, ["/v1/acl/token/accessor-1", "/v1/acl/policy/research"])
     assert (region.policies, [each["SecretID"] for each in region.tokens]) == ({"see": READ}, [FIRST, "somebodys"])
     region.writes.clear()
+    # As after a run that was cut before the file went, when nobody else has one of that name.
+    region.tokens.pop()
     assert (run(region, capsys, **gone)["changed"], region.writes) == (False, [])
 
 
@@ -274,30 +276,60 @@ def test_a_secret_of_somebody_else_deletes_nothing(
     assert (region.writes, OTHER in json.dumps(found)) == ([], False)
 
 
-def test_a_token_whose_secret_nobody_knows_is_told_and_stays(
-    region: Region, capsys: pytest.CaptureFixture[str]
+@pytest.fixture
+def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    told: list[str] = []
+    monkeypatch.setattr(nomad_acl.AnsibleModule, "warn", lambda _self, text: told.append(text))
+    return told
+
+
+def test_a_token_whose_secret_nobody_has_is_told_and_stays(
+    region: Region, capsys: pytest.CaptureFixture[str], warnings: list[str]
 ) -> None:
-    """Its file is elsewhere; what nobody is told of would be taken for gone."""
+    """Its file is elsewhere, or went in the run that deleted another: this one is somebody's own then."""
     region.has("Bootstrap Token", FIRST, [], "management")
-    region.has("research", OTHER, ["research"])
-    region.has("another", "another", [])
+    region.has("research", OTHER, ["see"])
+    region.has("another", "another", ["free"])
     region.policies = {"research": WRITE, "free": READ}
     gone: dict[str, Any] = {"absent_policies": ["free"], "absent_tokens": {"another": "another", "research": ""}}
-    found = run(region, capsys, **gone)
-    assert found["msg"] == (
-        f"{platform.node()}: the token research (accessor-1) is to be absent, and its Secret ID was not given. "
-        "Expected: its Secret ID, which tells it from somebody's own, or no token of that name. Next step: give it in "
-        "'absent_tokens' (the role nomad_tenancy reads it from nomad_secrets_dir/team-research-token.txt), or run "
-        "`nomad acl token delete` with the ID that is named here; where the token is to stay, do not ask for research "
-        "to be absent."
+    told = (
+        f"{platform.node()}: The token research (accessor-1) is left, because its Secret ID was not given, which tells "
+        "it from somebody's own. If it is to be absent run `nomad acl token delete` with the ID that is named here."
     )
-    assert run(region, capsys, check_mode=True, **gone)["msg"] == found["msg"]
-    assert (region.writes, OTHER in json.dumps(found)) == ([], False)
-    # As the next step says; what cannot be one of ours is somebody's own.
+    assert run(region, capsys, check_mode=True, **gone)["changed"] is True
+    assert (warnings, region.writes) == ([told], [])
+    found = run(region, capsys, **gone)
+    assert (found["changed"], region.written) == (True, ["/v1/acl/token/accessor-2", "/v1/acl/policy/free"])
+    gone["absent_tokens"]["another"] = ""
+    assert run(region, capsys, **gone)["changed"] is False
+    assert (warnings, OTHER in json.dumps(warnings)) == ([told] * 3, False)
+    # What cannot be one of ours is somebody's own, and nobody's concern.
     region.tokens.pop(1)
     region.has("research", "may-do-everything", [], "management")
     region.has("research", "of-a-region", ["see"], everywhere=False)
     region.has("research", "ends", ["see"])
     region.tokens[-1]["ExpirationTime"] = "2026-12-01T00:00:00Z"
+    run(region, capsys, **gone)
+    assert len(warnings) == 3
+
+
+@UNKNOWN
+def test_a_secret_that_is_another_tokens_than_that_of_the_name_is_told(
+    region: Region, capsys: pytest.CaptureFixture[str], unknown: tuple[int, str]
+) -> None:
+    """The token was made anew elsewhere; a file that is deleted then would leave it with all its rights."""
+    region.unknown = unknown
+    region.has("Bootstrap Token", FIRST, [], "management")
+    region.has("research", "made-anew", ["research"])
+    region.policies = {"free": READ}
+    gone: dict[str, Any] = {"absent_policies": ["free"], "absent_tokens": {"research": OTHER}}
     found = run(region, capsys, **gone)
-    assert (found["changed"], region.written) == (True, ["/v1/acl/token/accessor-2", "/v1/acl/policy/free"])
+    assert found["msg"] == (
+        f"{platform.node()}: Nomad does not know the Secret ID that was given for research, and has a token of that "
+        "name (accessor-1). Expected: the Secret ID of the token that is to be absent, which tells it from somebody's "
+        "own. Next step: give that (the role nomad_tenancy reads it from nomad_secrets_dir/team-research-token.txt), "
+        "or run `nomad acl token delete` with the ID that is named here; where that token is somebody's own, give none "
+        "and delete that file."
+    )
+    assert run(region, capsys, check_mode=True, **gone)["msg"] == found["msg"]
+    assert (region.writes, OTHER in json.dumps(found)) == ([], False)
