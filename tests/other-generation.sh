@@ -22,4 +22,5 @@ echo "test: unit tests with $("$venv/bin/python" --version) and $("$venv/bin/ans
 GPUFARM_SHARE=3 "$venv/bin/python" -m pytest --quiet -n 2 --dist load --maxschedchunk 1 tests/unit --ignore=tests/unit/simulator \
     --ignore=tests/unit/test_left_out.py --ignore=tests/unit/roles/test_sized_volumes.py \
     --ignore=tests/unit/playbooks/test_wsl_hosts.py --ignore=tests/unit/playbooks/test_wsl_setup.py \
-    --ignore=tests/unit/roles/test_nomad_tls.py --ignore=tests/unit/roles/test_turns.py
+    --ignore=tests/unit/playbooks/test_ended_certificates.py --ignore=tests/unit/roles/test_nomad_tls.py \
+    --ignore=tests/unit/roles/test_turns.py
