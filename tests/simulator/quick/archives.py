@@ -5,15 +5,14 @@ It is a fifth of what a task costs here, and changes nothing else: what is not k
 
 from __future__ import annotations
 
-import hashlib
 import marshal
 import os
 import sys
 import zipimport
 from types import CodeType
 
-# contextlib and pathlib would be imported in every task.
-# ruff: noqa: PTH104, PTH123
+# contextlib and pathlib would be imported in every task, and hashlib in those that a spare runs.
+# ruff: noqa: PLC0415, PTH104, PTH123
 
 
 def keep(folder: str) -> None:
@@ -21,6 +20,8 @@ def keep(folder: str) -> None:
     compile_source = zipimport._compile_source  # type: ignore[attr-defined]
 
     def compiled(path: str, source: bytes) -> CodeType:
+        import hashlib
+
         which = f"{sys.implementation.cache_tag} {path.rpartition('.zip/')[2]} ".encode()
         kept = f"{folder}/{hashlib.sha256(which + source).hexdigest()}"
         code: CodeType

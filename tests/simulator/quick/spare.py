@@ -1,8 +1,9 @@
 """A spare interpreter runs what Ansible sends to a node's Python: it has imported what each of its modules begins with.
 
-That is nine tenths of what a task costs a node here. A process of the spare has the files, folder, variables, limits
-and session of the one that was started, and what it has imported is what the sent archive has, by name, size and
-checksum; otherwise, and where anything fails, Python goes on as ever. The first task of a node leaves a spare behind.
+That is three quarters of what a task costs a node here. A process of the spare has the files, folder, variables, mask,
+limits and namespaces of the one that was started, in a session of its own. What it has imported is what the sent
+archive has, by name, size and checksum; otherwise, and where anything fails, Python goes on as ever. The first task of
+a node leaves a spare behind.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ import sys
 import zipimport
 import zlib
 from types import ModuleType
-from typing import Any
+
+TYPE_CHECKING = False  # typing would be imported by each Python that starts
+if TYPE_CHECKING:
+    from typing import Any
 
 ModuleSpec: Any = type(zipimport.__spec__)
 
@@ -35,24 +39,22 @@ def place(folder: str, spares: int) -> str:
     Sets have their order from when a Python starts: with several, what hangs on it changes from task to task.
     """
     chance = os.urandom(1)[0] % spares
-    at_start = [
+    which = [
         sys.executable,
         sys.prefix,
         *sorted(item for item in os.environ.items() if item[0].startswith(AT_START)),
-    ]
-    inside = [
-        sys.executable,
-        sys.prefix,
         os.stat("/").st_ino,
         *(os.readlink(f"/proc/self/ns/{name}") for name in NAMESPACES),
     ]
-    return f"{folder}/{sys.implementation.cache_tag}-{zlib.crc32(repr((at_start, inside)).encode()):08x}-{chance}"
+    return f"{folder}/{sys.implementation.cache_tag}-{zlib.crc32(repr(which).encode()):08x}-{chance}"
 
 
 def instead(folder: str, spares: int = 2) -> None:
     """Have the spare run what stands on standard input, and end as that ends; return where this process has to."""
+    if len(sys.orig_argv) != 1 or os.geteuid() or os.isatty(0):
+        return
     path = place(folder, spares)
-    if len(sys.orig_argv) != 1 or os.geteuid() or os.isatty(0) or len(path) > LONGEST:
+    if len(path) > LONGEST:
         return
     ended = _ask(path)
     if ended is None:
