@@ -121,14 +121,10 @@ def work_of(
         if each.get("ClientStatus") not in ENDED
     }
     unseen = {key: Work(key, name) for key, name in running.items() if key not in alive}
-    left_out = {each["ID"] for each in listed if _is_of(each.get("Job") or {}, without_jobs_of)}
+    owned = {each["ID"]: nomad.owner_of(each.get("Job") or {}) for each in listed}
+    left_out = [key for key, owner in owned.items() if owner and owner == without_jobs_of]
     work = [work for key, work in {**alive, **unseen}.items() if key not in left_out]
     return tuple(sorted(work, key=lambda work: (work.name, work.id)))
-
-
-def _is_of(job: Mapping[str, Any], owner: str) -> bool:
-    """Whether an owner keeps a job; what one has dispatched has its meta, and goes on without it."""
-    return bool(owner) and (job.get("Meta") or {}).get(nomad.JOBS_OWNER_KEY) == owner and not job.get("ParentID")
 
 
 def told(work: Iterable[object]) -> str:

@@ -154,13 +154,9 @@ class Jobs:
             raise may_not(f"the token '{own['Name']}' is of type {own['Type']}")
 
     def owned(self) -> list[tuple[str, str]]:
-        """Namespace and ID of each job that is the owner's; what one has dispatched has its meta, too, and a parent."""
+        """Namespace and ID of each job that is the owner's."""
         every = self._in("*").items("/v1/jobs", {"meta": "true"}).items
-        return sorted(
-            (each["Namespace"], each["ID"])
-            for each in every
-            if (each.get("Meta") or {}).get(nomad.JOBS_OWNER_KEY) == self._owner and not each.get("ParentID")
-        )
+        return sorted((each["Namespace"], each["ID"]) for each in every if nomad.owner_of(each) == self._owner)
 
     def check(self, wanted: Sequence[Mapping[str, Any]]) -> dict[str, int]:
         """The index of each job that is there; raise NomadError for what cannot be had."""
@@ -174,8 +170,7 @@ class Jobs:
                     next_step="correct it in 'jobs'",
                 )
             there = self._in(namespace).find(job_path(name))
-            if there and not there["Stop"] and (there.get("Meta") or {}).get(nomad.JOBS_OWNER_KEY) != self._owner:
-                owner = (there.get("Meta") or {}).get(nomad.JOBS_OWNER_KEY)
+            if there and not there["Stop"] and (owner := nomad.owner_of(there)) != self._owner:
                 raise nomad.NomadError(
                     found=f"the job '{name}' in namespace '{namespace}' belongs to {owner or 'somebody else'}",
                     expected=f"none, or one of {self._owner}",

@@ -35,6 +35,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.nomad.nodes import (
     describe_node,
     devices_in_use,
     gpus_of_node,
+    owner_of,
     rank,
 )
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad.usage import (

@@ -181,6 +181,11 @@ JOBS_OWNER_KEY = "gpufarm_owner"
 """Who keeps a job, in the meta of it."""
 
 
+def owner_of(job: Mapping[str, Any]) -> str | None:
+    """Who keeps a job; None for what one has dispatched, too, which has its meta and goes on without the owner."""
+    return None if job.get("ParentID") else (job.get("Meta") or {}).get(JOBS_OWNER_KEY)
+
+
 def devices_in_use(allocations: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
     """Node ID and UUID of a GPU to the allocation that holds it, from C(GET /v1/allocations?resources=true)."""
     held: dict[tuple[str, str], dict[str, Any]] = {}

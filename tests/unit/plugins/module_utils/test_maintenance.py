@@ -49,6 +49,18 @@ class Site:
         assert seconds > 0
         self.now += seconds
 
+    def has_what_does_not_end(self, job: str) -> None:
+        """Have an allocation that was told to stop and goes on all the same."""
+        stuck = self.farm.run_job("id-0", job)
+        stuck["DesiredStatus"] = "stop"
+        wait = self.wait
+
+        def on(seconds: float) -> None:
+            stuck["ClientStatus"] = "running"
+            wait(seconds)
+
+        self.wait = on  # type: ignore[method-assign]
+
     @property
     def meta(self) -> dict[str, str]:
         return self.farm.clients["id-0"]
@@ -169,17 +181,9 @@ def test_what_was_stopped_and_does_not_end_is_waited_for_no_longer_than_it_may_b
 ) -> None:
     """A node that was not drained is then what it was before, as nobody has lost anything by it."""
     site.node["SchedulingEligibility"] = before = "eligible" if opens else "ineligible"
-    stuck = site.farm.run_job("id-0", "agent")
-    stuck["DesiredStatus"] = "stop"
+    site.has_what_does_not_end("agent")
     if drained:
         site.farm.run_job("id-0", "train")
-    wait = site.wait
-
-    def on(seconds: float) -> None:
-        stuck["ClientStatus"] = "running"
-        wait(seconds)
-
-    site.wait = on  # type: ignore[method-assign]
     work = site.maintenance
     patience = 300 if plan is DRIVER else 900
     with pytest.raises(nomad.NomadError) as raised:
@@ -197,15 +201,7 @@ def test_what_was_stopped_and_does_not_end_is_waited_for_no_longer_than_it_may_b
 
 def test_a_node_that_was_taken_out_before_stays_closed_where_it_does_not_get_empty(site: Site) -> None:
     site.maintenance.take_out(DRIVER)
-    stuck = site.farm.run_job("id-0", "agent")
-    stuck["DesiredStatus"] = "stop"
-    wait = site.wait
-
-    def on(seconds: float) -> None:
-        stuck["ClientStatus"] = "running"
-        wait(seconds)
-
-    site.wait = on  # type: ignore[method-assign]
+    site.has_what_does_not_end("agent")
     work = site.maintenance
     with pytest.raises(nomad.NomadError, match="by then; it stays closed"):
         work.take_out(DRIVER)
