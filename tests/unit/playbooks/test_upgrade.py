@@ -242,23 +242,8 @@ def agents() -> Iterator[Callable[..., str]]:
     running = []
 
     def start(version: str, *servers: str) -> str:
-        agent = nomad_helper.Agent()
-        tags = [{"region": "global", "build": build} for build in servers]
-        answers: dict[str, Any] = {
-            "/v1/agent/health": {}, "/v1/status/leader": "127.0.0.1:4647", "/v1/client/stats": {},
-            "/v1/agent/self": {"config": {"Version": {"Version": version}}},
-            "/v1/agent/members": {
-                "ServerRegion": "global", "Members": [{"Name": "s", "Status": "alive", "Tags": each} for each in tags],
-            },
-        }  # fmt: skip
-
-        def answer(request: Any) -> bool:
-            request.reply(200, json.dumps(answers[request.path]).encode(), {})
-            return True
-
-        agent.answer = answer
-        running.append(agent)
-        return agent.url
+        running.append(nomad_helper.agent_of(version, *servers))
+        return running[-1].url
 
     yield start
     for agent in running:

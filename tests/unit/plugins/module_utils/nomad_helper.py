@@ -176,6 +176,26 @@ class Agent:
         self._server.server_close()
 
 
+def agent_of(version: str, *servers: str) -> Agent:
+    """An agent that runs a version, has a leader and knows servers of versions."""
+    tags = [{"region": "global", "build": build} for build in servers]
+    answers: dict[str, Any] = {
+        "/v1/agent/health": {}, "/v1/status/leader": "127.0.0.1:4647", "/v1/client/stats": {},
+        "/v1/agent/self": {"config": {"Version": {"Version": version}}},
+        "/v1/agent/members": {
+            "ServerRegion": "global", "Members": [{"Name": "s", "Status": "alive", "Tags": each} for each in tags],
+        },
+    }  # fmt: skip
+
+    def answer(request: Any) -> bool:
+        request.reply(200, json.dumps(answers[request.path]).encode(), {})
+        return True
+
+    agent = Agent()
+    agent.answer = answer
+    return agent
+
+
 @contextlib.contextmanager
 def serve_file(path: Path) -> Iterator[str]:
     """Serve one file as every answer, from a process of its own so that it costs the client nothing."""
