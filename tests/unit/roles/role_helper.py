@@ -9,10 +9,11 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar
 from ansible_collections.gpufarm.core.tests.unit.patience import PATIENCE_S
@@ -62,6 +63,23 @@ def values(name: str, roles: Sequence[str], cases: Sequence[dict[str, Any]]) -> 
         ).stdout
     )  # fmt: skip
     return found
+
+
+def tasks_of(name: str) -> list[dict[str, Any]]:
+    """Return the tasks of a file of the roles, those of blocks after the block."""
+    return list(_tasks(yaml.safe_load((ROLES / name).read_text(encoding="utf-8"))))
+
+
+def _tasks(items: Any) -> Iterator[dict[str, Any]]:
+    for item in items or []:
+        yield item
+        for part in ("block", "rescue", "always"):
+            yield from _tasks(item.get(part))
+
+
+def included(task: dict[str, Any]) -> str:
+    """Return what a task enters, with all that is said of it."""
+    return str([task.get(f"ansible.builtin.include_{what}") for what in ("role", "tasks")])
 
 
 def host(*paths: str, packages: tuple[str, ...] = (), **more: Any) -> dict[str, Any]:

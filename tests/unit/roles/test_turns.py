@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import yaml
 from ansible_collections.gpufarm.core.tests.unit.playbooks import playbook_helper
+from ansible_collections.gpufarm.core.tests.unit.roles import role_helper
 from ansible_collections.gpufarm.core.tests.unit.roles.role_helper import ROLES
 
 SERVERS = ["s1", "s2", "s3"]
@@ -52,52 +53,37 @@ DUE = {
 }
 
 
-def tasks(items: Any) -> Iterator[dict[str, Any]]:
-    for item in items or []:
-        yield item
-        for part in ("block", "rescue", "always"):
-            yield from tasks(item.get(part))
-
-
-def of_file(name: str) -> list[dict[str, Any]]:
-    return list(tasks(yaml.safe_load((ROLES / name).read_text(encoding="utf-8"))))
-
-
-def includes(task: dict[str, Any]) -> str:
-    return str([task.get(f"ansible.builtin.include_{what}") for what in ("role", "tasks")])
-
-
 def stops_the_agent(task: dict[str, Any]) -> bool:
     service = task.get("ansible.builtin.systemd_service", {})
     named = service.get("name") == "nomad" or "__nvidia_mig_running" in str(service.get("name")) + str(task.get("loop"))
     # start_again.yml ends a distribution of WSL.
-    ends = "ansible.builtin.reboot" in task or "start_again.yml" in includes(task)
+    ends = "ansible.builtin.reboot" in task or "start_again.yml" in role_helper.included(task)
     return ends or (named and service.get("state") in ("restarted", "stopped"))
 
 
 def test_nothing_stops_an_agent_outside_of_its_turn() -> None:
     paths = [*ROLES.glob("*/tasks/*.yml"), *ROLES.glob("*/handlers/*.yml")]
     names = sorted(str(path.relative_to(ROLES)) for path in paths)
-    stop = {name for name in names for task in of_file(name) if "name" in task and stops_the_agent(task)}
+    stop = {name for name in names for task in role_helper.tasks_of(name) if "name" in task and stops_the_agent(task)}
     # A server that leaves for good is judged there.
     assert stop - {"nomad/tasks/leave.yml"} == set(STOPS)
     handed, entered = set(), set()
     for name in names:
-        for task in of_file(name):
+        for task in role_helper.tasks_of(name):
             if "__nomad_turn_tasks" in task.get("vars", {}):
                 given = Path(name).parent / task["vars"]["__nomad_turn_tasks"]
                 handed.add(str((ROLES / given).resolve().relative_to(ROLES)))
-                assert "turns.yml" in includes(task), name
-            entered |= {stop for stop in STOPS if f"'{Path(stop).name}'" in includes(task)}
+                assert "turns.yml" in role_helper.included(task), name
+            entered |= {stop for stop in STOPS if f"'{Path(stop).name}'" in role_helper.included(task)}
     assert handed == set(STOPS)
     assert not entered, "nobody enters them by another door"
 
 
 @pytest.mark.parametrize("name", STOPS)
 def test_what_stops_an_agent_asks_for_the_servers_when_the_node_is_out_of_work(name: str) -> None:
-    told = of_file(name)
-    out = [number for number, task in enumerate(told) if "take_out.yml" in includes(task)]
-    (asks,) = [number for number, task in enumerate(told) if "turn_stop.yml" in includes(task)]
+    told = role_helper.tasks_of(name)
+    out = [number for number, task in enumerate(told) if "take_out.yml" in role_helper.included(task)]
+    (asks,) = [number for number, task in enumerate(told) if "turn_stop.yml" in role_helper.included(task)]
     assert max(out, default=-1) < asks < min(number for number, task in enumerate(told) if stops_the_agent(task))
 
 
@@ -176,7 +162,7 @@ def collection(tmp_path: Path, farm: Farm) -> Path:
     for name in ("plugins", "meta", "galaxy.yml"):
         (core / name).symlink_to(ROLES.parent / name)
     for name, title in ENTER.items():
-        (task,) = [task for task in of_file(name) if task.get("name") == title]
+        (task,) = [task for task in role_helper.tasks_of(name) if task.get("name") == title]
         (core / "roles" / name).write_text(json.dumps([task]), encoding="utf-8")
     program = "import sys, urllib.request as web; [web.urlopen(address).read() for address in sys.argv[1:]]"
     note = f"{farm.url}/{{{{ inventory_hostname }}}}/note"
@@ -189,7 +175,9 @@ def collection(tmp_path: Path, farm: Farm) -> Path:
         what = name.partition("/")[0]
         address = f"{note}/{what}"
         before = yaml.safe_load((ROLES / name).read_text(encoding="utf-8"))
-        asks = next((number for number, task in enumerate(before, 1) if "turn_stop.yml" in includes(task)), 0)
+        asks = next(
+            (number for number, task in enumerate(before, 1) if "turn_stop.yml" in role_helper.included(task)), 0
+        )
         notes: list[dict[str, Any]] = [
             *before[:asks],
             {"ansible.builtin.command": {"argv": [sys.executable, "-c", program, f"{address}/stops"]}},

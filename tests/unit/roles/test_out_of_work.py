@@ -1,0 +1,87 @@
+"""What ends the containers of an engine is done on a node that has been taken out of work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from ansible.template import trust_as_template
+from ansible_collections.gpufarm.core.tests.unit.roles import role_helper
+
+Task = dict[str, Any]
+RESTART = "container_toolkit/tasks/restart.yml"
+EXCHANGE = "docker/tasks/install.yml"
+REMOVAL = "docker/tasks/absent.yml"
+
+
+def restarts(task: Task) -> bool:
+    return task.get("ansible.builtin.systemd_service", {}).get("state") == "restarted"
+
+
+# By file, what ends containers there.
+ENDS: dict[str, Callable[[Task], bool]] = {
+    RESTART: restarts,
+    REMOVAL: lambda task: "packages_absent.yml" in role_helper.included(task),
+    EXCHANGE: lambda task: "'packages.yml'" in role_helper.included(task),
+}
+EXCHANGED = {
+    "docker_managed": True,
+    "__docker_wanted": ["docker-ce"],
+    "_common_host": role_helper.host(programs={"dockerd": "docker.io"}),
+    "docker_packages": ["docker-ce"],
+}
+TAKEN_OUT = [
+    (EXCHANGE, EXCHANGED, True),
+    # Nothing was there, or it stays.
+    (EXCHANGE, EXCHANGED | {"_common_host": role_helper.host()}, False),
+    (EXCHANGE, EXCHANGED | {"docker_packages": []}, False),
+    (EXCHANGE, EXCHANGED | {"docker_managed": "false"}, False),
+    (RESTART, {"__container_toolkit_engine": "docker"}, True),
+    (RESTART, {"__container_toolkit_engine": "containerd"}, False),
+    (RESTART, {"__container_toolkit_engine": "containerd", "ends": ["a pod"]}, True),
+    (RESTART, {"__container_toolkit_engine": "docker", "ansible_check_mode": True}, False),
+    (REMOVAL, {"docker_managed": True}, True),
+    # An agent that has left the farm was taken out of it before.
+    (REMOVAL, {"docker_managed": True, "__nomad_left": True}, False),
+]  # fmt: skip
+
+
+def taken_out(name: str) -> int:
+    (number,) = [
+        number for number, task in enumerate(role_helper.tasks_of(name)) if "take_out.yml" in role_helper.included(task)
+    ]
+    return number
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_containers_end_on_a_node_out_of_work(name: str) -> None:
+    ends = [number for number, task in enumerate(role_helper.tasks_of(name)) if ENDS[name](task)]
+    assert taken_out(name) < min(ends)
+
+
+def test_no_other_file_restarts_an_engine() -> None:
+    names = {
+        str(path.relative_to(role_helper.ROLES))
+        for path in role_helper.ROLES.glob("*/*/*.yml")
+        if path.parent.name in ("tasks", "handlers")
+    }
+    engines = ("docker", "containerd", "crio", "__container_toolkit_engine")
+    found = {
+        name for name in names for task in role_helper.tasks_of(name)
+        if restarts(task) and any(engine in task["ansible.builtin.systemd_service"]["name"] for engine in engines)
+    }  # fmt: skip
+    assert found == {RESTART}
+
+
+@pytest.mark.parametrize(("name", "given", "out"), TAKEN_OUT)
+def test_who_is_taken_out_of_work(name: str, given: dict[str, Any], out: bool) -> None:
+    task = role_helper.tasks_of(name)[taken_out(name)]
+    known = role_helper.variables("_common", name.partition("/")[0])
+    known |= {
+        "ansible_check_mode": False,
+        "__container_toolkit_ending": {"stdout_lines": given.get("ends", [])},
+        **given,
+    }
+    known["asked"] = trust_as_template("{{ " + task["when"] + " }}")
+    assert role_helper.value("asked", known) is out
