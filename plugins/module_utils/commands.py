@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import selectors
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import IO, TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     Runner = Callable[[Sequence[Sequence[str]], float], "list[Command]"]
@@ -122,7 +121,8 @@ KILL_WAIT = 1.0
 GRACE = 10.0
 
 
-def _start(argv: Sequence[str], stderr: int) -> subprocess.Popen[bytes]:
+def start(argv: Sequence[str], stderr: int) -> subprocess.Popen[bytes]:
+    """A program that has begun, and leads a process group of its own; who starts it ends it."""
     return subprocess.Popen(  # pylint: disable=ansible-bad-function  # the node's own gate has no module to run it
         list(argv),
         stdin=subprocess.DEVNULL,
@@ -144,7 +144,7 @@ def run_commands(argvs: Sequence[Sequence[str]], timeout: float) -> list[Command
                 if number == 1 and "-q" in argvs[0]:
                     time.sleep(HEAD_START)
                 try:
-                    process = _start(argv, subprocess.PIPE)
+                    process = start(argv, subprocess.PIPE)
                 except OSError as error:
                     results[number] = Command(tuple(argv), None, error=error.strerror or str(error))
                     continue
@@ -165,56 +165,3 @@ def run_commands(argvs: Sequence[Sequence[str]], timeout: float) -> list[Command
             for child in children.values():
                 child.end(given_up)
     return [results[number] for number in sorted(results)]
-
-
-MAX_LINE_BYTES = 64 * 1024
-
-
-class SourceError(Exception):
-    """A source of the kernel log gives none; the message says why."""
-
-
-def lines_of(argv: Sequence[str], timeout: float) -> Iterator[bytes]:
-    """The lines that a program prints, one at a time; SourceError when it fails or does not end in time."""
-    deadline = time.monotonic() + timeout
-    process = _start(argv, subprocess.STDOUT)
-    output = cast(IO[bytes], process.stdout)
-    try:
-        yield from lines_in(_chunks(output.fileno(), deadline, " ".join(argv), timeout))
-        returncode = process.wait(max(deadline - time.monotonic(), 0.1))
-    except subprocess.TimeoutExpired:
-        raise slow(" ".join(argv), timeout) from None
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        # Not by Popen's own context, which waits without limit for one that hangs in the kernel.
-        reap(process, time.monotonic() + KILL_WAIT)
-        output.close()
-    if returncode:
-        raise SourceError(f"{' '.join(argv)} ended with exit code {returncode}")
-
-
-def slow(what: str, timeout: float) -> SourceError:
-    return SourceError(f"{what} did not end within {timeout:.3g} s")
-
-
-def _chunks(descriptor: int, deadline: float, what: str, timeout: float) -> Iterator[bytes]:
-    while True:
-        left = deadline - time.monotonic()
-        if left <= 0 or not select.select([descriptor], [], [], left)[0]:
-            raise slow(what, timeout)
-        chunk = os.read(descriptor, 1 << 16)
-        if not chunk:
-            return
-        yield chunk
-
-
-def lines_in(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """The lines in these chunks; of one that is longer than the kernel writes them, the start."""
-    rest = b""
-    for chunk in chunks:
-        *whole, rest = (rest + chunk).split(b"\n")
-        yield from whole
-        rest = rest[:MAX_LINE_BYTES]
-    if rest:
-        yield rest

@@ -12,7 +12,7 @@ import dataclasses
 import re
 from collections.abc import Iterable, Iterator
 
-from ansible_collections.gpufarm.core.plugins.module_utils import commands
+from ansible_collections.gpufarm.core.plugins.module_utils import command_lines
 from ansible_collections.gpufarm.core.plugins.module_utils.text import clean
 
 UNIT = "nomad"
@@ -157,11 +157,11 @@ def judged(lines: list[str]) -> PluginLog:
 def read(timeout: float = READ_S) -> PluginLog:
     """What this host's journal has of the agent that runs now, or ran last."""
     try:
-        ran = b"".join(commands.lines_of(["systemctl", "show", UNIT, "--property=InvocationID"], timeout)).decode()
+        ran = b"".join(command_lines.lines_of(["systemctl", "show", UNIT, "--property=InvocationID"], timeout)).decode()
         invocation = ran.partition("=")[2].strip()
         asked = [f"_SYSTEMD_INVOCATION_ID={invocation}"] if invocation else [f"--unit={UNIT}"]
-        return judged(said(commands.lines_of(["journalctl", "--no-pager", "--output=cat", *asked], timeout)))
-    except (OSError, commands.SourceError) as error:
+        return judged(said(command_lines.lines_of(["journalctl", "--no-pager", "--output=cat", *asked], timeout)))
+    except (OSError, command_lines.SourceError) as error:
         return PluginLog(
             [], f"not known, as the journal cannot be read ({error})", "read `journalctl -u nomad` on the node"
         )

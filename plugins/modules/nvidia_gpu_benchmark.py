@@ -423,7 +423,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi import (
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.facts import EccCounts
 from ansible_collections.gpufarm.core.plugins.module_utils.pci import normal_bus_id
 from ansible_collections.gpufarm.core.plugins.module_utils.problem import Finding, FoundError, problem_of
-from ansible_collections.gpufarm.core.plugins.module_utils.xid import Event
+from ansible_collections.gpufarm.core.plugins.module_utils.xid_events import Event
 
 ROOT = "/"
 

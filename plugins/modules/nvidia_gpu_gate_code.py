@@ -53,7 +53,7 @@ files:
   type: list
   elements: str
   returned: success
-  sample: [/usr/local/lib/gpufarm/ansible_collections/gpufarm/core/plugins/module_utils/gate.py]
+  sample: [/usr/local/lib/gpufarm/ansible_collections/gpufarm/core/plugins/module_utils/gate_status.py]
 """
 
 import hashlib

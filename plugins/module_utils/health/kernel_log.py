@@ -13,16 +13,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from ansible_collections.gpufarm.core.plugins.module_utils import xid
-from ansible_collections.gpufarm.core.plugins.module_utils.commands import (
-    SourceError,
-    lines_in,
-    lines_of,
-    program_path,
-    slow,
-)
+from ansible_collections.gpufarm.core.plugins.module_utils import xid_events
+from ansible_collections.gpufarm.core.plugins.module_utils.command_lines import SourceError, lines_in, lines_of, slow
+from ansible_collections.gpufarm.core.plugins.module_utils.commands import program_path
 from ansible_collections.gpufarm.core.plugins.module_utils.text import clean, utc
-from ansible_collections.gpufarm.core.plugins.module_utils.xid import Event
+from ansible_collections.gpufarm.core.plugins.module_utils.xid_events import Event
 
 _KERNEL_FACILITY = "0"
 
@@ -60,7 +55,7 @@ def journal_records(lines: Iterable[bytes], seen: _Seen) -> Iterator[tuple[float
             seen.first = _time_of(line)
         seen.records += 1
         # A message that is not UTF-8, as a process can be named, is printed as a list of numbers.
-        if not any(needle in line for needle in xid.NEEDLES) and not re.search(rb'"MESSAGE"\s*:\s*\[', line):
+        if not any(needle in line for needle in xid_events.NEEDLES) and not re.search(rb'"MESSAGE"\s*:\s*\[', line):
             continue
         try:
             entry = json.loads(line)
@@ -179,7 +174,7 @@ def kernel_events(
             break
         seen = _Seen()
         try:
-            events = xid.read_events(read(seen), since, since_of)
+            events = xid_events.read_events(read(seen), since, since_of)
             lost = _partial(seen.first, booted)
             if lost:
                 partial.append((seen.first or booted, name + lost, events))

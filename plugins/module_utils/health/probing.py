@@ -24,7 +24,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.health.options import
 from ansible_collections.gpufarm.core.plugins.module_utils.health.verdict import judge
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi import Facts, collect, resolve_subsets
 from ansible_collections.gpufarm.core.plugins.module_utils.pci import normal_bus_id
-from ansible_collections.gpufarm.core.plugins.module_utils.xid import Event
+from ansible_collections.gpufarm.core.plugins.module_utils.xid_events import Event
 
 
 def probe(options: HealthOptions, *, root: str = "/", search: str | None = None) -> dict[str, Any]:

@@ -20,7 +20,8 @@ from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.facts impo
 from ansible_collections.gpufarm.core.plugins.module_utils.pci import normal_bus_id, padded_bus_id
 from ansible_collections.gpufarm.core.plugins.module_utils.problem import Finding
 from ansible_collections.gpufarm.core.plugins.module_utils.text import utc
-from ansible_collections.gpufarm.core.plugins.module_utils.xid import CRITICAL, IGNORE, WARNING, Event
+from ansible_collections.gpufarm.core.plugins.module_utils.xid import CRITICAL, IGNORE, WARNING
+from ansible_collections.gpufarm.core.plugins.module_utils.xid_events import Event
 
 
 def _judge_event(event: Event, answers: bool, options: HealthOptions) -> Finding | None:

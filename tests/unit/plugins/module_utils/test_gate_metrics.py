@@ -19,7 +19,7 @@ import yaml
 from ansible_collections.gpufarm.core.plugins.module_utils import gate, gate_metrics, gate_status, health
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.facts import empty_facts, empty_gpu
 from ansible_collections.gpufarm.core.plugins.module_utils.pci import normal_bus_id
-from ansible_collections.gpufarm.core.plugins.module_utils.xid import Event
+from ansible_collections.gpufarm.core.plugins.module_utils.xid_events import Event
 
 COLLECTION = Path(__file__).resolve().parents[4]
 RULES = COLLECTION / "examples/prometheus/gpufarm.rules.yml"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.gpufarm.core.plugins.module_utils import commands, health, nvidia_smi, xid
+from ansible_collections.gpufarm.core.plugins.module_utils import command_lines, commands, health, nvidia_smi, xid
 from ansible_collections.gpufarm.core.plugins.module_utils.health import (
     HealthOptions,
     infiniband,
@@ -29,7 +29,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.health import dcgm as
 from ansible_collections.gpufarm.core.plugins.module_utils.health import node as health_node
 from ansible_collections.gpufarm.core.plugins.module_utils.health import options as health_options
 from ansible_collections.gpufarm.core.plugins.module_utils.problem import Finding
-from ansible_collections.gpufarm.core.plugins.module_utils.xid import Event
+from ansible_collections.gpufarm.core.plugins.module_utils.xid_events import Event
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.recorded import assert_recorded
 
 CORPUS = Path(__file__).parent / "nvidia_smi_corpus"
@@ -938,11 +938,11 @@ def test_no_source_at_all_is_told_with_every_reason(programs: Path) -> None:
 
 def test_a_program_that_hangs_is_killed(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(programs, "journalctl", "echo $$; exec sleep 600")
-    lines = commands.lines_of([str(programs / "journalctl"), "-x"], 300)
+    lines = command_lines.lines_of([str(programs / "journalctl"), "-x"], 300)
     pid = int(next(lines))
     now = time.monotonic
     monkeypatch.setattr(kernel_log.time, "monotonic", lambda: now() + 300)
-    with pytest.raises(commands.SourceError, match=r"journalctl -x did not end within 300 s"):
+    with pytest.raises(command_lines.SourceError, match=r"journalctl -x did not end within 300 s"):
         next(lines)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
@@ -955,7 +955,7 @@ def test_a_source_that_hangs_leaves_time_for_the_others(programs: Path, monkeypa
     def lines(argv: list[str], timeout: float) -> Iterator[bytes]:
         given.append((Path(argv[0]).name, timeout))
         clock.sleep(timeout + 6)
-        raise commands.SourceError(f"{timeout:g} s")
+        raise command_lines.SourceError(f"{timeout:g} s")
         yield b""
 
     def kmsg(path: Path, timeout: float) -> Iterator[bytes]:
@@ -977,18 +977,18 @@ def test_a_source_that_hangs_leaves_time_for_the_others(programs: Path, monkeypa
 
 def test_a_program_that_fails_says_how(programs: Path) -> None:
     program(programs, "journalctl", 'echo "$LC_ALL"; echo two >&2; printf three; exit 3')
-    lines = commands.lines_of([str(programs / "journalctl"), "-x"], 300)
+    lines = command_lines.lines_of([str(programs / "journalctl"), "-x"], 300)
     assert [next(lines), next(lines), next(lines)] == [b"C", b"two", b"three"]
-    with pytest.raises(commands.SourceError, match=r"/journalctl -x ended with exit code 3$"):
+    with pytest.raises(command_lines.SourceError, match=r"/journalctl -x ended with exit code 3$"):
         next(lines)
 
 
 def test_a_program_that_closes_its_output_and_stays_is_killed(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(programs, "journalctl", "echo $$; exec >&- 2>&-; exec sleep 600")
-    lines = commands.lines_of([str(programs / "journalctl")], 300)
+    lines = command_lines.lines_of([str(programs / "journalctl")], 300)
     pid = int(next(lines))
     monkeypatch.setattr(commands.subprocess.Popen, "wait", wait_no_longer(commands.subprocess.Popen.wait))
-    with pytest.raises(commands.SourceError, match="did not end within 300 s"):
+    with pytest.raises(command_lines.SourceError, match="did not end within 300 s"):
         next(lines)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
@@ -1075,7 +1075,7 @@ def test_kmsg_goes_on_behind_what_the_kernel_overwrote(tmp_path: Path, monkeypat
     (tmp_path / "kmsg").write_bytes(b"x")
     assert next(chunks) == b"x"
     clock.sleep(300.5)
-    with pytest.raises(commands.SourceError, match=rf"reading {tmp_path}/kmsg did not end within 300 s"):
+    with pytest.raises(command_lines.SourceError, match=rf"reading {tmp_path}/kmsg did not end within 300 s"):
         next(chunks)
 
 
@@ -1110,9 +1110,9 @@ def test_lines_of_any_length_and_of_any_cut() -> None:
             yield b"x" * 10_000
         yield b"\nthree"
 
-    first, second, long, last = commands.lines_in(chunks())
+    first, second, long, last = command_lines.lines_in(chunks())
     assert (first, second, last) == (b"one", b"two", b"three")
-    assert len(long) <= commands.MAX_LINE_BYTES + 10_000
+    assert len(long) <= command_lines.MAX_LINE_BYTES + 10_000
 
 
 # DCGM. The shapes are those of dcgmi's source; no recording of a sick GPU could be had.
@@ -1352,7 +1352,7 @@ def test_no_probe_takes_longer_though_everything_hangs(
 
     def lines(_argv: Any, timeout: float) -> Iterator[bytes]:
         clock.sleep(timeout + commands.KILL_WAIT)
-        raise commands.SourceError("hangs")
+        raise command_lines.SourceError("hangs")
         yield b""
 
     def kmsg(_path: Path, timeout: float) -> Iterator[bytes]:

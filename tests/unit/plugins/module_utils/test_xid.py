@@ -9,8 +9,9 @@ import dataclasses
 import tracemalloc
 
 import pytest
-from ansible_collections.gpufarm.core.plugins.module_utils import xid
-from ansible_collections.gpufarm.core.plugins.module_utils.xid import Event, lookup, read_events
+from ansible_collections.gpufarm.core.plugins.module_utils import xid, xid_events
+from ansible_collections.gpufarm.core.plugins.module_utils.xid import lookup
+from ansible_collections.gpufarm.core.plugins.module_utils.xid_events import Event, read_events
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.recorded import assert_recorded
 
 OFF_BUS = "NVRM: fallen off the bus and is not responding to commands."
@@ -313,7 +314,7 @@ def test_a_huge_log_takes_little_memory() -> None:
     events = read_events(flood())  # type: ignore[arg-type]
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert len(events) == xid.MAX_EVENTS
+    assert len(events) == xid_events.MAX_EVENTS
     assert peak < 4 * 1024 * 1024
 
 
@@ -330,5 +331,5 @@ def test_a_huge_log_takes_little_memory() -> None:
 )
 def test_incidents_are_told_from_lines(lines: list[tuple[float, str]], incidents: int) -> None:
     records = [(at, f"NVRM: Xid (PCI:0000:3c:00): 31, {text}") for at, text in lines]
-    (found,) = xid.read_events(records)
+    (found,) = read_events(records)
     assert (found.count, found.incidents) == (len(lines), incidents)

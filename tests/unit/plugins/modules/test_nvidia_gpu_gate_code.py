@@ -74,7 +74,7 @@ def test_what_differs_is_mended_and_what_is_older_goes(tmp_path: Path) -> None:
     run(dest)
     good = tree(dest)
     folder = dest / NAME.replace(".", "/")
-    spoilt, old, foreign = folder.with_name("gate.py"), folder.with_name("health.py"), dest / "theirs.py"
+    spoilt, old, foreign = folder.with_name("gate_status.py"), folder.with_name("health.py"), dest / "theirs.py"
     spoilt.write_text("import os")
     old.write_text("import os")
     foreign.write_text("import os")
