@@ -195,11 +195,10 @@ class Connection(ConnectionBase):  # type: ignore[misc] # ansible-core has no ty
         return str(self.get_option("distribution"))
 
     def _require_running(self) -> None:
-        with self._program.started(["--list", "--running", "--quiet"], stdin=subprocess.DEVNULL) as process:
-            stdout, stderr = process.communicate()
-        self._refuse_own_error(process.returncode, stdout)
-        if process.returncode:
-            self._refuse_unfinished(process.returncode, stdout, stderr)
+        code, stdout, stderr = self._program.answered(["--list", "--running", "--quiet"])
+        self._refuse_own_error(code, stdout)
+        if code:
+            self._refuse_unfinished(code, stdout, stderr)
         # wsl.exe takes a name in any case.
         if self._name.casefold() not in [name.casefold() for name in wsl.parse_names(stdout)]:
             raise AnsibleConnectionFailure(
@@ -285,7 +284,6 @@ class Connection(ConnectionBase):  # type: ignore[misc] # ansible-core has no ty
             yield process, {stdout: bytearray(), stderr: bytearray()}
         except BaseException:
             process.kill()
-            process.wait()
             raise
         finally:
             try:

@@ -164,10 +164,8 @@ class Connection(ConnectionBase):  # type: ignore[misc] # ansible-core has no ty
         """Raise why nothing has come, unless PowerShell itself was silent."""
         if not code or stdout or (stderr and not stderr.startswith(interop.SAYS)):
             return
-        if not stderr:
-            with self._program.started(arguments_of("1"), stdin=subprocess.DEVNULL) as process:
-                if process.communicate()[0].strip() == b"1":
-                    return
+        if not stderr and self._program.answered(arguments_of("1"))[1].strip() == b"1":
+            return
         self._program.refuse_silence(stderr)
 
     def put_file(self, in_path: str, out_path: str) -> None:

@@ -254,6 +254,8 @@ OF_EVERY_CONNECTION = {"ansible_connection", "ansible_remote_tmp"}
 # Of these the first that is there hides the file that is configured; the usual one is always read.
 SHARED_KNOWN_HOSTS = ("/etc/ssh/ssh_known_hosts", "/etc/openssh/ssh_known_hosts")
 KNOWN_HOSTS = "~/.ssh/known_hosts"
+# A file of it may be no file, or on a server that is away.
+ANSWER_S = 60
 # Which of ssh's options name a jump host; a way to it must not lead through it.
 JUMPS = re.compile("(proxyjump|proxycommand)[ =]", re.IGNORECASE)
 
@@ -445,9 +447,10 @@ def has_key(name: str, path: str) -> bool:
     """Whether a file has a host's own key, hashed or not; that of an authority is nothing that paramiko knows."""
     try:
         done = subprocess.run(
-            ["ssh-keygen", "-F", name, "-f", expanded(path)], capture_output=True, text=True, check=False
-        )
-    except OSError:
+            ["ssh-keygen", "-F", name, "-f", expanded(path)],
+            capture_output=True, text=True, check=False, timeout=ANSWER_S,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
         return True
     return any(not line.startswith(("#", "@")) for line in done.stdout.splitlines())
 

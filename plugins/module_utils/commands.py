@@ -19,6 +19,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ansible_collections.gpufarm.core.plugins.module_utils.problem import FoundError
+
 if TYPE_CHECKING:
     Runner = Callable[[Sequence[Sequence[str]], float], "list[Command]"]
 
@@ -165,3 +167,15 @@ def run_commands(argvs: Sequence[Sequence[str]], timeout: float) -> list[Command
             for child in children.values():
                 child.end(given_up)
     return [results[number] for number in sorted(results)]
+
+
+def answer_of(argv: Sequence[str], timeout: float) -> Command:
+    """What one call came to; FoundError when it did not end in time."""
+    (command,) = run_commands([argv], timeout)
+    if command.timed_out:
+        raise FoundError(
+            found=f"{argv[0]} did not end within {timeout:g} s",
+            expected="an answer",
+            next_step="see what it waits for on this host, such as a lock, or files of a server that is away",
+        )
+    return command

@@ -129,7 +129,8 @@ options:
   validate:
     description:
       - Command that has to end well before a program takes the place of the one that is there; C(%s) in it becomes the
-        path of the new one. Where it fails, what it prints is told, and the old program and its receipt stay.
+        path of the new one. Where it fails, or has not ended after five minutes, what it prints is told, and the old
+        program and its receipt stay.
       - It runs without a shell, and only where the program would be replaced.
     type: str
   receipt_dir:
@@ -252,10 +253,12 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufarm.core.plugins.module_utils import openpgp, release
+from ansible_collections.gpufarm.core.plugins.module_utils.commands import run_commands
 from ansible_collections.gpufarm.core.plugins.module_utils.text import clean
 
 # Of what a command that refuses a program prints.
 WORDS = 1000
+VALIDATE_S = 300
 
 
 @dataclasses.dataclass(frozen=True)
@@ -424,7 +427,7 @@ def install(module: AnsibleModule, params: dict[str, Any], plan: Plan, before: s
                     set_attributes(module, staged.name)
                     # One that is open for writing does not run.
                     staged.close()
-                    validate(module, staged.name, f"{wanted.product} {wanted.version}")
+                    validate(module.params["validate"], staged.name, f"{wanted.product} {wanted.version}")
                     module.atomic_move(staged.name, str(target))
             finally:
                 Path(staged.name).unlink(missing_ok=True)
@@ -440,16 +443,18 @@ def install(module: AnsibleModule, params: dict[str, Any], plan: Plan, before: s
     )
 
 
-def validate(module: AnsibleModule, path: str, name: str) -> None:
+def validate(command: str | None, path: str, name: str) -> None:
     """Let the task's own command have its word on the new program."""
-    command = module.params["validate"]
     if not command:
         return
-    code, output, errors = module.run_command(command.replace("%s", shlex.quote(path)))
-    if code:
-        words = " ".join(clean(line).strip() for line in (output + errors).splitlines() if line.strip())
+    (answer,) = run_commands([shlex.split(command.replace("%s", shlex.quote(path)))], VALIDATE_S)
+    if answer.returncode != 0:
+        lines = f"{answer.error or answer.stdout}\n{answer.stderr}".splitlines()
+        words = " ".join(clean(line).strip() for line in lines if line.strip())[:WORDS]
+        if answer.timed_out:
+            words = f"it did not end within {VALIDATE_S} s"
         raise release.ReleaseError(
-            found=f"the command in 'validate' refuses {name} ({words[:WORDS] or f'exit code {code}'})",
+            found=f"the command in 'validate' refuses {name} ({words or f'exit code {answer.returncode}'})",
             expected="a program that it accepts; what was there before stays",
             next_step="correct what it names, or set another version",
         )

@@ -251,6 +251,7 @@ import glob
 import hashlib
 import json
 import os
+import platform
 import shutil
 import stat
 import time
@@ -260,6 +261,8 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufarm.core.plugins.module_utils import certificates, openpgp, pci
+from ansible_collections.gpufarm.core.plugins.module_utils.commands import answer_of
+from ansible_collections.gpufarm.core.plugins.module_utils.problem import FoundError
 
 try:
     import tomllib
@@ -270,6 +273,8 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 EXTENDED_STATES = "/var/lib/apt/extended_states"
 PCI_DEVICES = "/sys/bus/pci/devices"
 LARGE = 1 << 20
+# What holds a lock of packages, or systemd, may never let go.
+ANSWER_S = 120
 
 
 def content_of(path: str) -> bytes | None:
@@ -340,17 +345,18 @@ def keys_of(path: str) -> list[str]:
         return []
 
 
-def installed(module: AnsibleModule, patterns: list[str]) -> list[str]:
+def installed(patterns: list[str]) -> list[str]:
     """Return what dpkg or rpm knows; both end with an error where they do not know one of the names."""
     if not patterns:
         return []
-    if shutil.which("dpkg-query", path=SYSTEM_PATH):
+    if dpkg := shutil.which("dpkg-query", path=SYSTEM_PATH):
         form = "${db:Status-Status} ${Package}=${Version}\n"
-        answer = module.run_command(["dpkg-query", "--show", "--showformat", form, *patterns])[1]
+        answer = answer_of([dpkg, "--show", "--showformat", form, *patterns], ANSWER_S).stdout
         return [line for line in answer.splitlines() if not line.startswith("not-installed ")]
-    if shutil.which("rpm", path=SYSTEM_PATH):
+    if rpm := shutil.which("rpm", path=SYSTEM_PATH):
         form = "installed %{NAME}=%{VERSION}-%{RELEASE}\n"
-        return sorted(module.run_command(["rpm", "--query", "--all", "--queryformat", form, *patterns])[1].splitlines())
+        answer = answer_of([rpm, "--query", "--all", "--queryformat", form, *patterns], ANSWER_S).stdout
+        return sorted(answer.splitlines())
     return []
 
 
@@ -362,25 +368,26 @@ def automatic(lines: list[str]) -> list[str]:
     return sorted({name for name in (line.partition(" ")[2].partition("=")[0] for line in lines) if name in marked})
 
 
-def owner(module: AnsibleModule, program: str) -> str:
+def owner(program: str) -> str:
     path = shutil.which(program, path=SYSTEM_PATH)
     if not path:
         return ""
-    if shutil.which("dpkg-query", path=SYSTEM_PATH):
-        command, end = ["dpkg-query", "--search", path], ":"
-    elif shutil.which("rpm", path=SYSTEM_PATH):
-        command, end = ["rpm", "--query", "--queryformat", "%{NAME}\n", "--file", path], "\n"
+    if dpkg := shutil.which("dpkg-query", path=SYSTEM_PATH):
+        command, end = [dpkg, "--search", path], ":"
+    elif rpm := shutil.which("rpm", path=SYSTEM_PATH):
+        command, end = [rpm, "--query", "--queryformat", "%{NAME}\n", "--file", path], "\n"
     else:
         return path
-    code, answer, _err = module.run_command(command)
-    return str(answer.split(end)[0]) if code == 0 else path
+    answer = answer_of(command, ANSWER_S)
+    return answer.stdout.split(end)[0] if answer.returncode == 0 else path
 
 
-def units(module: AnsibleModule, names: list[str]) -> dict[str, dict[str, str]]:
+def units(names: list[str]) -> dict[str, dict[str, str]]:
     """Return how systemd has the units; it answers in their order, with an empty line between two."""
     found = {name: {"enabled": "", "active": ""} for name in names}
-    if names and shutil.which("systemctl", path=SYSTEM_PATH):
-        answer = module.run_command(["systemctl", "show", "--property=UnitFileState,ActiveState", "--", *names])[1]
+    if names and (systemctl := shutil.which("systemctl", path=SYSTEM_PATH)):
+        asked = [systemctl, "show", "--property=UnitFileState,ActiveState", "--", *names]
+        answer = answer_of(asked, ANSWER_S).stdout
         for name, entry in zip(names, answer.split("\n\n")):
             said = dict(line.split("=", 1) for line in entry.splitlines() if "=" in line)
             enabled = said.get("UnitFileState", "")
@@ -399,9 +406,13 @@ def main() -> None:
     argument_spec["asked_at"] = {"type": "int"}
     now = int(time.time())
     module = AnsibleModule(argument_spec=argument_spec, supports_check_mode=True)
-    module.run_command_environ_update = {"LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "PATH": SYSTEM_PATH}
     params = module.params
-    packages = installed(module, params["packages"])
+    try:
+        packages = installed(params["packages"])
+        brought = {program: owner(program) for program in params["programs"]}
+        known = units(params["units"])
+    except FoundError as error:
+        module.fail_json(msg=f"{platform.node()}: {error}")
     held = {path: certificate_of(path) for path in params["certificates"]}
     module.exit_json(
         changed=False,
@@ -416,8 +427,8 @@ def main() -> None:
         packages=packages,
         packages_auto=automatic(packages),
         pci_devices=pci.devices_of(params["pci_vendors"], Path(PCI_DEVICES)),
-        programs={program: owner(module, program) for program in params["programs"]},
-        units=units(module, params["units"]),
+        programs=brought,
+        units=known,
     )
 
 

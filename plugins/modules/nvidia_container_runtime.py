@@ -120,7 +120,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufarm.core.plugins.module_utils.commands import program_path
+from ansible_collections.gpufarm.core.plugins.module_utils.commands import answer_of, program_path
 from ansible_collections.gpufarm.core.plugins.module_utils.container_engines import texts
 from ansible_collections.gpufarm.core.plugins.module_utils.problem import FoundError
 from ansible_collections.gpufarm.core.plugins.module_utils.text import clean
@@ -128,6 +128,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.text import clean
 TITLES = {"docker": "Docker", "containerd": "containerd", "crio": "CRI-O"}
 # Without which nothing can be said. Docker's settings can be there before Docker is.
 PROGRAMS = {"docker": ("nvidia-ctk",), "containerd": ("nvidia-ctk", "containerd"), "crio": ("nvidia-ctk", "crio")}
+ANSWER_S = 120
 DOCKER = Path("/etc/docker/daemon.json")
 CONTAINERD = Path("/etc/containerd")
 CRIO = Path("/etc/crio")
@@ -187,9 +188,9 @@ class Engines:
 
     def run(self, engine: str, path: Path, command: list[str]) -> str:
         """Run what reads an engine's settings, or fail with what it said."""
-        code, out, err = self.module.run_command(command)
-        if code != 0:
-            lines = err.strip().splitlines()
+        answer = answer_of(command, ANSWER_S)
+        if answer.returncode != 0:
+            lines = (answer.error or answer.stderr).strip().splitlines()
             # As nvidia-ctk logs: time="..." level=error msg="..."
             said = re.sub(r'^time=\S+ level=\w+ msg="(.*)"$', r"\1", lines[-1] if lines else "nothing")
             expected = "Docker's settings as a JSON object" if engine == "docker" else "settings that it can read"
@@ -198,7 +199,7 @@ class Engines:
                 expected=f"{expected}; the file is as it was",
                 next_step="mend what it names, or move the file away",
             )
-        return str(out)
+        return answer.stdout
 
     def docker(self) -> Settings:
         asked = self.run("docker", DOCKER, self.configure("docker", "--dry-run"))

@@ -99,6 +99,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufarm.core.plugins.module_utils import nomad, nomad_options
+from ansible_collections.gpufarm.core.plugins.module_utils.commands import answer_of
 from ansible_collections.gpufarm.core.plugins.module_utils.problem import FoundError
 from ansible_collections.gpufarm.core.plugins.module_utils.text import clean
 
@@ -106,6 +107,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.text import clean
 STARTS = "gpufarm: the launch agent starts"
 TASK = "agent"
 PAUSE_S = 1
+ANSWER_S = 60
 LOG_BYTES = 65536
 LINES = 6
 # Its status, which it says at its start and every five minutes.
@@ -252,15 +254,11 @@ def main() -> None:
     params = module.params
     connection = nomad_options.connection_of(params)
 
-    def run(words: list[str]) -> str:
-        _code, output, _error = module.run_command(words)
-        return str(output)
-
     try:
         if params["unit"]:
 
             def look() -> Seen:
-                return of_unit(run, params["unit"])
+                return of_unit(lambda words: answer_of(words, ANSWER_S).stdout, params["unit"])
         else:
             client = nomad.Client(connection)
 

@@ -21,6 +21,8 @@ from ansible_collections.gpufarm.core.plugins.module_utils import wsl
 LONGEST_COMMAND_LINE = 32_766
 # How WSL's own programs of Linux begin what they print.
 SAYS = (b"<3>WSL (", b"<3>init: (")
+# For a question, however slow Windows starts.
+ANSWER_S = 300
 
 
 def said(raw: bytes) -> str:
@@ -70,6 +72,19 @@ class Program:
                     "WSLInterop. Next step: correct it, then `wsl.exe --terminate` this distribution from Windows."
                 ) from error
             raise AnsibleConnectionFailure(f"{self.host}: {self.path} cannot be started: {error}.") from error
+
+    def answered(self, arguments: Sequence[str]) -> tuple[int, bytes, bytes]:
+        """Exit code and output of a program that is asked something, and given nothing."""
+        with self.started(arguments, stdin=subprocess.DEVNULL) as process:
+            try:
+                stdout, stderr = process.communicate(timeout=ANSWER_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise AnsibleConnectionFailure(
+                    f"{self.host}: {self.path} did not answer within {ANSWER_S} s. Expected: an answer in seconds. "
+                    "Next step: run it by hand; where it hangs there, too, `wsl.exe --shutdown` from Windows."
+                ) from None
+        return process.returncode, stdout, stderr
 
     def refuse_silence(self, stderr: bytes) -> None:
         """Raise what Linux itself says, or does not say, where it did not start a Windows program."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib
 import inspect
@@ -10,7 +11,7 @@ import re
 import runpy
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,6 +27,33 @@ PLUGINS = Path(__file__).resolve().parents[3] / "plugins"
 COLLECT = {"Answers", "NodeVerdict", "_Child", "_Gathering", "_Seen", "_Watched"}
 
 
+# What may wait for ever, and the argument by which it does not.
+WAITS = {
+    r"subprocess\.(run|call|check_call|check_output|Popen)": "timeout",
+    r".*\.communicate": "timeout",
+    r"(.*\.)?process\.wait": 0,
+    r"(.*\.)?(open_url|fetch_url|urlopen)|.*opener\.open": "timeout",
+    r"socket\.create_connection": 1,
+    r"socket\.socket|.*\.run_command|os\.(system|popen)": None,
+}
+# By file and function, what ends it all the same.
+ENDED_OTHERWISE = {
+    "connection/wsl.py _escalate process.wait": "it was killed",
+    "connection/wsl.py exec_command process.wait": "it has printed its last",
+    "connection/wsl.py fetch_file process.communicate": "a file takes as long as it takes",
+    "connection/wsl.py put_file process.communicate": "a file takes as long as it takes",
+    "connection/wsl_windows.py exec_command process.communicate": "a command takes as long as it takes",
+    "connection/wsl_windows.py put_file process.communicate": "a file takes as long as it takes",
+    "module_utils/commands.py start subprocess.Popen": "run_commands and lines_of end it in time",
+    "module_utils/container_engines/cri.py call socket.socket": "each step of the call sets what is left of its time",
+    "modules/bundle_collect.py as_signed self.module.run_command": "it unpacks a file of this host",
+    "modules/bundle_collect.py prefer self.module.run_command": "it unpacks a file of this host",
+    "modules/bundle_collect.py run self.module.run_command": "apt leaves a server that is silent by itself",
+    "modules/bundle_hand_on.py installed module.run_command": "dpkg-query reads a file of this host, and takes no lock",
+    "plugin_utils/interop.py started subprocess.Popen": "who starts it reads it to its end; answered does so in time",
+}
+
+
 def modules() -> list[ModuleType]:
     name = "ansible_collections.gpufarm.core.plugins"
     folders = ("module_utils", "modules", "plugin_utils")
@@ -33,6 +61,35 @@ def modules() -> list[ModuleType]:
     return [
         importlib.import_module(".".join([name, *path.relative_to(PLUGINS).with_suffix("").parts])) for path in paths
     ]
+
+
+def calls(node: ast.AST, function: str = "") -> Iterator[tuple[str, ast.Call]]:
+    """Yield each call with the function that it is in."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Call):
+            yield function, child
+        yield from calls(child, child.name if isinstance(child, ast.FunctionDef) else function)
+
+
+def waits_for_ever(call: ast.Call) -> bool:
+    """Tell whether a call is one of what may, without the argument by which it does not."""
+    for pattern, argument in WAITS.items():
+        if re.fullmatch(pattern, ast.unparse(call.func)):
+            given = {word.arg for word in call.keywords}
+            if isinstance(argument, int):
+                return len(call.args) <= argument and "timeout" not in given
+            return argument not in given
+    return False
+
+
+def test_nothing_waits_for_ever() -> None:
+    found = {
+        f"{path.relative_to(PLUGINS)} {function} {ast.unparse(call.func)}"
+        for path in PLUGINS.rglob("*.py")
+        for function, call in calls(ast.parse(path.read_text(encoding="utf-8")))
+        if waits_for_ever(call)
+    }
+    assert found == set(ENDED_OTHERWISE)
 
 
 def test_records_are_frozen() -> None:

@@ -18,6 +18,7 @@ from ansible.errors import AnsibleConnectionFailure, AnsibleError, AnsibleFileNo
 from ansible.playbook.play_context import PlayContext
 from ansible_collections.gpufarm.core.plugins.connection import wsl
 from ansible_collections.gpufarm.core.plugins.module_utils import wsl as module_utils
+from ansible_collections.gpufarm.core.plugins.plugin_utils import interop
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -305,6 +306,14 @@ def test_a_stopped_distribution_stays_stopped_on_request(windows: Windows, doubl
     assert connection.exec_command("exit 3")[0] == 3
     assert connection.exec_command("exit 4")[0] == 4
     assert [line.split()[0] for _program, line in windows.calls()] == ["--list", "--list", "-d", "-d"]
+
+
+def test_windows_that_does_not_answer_is_told(windows: Windows, monkeypatch: pytest.MonkeyPatch) -> None:
+    windows.mounted(SYSTEM32).write_text("#!/bin/sh\nexec sleep 600\n", encoding="utf-8")
+    monkeypatch.setattr(interop, "ANSWER_S", 0.2)
+    told = r"Debian: .*wsl.exe did not answer within 0.2 s. Expected: an answer in seconds. Next step: run it by hand"
+    with pytest.raises(AnsibleConnectionFailure, match=told):
+        connect(windows, {"start": False}).exec_command("true")
 
 
 def test_interop_that_is_switched_off(windows: Windows) -> None:

@@ -714,6 +714,16 @@ def test_a_host_key_that_tasks_will_not_find_is_said(lab: dict[str, Windows], tm
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGJ6dW5vdGFrZXlhdGFsbHRoaXNpc25vdGFrZXkx"
 
 
+def test_an_ssh_keygen_that_hangs_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "ssh-keygen"
+    program.write_text("#!/bin/sh\nexec sleep 600\n", encoding="utf-8")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(wsl, "ANSWER_S", 0.2)
+    # As where there is no such program: paramiko finds out.
+    assert wsl.has_key("pc", str(tmp_path / "known"))
+
+
 def test_a_shared_file_of_host_keys_hides_the_one_that_is_configured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi import (
     node,
     resolve_subsets,
 )
+from ansible_collections.gpufarm.core.plugins.module_utils.problem import FoundError
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.recorded import assert_recorded
 
 CORPUS = Path(__file__).parent / "nvidia_smi_corpus"
@@ -709,6 +710,15 @@ def test_a_process_that_ignores_signals_is_killed(tmp_path: Path) -> None:
     program = script(tmp_path / "smi", "trap '' TERM INT HUP; while :; do sleep 0.05; done")
     (command,) = commands.run_commands([[program]], 0.3)
     assert command.timed_out
+
+
+def test_one_call_that_does_not_end_in_time_is_told(tmp_path: Path) -> None:
+    program = script(tmp_path / "rpm", "exec sleep 600")
+    with pytest.raises(
+        FoundError, match=rf"^{program} did not end within 0.2 s. Expected: an answer. Next step: see what"
+    ):
+        commands.answer_of([program], 0.2)
+    assert commands.answer_of([script(tmp_path / "true", "echo yes; exit 3")], LONG).returncode == 3
 
 
 class Stuck:

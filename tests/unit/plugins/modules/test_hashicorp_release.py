@@ -125,7 +125,9 @@ def test_installs_what_was_verified(node: Node, releases: helper.Releases, signe
     assert set(node.files()) == {str(node.binary), str(node.receipt)}
 
 
-def test_a_program_that_is_refused_replaces_none(node: Node, releases: helper.Releases, tmp_path: Path) -> None:
+def test_a_program_that_is_refused_replaces_none(
+    node: Node, releases: helper.Releases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for version in ("1.2.3", "1.3.0"):
         releases.publish("nomad", version, f"#!/bin/sh\necho of {version}; exit 7 # ".encode())
     # It runs as it will be, so nobody may have it open for writing, in the folder in which it will be.
@@ -145,6 +147,14 @@ def test_a_program_that_is_refused_replaces_none(node: Node, releases: helper.Re
     )
     assert node.files() == before
     assert len(log.read_text().splitlines()) == 2
+    monkeypatch.setattr(hashicorp_release, "VALIDATE_S", 0.2)
+    for command, told in (
+        ("sh -c 'echo waits; exec sleep 600' %s", "it did not end within 0.2 s"),
+        ("/nowhere %s", "No such file or directory"),
+    ):
+        result = node.run(version="1.3.0", validate=command)
+        assert f"the command in 'validate' refuses nomad 1.3.0 ({told}). Expected: a program" in result["msg"]
+    assert node.files() == before
     # Nothing is asked where the program stays, and in check mode.
     assert not node.run(validate="/nowhere %s")["changed"]
     node.receipt.unlink()

@@ -40,7 +40,7 @@ class Host:
     def __init__(self, folder: Path, capsys: Any) -> None:
         self.bin = folder / "bin"
         self.bin.mkdir()
-        self._capsys = capsys
+        self.capsys = capsys
 
     def has(self, program: str, script: str = "exit 0") -> Path:
         path = self.bin / program
@@ -49,7 +49,7 @@ class Host:
         return path
 
     def look(self, **asked: list[str]) -> dict[str, Any]:
-        found: dict[str, Any] = helper.run_module(host_info.main, self._capsys, asked)
+        found: dict[str, Any] = helper.run_module(host_info.main, self.capsys, asked)
         assert found["changed"] is False
         return found
 
@@ -255,6 +255,25 @@ def test_units(host: Host) -> None:
         "none.service": {"enabled": "", "active": ""},
         "other.path": {"enabled": "disabled", "active": "failed"},
     }
+
+
+@pytest.mark.parametrize(
+    ("program", "asked"),
+    [
+        ("rpm", {"packages": ["a"]}),
+        ("rpm", {"programs": ["rpm"]}),
+        ("dpkg-query", {"packages": ["a"]}),
+        ("systemctl", {"units": ["a.service"]}),
+    ],
+)
+def test_what_never_answers_is_told(
+    host: Host, monkeypatch: pytest.MonkeyPatch, program: str, asked: dict[str, list[str]]
+) -> None:
+    path = host.has(program, "exec sleep 600")
+    monkeypatch.setattr(host_info, "ANSWER_S", 0.2)
+    found = helper.run_module(host_info.main, host.capsys, asked)
+    told = f"{path} did not end within 0.2 s. Expected: an answer. Next step: see what it waits for on this host"
+    assert found["failed"] and told in found["msg"]
 
 
 def test_pci_devices(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

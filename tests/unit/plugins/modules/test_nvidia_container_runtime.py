@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpufarm.core.plugins.module_utils import commands
+from ansible_collections.gpufarm.core.plugins.module_utils.commands import Command
 from ansible_collections.gpufarm.core.plugins.module_utils.container_engines import texts
 from ansible_collections.gpufarm.core.plugins.modules import nvidia_container_runtime
 from ansible_collections.gpufarm.core.tests.unit.plugins.modules import release_helper as helper
@@ -51,7 +53,10 @@ class Host:
         self.before, self.after = BEFORE, BEFORE + RUNTIME
         self.calls: list[list[str]] = []
 
-    def run_command(self, command: list[str]) -> tuple[int, str, str]:
+    def answer_of(self, command: list[str], timeout: float) -> Command:
+        return Command(tuple(command), *self.said(command), limit=timeout)
+
+    def said(self, command: list[str]) -> tuple[int, str, str]:
         self.calls.append(command)
         if self.fails:
             return 1, "", f"level=info msg=something\n{self.fails}\n"
@@ -90,7 +95,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     monkeypatch.setattr(
         nvidia_container_runtime, "program_path", lambda name, _search: name if name in found.programs else None
     )
-    monkeypatch.setattr(AnsibleModule, "run_command", lambda _module, command: found.run_command(command))
+    monkeypatch.setattr(nvidia_container_runtime, "answer_of", found.answer_of)
     monkeypatch.setattr(nvidia_container_runtime.os, "chown", lambda *_given: None)
     return found
 
@@ -249,3 +254,16 @@ def test_an_engine_that_is_not_there(host: Host) -> None:
         "there is no containerd. Expected: containerd and NVIDIA's container toolkit" in host.run("containerd")["msg"]
     )
     assert not host.run("docker", "containerd", "crio", state="absent")["changed"]
+
+
+def test_a_program_that_hangs_is_told(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvidia_container_runtime, "answer_of", commands.answer_of)
+    monkeypatch.setattr(nvidia_container_runtime, "ANSWER_S", 0.2)
+    program = tmp_path / "bin/nvidia-ctk"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\nexec sleep 600\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    told = host.run("docker")["msg"]
+    assert "nvidia-ctk did not end within 0.2 s. Expected: an answer. Next step: see what it waits for on this" in told
+    assert not host.docker.exists()
