@@ -81,7 +81,8 @@ def watched() -> Iterator[None]:
     try:
         for server in SERVERS:
             options = ["--collect", "--unit=watch", "--property=StandardOutput=truncate:/root/watch.log"]
-            docker("exec", server, "systemd-run", *options, "python3", "-c", WATCH)
+            # Once it runs, its log is there.
+            docker("exec", server, "systemd-run", "--service-type=exec", *options, "python3", "-c", WATCH)
         wait_for("every server is watched", lambda: all(watched_since(server, 0) for server in SERVERS))
         yield
     finally:
