@@ -86,6 +86,43 @@ def test_what_pins_other_branches() -> None:
     assert sorted(found) == ["nvidia-driver-pinning-570", "nvidia-driver-pinning-580"]
 
 
+@pytest.mark.parametrize(
+    ("pinned", "after", "said", "told"),
+    [
+        (True, ["ii libcuda1=570.1-1"], {}, "; the driver that is there stays, and is pinned as before"),
+        (
+            True,
+            ["ii libcuda1=570.1-1", "ii nvidia-driver-pinning-580=580.1-1"],
+            {"msg": "no such host\n"},
+            ", and nvidia-driver-pinning-570 could not be had again, so that the next upgrade by apt exchanges the "
+            "driver (no such host)",
+        ),
+        # Part of the new driver is there, and the rest is to come of the same branch.
+        (True, ["iU libcuda1=580.1-1"], {}, ""),
+        (False, ["ii libcuda1=570.1-1"], {}, ""),
+    ],
+)
+def test_what_is_pinned_where_a_driver_did_not_come(
+    pinned: bool, after: list[str], said: dict[str, str], told: str
+) -> None:
+    given: dict[str, Any] = {
+        "_common_repository_packages_there": [
+            "installed nvidia-driver-pinning-570=570.1-1",
+            "installed libcuda1=570.1-1",
+        ],
+        "__nvidia_driver_pinning": {"changed": pinned},
+        "__nvidia_driver_pinned_back": said,
+        "__nvidia_driver_before": {"stdout_lines": ["ii nvidia-driver-pinning-570=570.1-1", "ii libcuda1=570.1-1"]},
+        "__nvidia_driver_after": {"stdout_lines": after},
+    }
+    assert value("__nvidia_driver_pins_told", **given) == told
+    assert value("__nvidia_driver_pins_return", **given) is bool(told)
+    # Of a driver that nobody had pinned there is nothing to tell.
+    given["_common_repository_packages_there"] = ["installed libcuda1=570.1-1"]
+    assert value("__nvidia_driver_pins_told", **given) == ""
+    assert value("__nvidia_driver_pins_return", **given) is bool(told)
+
+
 @pytest.mark.parametrize("answer", [True, "true", "yes"])
 def test_managed_may_be_a_string(answer: object) -> None:
     assert value("__nvidia_driver_install", nvidia_driver_managed=answer) is True
