@@ -609,6 +609,25 @@ def test_what_is_told_of_kernel_modules() -> None:
     assert told.endswith("mend what modprobe names, or set `nvidia_driver_gpudirect_rdma: false`.")
 
 
+@pytest.mark.parametrize(
+    ("platform", "key"),
+    [
+        ("Debian: Debian 13.1", "/var/lib/dkms/mok.pub"),
+        ("Debian: Ubuntu 24.04", "/var/lib/shim-signed/mok/MOK.der"),
+    ],
+)
+def test_what_is_told_of_a_key_that_secure_boot_does_not_know(platform: str, key: str) -> None:
+    smi = {"available": False, "platform": "linux", "reason": "driver_not_loaded", "message": "couldn't communicate"}
+    said = "modprobe: ERROR: could not insert 'nvidia': Key was rejected by service"
+    given: dict[str, Any] = {"platform": platform, "facts": {"nvidia_smi": smi}}
+    assert told_by_the_check(GPU, **given, __nvidia_driver_modprobe={"stderr": said}) == (
+        f'nvidia-smi says "couldn\'t communicate" (driver_not_loaded); modprobe says "{said}". Expected: a driver that '
+        "lists at least one GPU. Next step: run `mokutil --sb-state`, then enrol the key that DKMS signs with "
+        f"(`mokutil --import {key}`, confirmed at the console of the next boot) or switch Secure Boot off."
+    )
+    assert "mokutil" not in told_by_the_check(GPU, **given)
+
+
 def test_what_dnf_is_asked_for() -> None:
     """As branch-stream.yml and branch-lock.yml leave it to fabric_manager-dnf.yml."""
     given: dict[str, Any] = {"platform": "RedHat: RedHat 9.4"}
