@@ -20,7 +20,7 @@ help:
 	@echo "make lint       the linters alone"
 	@echo "make readmes    the roles' READMEs, from their specifications"
 	@echo "make mutants    changes of the plugins that no unit test notices (SEED=1 SAMPLE=100)"
-	@echo "make bench      timings (AGAINST=another checkout, on the farm of make demo)"
+	@echo "make bench      timings, by their limits (AGAINST=another checkout, on the farm of make demo)"
 	@echo "make setup      the Python environment in .venv"
 
 setup: $(ENVIRONMENT) $(COLLECTION)
@@ -56,8 +56,4 @@ mutants: setup
 	@$(BIN)/python -m tests.mutants --seed $(or $(SEED),1) --sample $(or $(SAMPLE),100)
 
 bench: setup
-	@$(BIN)/python tests/bench/nvidia_smi.py
-	@PYTHONPATH=.collections $(BIN)/python tests/unit/plugins/module_utils/nomad_helper.py --nodes 5000 --gpus 8 --cores 192
-	@PYTHONPATH=.collections $(BIN)/python tests/unit/plugins/plugin_utils/report_helper.py --nodes 5000 --gpus 8
-	@$(BIN)/python tests/bench/wsl.py
-	@$(BIN)/python tests/bench/second_run.py $(AGAINST)
+	@PYTHON=$(BIN)/python sh tests/bench/run.sh $(AGAINST)

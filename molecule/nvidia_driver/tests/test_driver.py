@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import os
 import re
 
 import pytest
 from testinfra.host import Host
 
+from tests.simulator import farm
 from tests.simulator.docker import docker
 from tests.simulator.gpu import faults
 from tests.testinfra.helpers import boot_id, daemon_reloads, gpu_uuids
@@ -97,6 +99,37 @@ def test_check_mode_announces_another_branch_and_its_reboot() -> None:
     assert changed_tasks(run.output) == ["Have no other driver branch pinned", "Reboot into the installed driver"]
     assert boot_id("driver-t4") == boot
     assert "570." in docker("exec", "driver-t4", "nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+
+
+def packages() -> list[str]:
+    """Return what apt has of the driver, what it keeps, and what it would bring."""
+    script = """
+        dpkg-query --show --showformat '${db:Status-Abbrev}${Package} ${Version}\\n' '*nvidia*' libcuda1
+        sha256sum /etc/apt/preferences.d/*
+        apt-get --simulate dist-upgrade | grep nvidia || true"""
+    # Of names that others only mention nothing is there.
+    return [line for line in docker("exec", "driver-t4", "sh", "-euc", script).splitlines() if line[:2] != "un"]
+
+
+def test_a_download_that_breaks_off_leaves_the_driver_as_it_was() -> None:
+    docker("exec", "driver-t4", "apt-get", "clean")
+    before = packages()
+    faults_of_mirror = farm.faults_file(os.environ["GPUFARM_FARM"])
+    faults_of_mirror.write_text('{"/cuda/repos/*/nvidia-driver-cuda_580*.deb": "truncate"}', encoding="utf-8")
+    try:
+        run = run_in_scenario(CONVERGE, "--limit", "driver-t4", "-e", "nvidia_driver_branch=580")
+    finally:
+        faults_of_mirror.unlink()
+    assert run.code != 0
+    told = words(run.output)
+    assert re.search(
+        r"driver-t4: the packages of driver 580 could not be installed \(.*nvidia-driver-cuda_580.*\); the driver that "
+        r"is there stays, and is pinned as before\. Expected: nvidia-driver-cuda=580\.\*, .*\. Next step: ",
+        told,
+    ), told
+    assert packages() == before
+    again = run_in_scenario(CONVERGE, "--limit", "driver-t4")
+    assert (again.code, set(again.changed.values())) == (0, {0}), again.output
 
 
 def test_check_mode_sees_a_driver_that_does_not_answer() -> None:

@@ -1,6 +1,6 @@
 """A run that is killed anywhere and begun again ends as one that nobody disturbs.
 
-Its name is the last one: the node that it takes away is built again.
+Its name is the last one: the node and the server that it takes away are built again.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import pytest
 
 from tests.simulator.cache import ROOT
 from tests.simulator.docker import docker
+from tests.testinfra import helpers
 from tests.testinfra.playbooks import changed_tasks, environment, run_in_scenario
+from tests.testinfra.secure import SERVER, SERVERS, api, first_run, secrets, seen
 
-NODE = "secure-h200"
-MOMENTS = 10
-ALSO = "data,container_toolkit,docker,driver"
-# All that a node is given, but what Nomad and systemd write themselves.
+NODE, OTHER_SERVER = "secure-h200", "secure-server3"
+# All that a host is given, but what Nomad and systemd write themselves.
 PLACES = (
     "/etc/nomad.d /etc/gpufarm /etc/docker /etc/cdi /etc/nvidia-container-runtime /etc/systemd/system /etc/modprobe.d "
     "/etc/modules-load.d /etc/apt /usr/share/keyrings /usr/local /opt/nomad/plugins /var/lib/gpufarm/releases"
@@ -32,11 +32,12 @@ PLACES = (
 OTHER_EACH_TIME = re.compile(r"/etc/nomad\.d/tls/agent(-key)?\.pem$")
 
 
-def files() -> dict[str, str]:
+def files(host: str) -> dict[str, str]:
     """Return what each file and folder of the collection's is: type, owner, mode, target and content."""
     listed = docker(
-        "exec", NODE, "sh", "-c",
-        f"find {PLACES} -printf '%p\\t%y %u:%g %m %l\\n'; find {PLACES} -type f -exec sha256sum {{}} +; "
+        "exec", host, "sh", "-c",
+        f"find $(ls -d {PLACES} 2>/dev/null) -printf '%p\\t%y %u:%g %m %l\\n'; "
+        f"find $(ls -d {PLACES} 2>/dev/null) -type f -exec sha256sum {{}} +; "
         "dpkg-query --show --showformat '${Package} ${Version} ${db:Status-Abbrev}\\n'; "
         "systemctl list-unit-files --no-legend --plain nomad.service 'gpufarm-*' 'nvidia-*' docker.service",
     )  # fmt: skip
@@ -55,10 +56,30 @@ def files() -> dict[str, str]:
     return found
 
 
-def run_until(moment: str, later: float) -> None:
-    """Kill a run so many seconds after a task has begun, as if the control machine lost its power.
+def farm() -> dict[str, object]:
+    """Return what Nomad has: the GPUs of each node that is ready, and the servers that are alive and vote."""
+    token = secrets()["nomad-management"]
+    nodes = api(SERVER, "/v1/nodes?resources=true", token)
+    voters = [each["Node"].split(".")[0] for each in api(SERVER, "/v1/operator/raft/configuration", token)["Servers"]]
+    return {
+        "servers": sorted(voters),
+        **{
+            each["Name"]: sorted(
+                instance["ID"]
+                for device in each["NodeResources"]["Devices"] or []
+                for instance in device["Instances"]
+                if instance["Healthy"]
+            )
+            for each in nodes
+            if each["Status"] == "ready" and each["SchedulingEligibility"] == "eligible"
+        },
+    }
 
-    A run that does not have the task comes to its end.
+
+def killed(host: str, moments: list[str], later: float) -> bool:
+    """Kill a run so many seconds after one of the tasks has begun, as if the control machine lost its power.
+
+    Return whether that was: a run that has none of them comes to its end.
     """
     inventory = str(Path(os.environ["MOLECULE_INVENTORY_FILE"]).parent)
     command = [
@@ -67,7 +88,7 @@ def run_until(moment: str, later: float) -> None:
         inventory,
         "playbooks/site.yml",
         "--limit",
-        NODE,
+        host,
     ]
     with subprocess.Popen(
         command, cwd=ROOT, env={**environment(os.environ["GPUFARM_FARM"]), "PYTHONUNBUFFERED": "1"}, text=True,
@@ -76,39 +97,55 @@ def run_until(moment: str, later: float) -> None:
         assert run.stdout
         for line in run.stdout:
             heading = re.match(r"(?:TASK|RUNNING HANDLER) \[(?:\S+ : )?(.*)\]", line)
-            if heading and heading[1] == moment:
+            if heading and heading[1] in moments:
                 time.sleep(later)
                 os.killpg(run.pid, signal.SIGKILL)
-                break
-        else:
-            return
-        run.wait()
+                return run.wait() == -signal.SIGKILL
+    return False
 
 
-def tasks_of_the_first_run() -> list[str]:
-    """Return what has changed the node when nobody disturbed it, in order."""
-    log = (Path(os.environ["MOLECULE_EPHEMERAL_DIRECTORY"]) / "ansible.log").read_text(encoding="utf-8")
-    lines = [line.partition("| ")[2] for line in log.splitlines()]
-    told = [line for line in lines if not line.startswith("changed: [") or line.startswith(f"changed: [{NODE}]")]
-    names = list(dict.fromkeys(changed_tasks("\n".join(told))))
-    assert "docker.io" in " ".join(names) and len(names) > 2 * MOMENTS, names
-    return names
+def tasks_of_the_first_run(mark: str) -> list[str]:
+    """Return what has changed something when nobody disturbed it, in order, where the line of a change has a mark."""
+    lines = [line.partition("| ")[2] for line in first_run().splitlines()]
+    told = [line for line in lines if not line.startswith("changed: [") or line.startswith(f"changed: [{mark}")]
+    return list(dict.fromkeys(changed_tasks("\n".join(told))))
 
 
-def test_a_run_that_is_killed_at_any_moment_is_brought_to_its_end_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("host", "count", "also", "task"),
+    [
+        (OTHER_SERVER, 3, "data", "Have the server's configuration"),
+        (NODE, 10, "data,container_toolkit,docker,driver", "Have docker.io, iptables, docker-cli"),
+    ],
+)
+def test_a_run_that_is_killed_at_any_moment_is_brought_to_its_end_by_the_next(
+    host: str, count: int, also: str, task: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ANSIBLE_VERBOSITY", "0")
-    before = files()
-    run = run_in_scenario("playbooks/remove.yml", "--limit", NODE, "--extra-vars", f"remove_also={ALSO}")
-    assert run.code == 0, run.output
-    assert docker("exec", NODE, "sh", "-c", "ls -d /usr/local/bin/nomad /etc/nomad.d /etc/docker; true").strip() == ""
+    order = tasks_of_the_first_run(f"{host}")
+    # Such as to sign its certificate.
+    on_the_control_machine = tasks_of_the_first_run(f"{host} ->")
+    assert task in order and on_the_control_machine and len(order) > 2 * count, order
+    before, known = files(host), farm()
+    assert known["servers"] == SERVERS and len(known) == 3, known
+    # With what was there before it, which it may not say.
+    secrets.cache_clear()
+    secrets()
+    run = run_in_scenario("playbooks/remove.yml", "-vvv", "--diff", "--limit", host, "-e", f"remove_also={also}")
+    assert (run.code, seen(run.output)) == (0, []), run.output
+    assert docker("exec", host, "sh", "-c", "ls -d /usr/local/bin/nomad /etc/nomad.d /etc/docker; true").strip() == ""
 
-    names = tasks_of_the_first_run()
     seed = int.from_bytes(os.urandom(3))
     chance = random.Random(seed)  # noqa: S311 # which second a machine dies in is no secret
-    moments = sorted(chance.sample(names, MOMENTS), key=names.index)
-    for moment in moments:
-        run_until(moment, chance.random())
+    here = chance.sample(on_the_control_machine, count // 4 or 1)
+    moments = here + chance.sample([name for name in order if name not in here], count - len(here))
+    moments.sort(key=order.index)
+    # The run before may have done what the next was to be killed at; that is killed at what comes after it.
+    deaths = [killed(host, order[order.index(moment) :], chance.random()) for moment in moments]
+    told = f"seed {seed}, {sum(deaths)} of {count} runs were killed, at {moments}"
+    assert sum(deaths) >= 0.8 * count, f"{told}: {deaths}"
     # As the killed ones: what a run of the whole farm finds is seen elsewhere, and costs as much as several moments.
-    last = run_in_scenario("playbooks/site.yml", "--limit", NODE)
-    assert last.code == 0, f"seed {seed}, {moments}\n{last.output}"
-    assert files() == before, f"seed {seed}, {moments}"
+    last = run_in_scenario("playbooks/site.yml", "--limit", host)
+    assert last.code == 0, f"{told}\n{last.output}"
+    assert files(host) == before, told
+    helpers.wait_for(f"{told}: {known}, as before", lambda: farm() == known)

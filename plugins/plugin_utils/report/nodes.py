@@ -191,18 +191,18 @@ def _gpus_of_answer(
     health: Mapping[str, Any], devices: Mapping[str, Mapping[str, Any]] | None
 ) -> tuple[list[Gpu], list[Mapping[str, Any]]]:
     """The GPUs of an answer for the report, and as nvidia-smi told them."""
-    told = list((health.get("nvidia_smi") or {}).get("gpus") or [])
-    judged = list(health.get("gpus") or [])
-    by_key = {key: gpu for gpu in judged for key in _health_keys(gpu)}
-    seen = {key for gpu in told for key in _health_keys(gpu)}
+    told = [(gpu, _health_keys(gpu)) for gpu in (health.get("nvidia_smi") or {}).get("gpus") or []]
+    judged = [(gpu, _health_keys(gpu)) for gpu in health.get("gpus") or []]
+    by_key = {key: gpu for gpu, keys in judged for key in keys}
+    seen = {key for _own, keys in told for key in keys}
     # A GPU that only the health check knows of, such as one that fell off the bus, must not vanish.
-    told += [gpu for gpu in judged if not seen.intersection(_health_keys(gpu))]
+    told += [(gpu, keys) for gpu, keys in judged if not seen.intersection(keys)]
     gpus = []
-    for found in told:
-        match = next((by_key[key] for key in _health_keys(found) if key in by_key), None)
+    for found, keys in told:
+        match = next((by_key[key] for key in keys if key in by_key), None)
         verdict = str((match or {}).get("verdict") or ("ok" if found.get("status", "ok") == "ok" else "critical"))
         gpus.append(_gpu(found, verdict if verdict in VERDICTS else "unknown", devices, "nvidia-smi"))
-    return gpus, told
+    return gpus, [found for found, _keys in told]
 
 
 def _gpus_of_nomad(node: nomad.Node) -> list[Gpu]:

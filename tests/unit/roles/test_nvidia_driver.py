@@ -86,6 +86,43 @@ def test_what_pins_other_branches() -> None:
     assert sorted(found) == ["nvidia-driver-pinning-570", "nvidia-driver-pinning-580"]
 
 
+@pytest.mark.parametrize(
+    ("pinned", "after", "said", "told"),
+    [
+        (True, ["ii libcuda1=570.1-1"], {}, "; the driver that is there stays, and is pinned as before"),
+        (
+            True,
+            ["ii libcuda1=570.1-1", "ii nvidia-driver-pinning-580=580.1-1"],
+            {"msg": "no such host\n"},
+            ", and nvidia-driver-pinning-570 could not be had again, so that the next upgrade by apt exchanges the "
+            "driver (no such host)",
+        ),
+        # Part of the new driver is there, and the rest is to come of the same branch.
+        (True, ["iU libcuda1=580.1-1"], {}, ""),
+        (False, ["ii libcuda1=570.1-1"], {}, ""),
+    ],
+)
+def test_what_is_pinned_where_a_driver_did_not_come(
+    pinned: bool, after: list[str], said: dict[str, str], told: str
+) -> None:
+    given: dict[str, Any] = {
+        "_common_repository_packages_there": [
+            "installed nvidia-driver-pinning-570=570.1-1",
+            "installed libcuda1=570.1-1",
+        ],
+        "__nvidia_driver_pinning": {"changed": pinned},
+        "__nvidia_driver_pinned_back": said,
+        "__nvidia_driver_before": {"stdout_lines": ["ii nvidia-driver-pinning-570=570.1-1", "ii libcuda1=570.1-1"]},
+        "__nvidia_driver_after": {"stdout_lines": after},
+    }
+    assert value("__nvidia_driver_pins_told", **given) == told
+    assert value("__nvidia_driver_pins_return", **given) is bool(told)
+    # Of a driver that nobody had pinned there is nothing to tell.
+    given["_common_repository_packages_there"] = ["installed libcuda1=570.1-1"]
+    assert value("__nvidia_driver_pins_told", **given) == ""
+    assert value("__nvidia_driver_pins_return", **given) is bool(told)
+
+
 @pytest.mark.parametrize("answer", [True, "true", "yes"])
 def test_managed_may_be_a_string(answer: object) -> None:
     assert value("__nvidia_driver_install", nvidia_driver_managed=answer) is True
@@ -570,6 +607,25 @@ def test_what_is_told_of_kernel_modules() -> None:
     )  # fmt: skip
     assert f'; modprobe says "{said}". Expected: all of them; nvidia-peermem, which' in told
     assert told.endswith("mend what modprobe names, or set `nvidia_driver_gpudirect_rdma: false`.")
+
+
+@pytest.mark.parametrize(
+    ("platform", "key"),
+    [
+        ("Debian: Debian 13.1", "/var/lib/dkms/mok.pub"),
+        ("Debian: Ubuntu 24.04", "/var/lib/shim-signed/mok/MOK.der"),
+    ],
+)
+def test_what_is_told_of_a_key_that_secure_boot_does_not_know(platform: str, key: str) -> None:
+    smi = {"available": False, "platform": "linux", "reason": "driver_not_loaded", "message": "couldn't communicate"}
+    said = "modprobe: ERROR: could not insert 'nvidia': Key was rejected by service"
+    given: dict[str, Any] = {"platform": platform, "facts": {"nvidia_smi": smi}}
+    assert told_by_the_check(GPU, **given, __nvidia_driver_modprobe={"stderr": said}) == (
+        f'nvidia-smi says "couldn\'t communicate" (driver_not_loaded); modprobe says "{said}". Expected: a driver that '
+        "lists at least one GPU. Next step: run `mokutil --sb-state`, then enrol the key that DKMS signs with "
+        f"(`mokutil --import {key}`, confirmed at the console of the next boot) or switch Secure Boot off."
+    )
+    assert "mokutil" not in told_by_the_check(GPU, **given)
 
 
 def test_what_dnf_is_asked_for() -> None:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import json
 from collections.abc import Iterator, Mapping
@@ -44,6 +45,16 @@ def test_document_page_and_history() -> None:
     data = json.loads(result["json"])
     assert data["title"] == "A farm" == result["page"]["title"] and data["summary"]["gpus"] == 4
     assert json.loads(result["history"])["gpus"] == 4
+
+
+def test_what_is_left_out_of_the_answers_is_shown_nowhere() -> None:
+    """As is a model's name that YAML took for a number."""
+    farm = helper.farm(3, 2, sick=1)
+    result = apply(**farm, made_at=helper.MADE_AT, models={4090: {"price_per_hour": 1}})
+    assert json.loads(result["json"]) == helper.document(farm, models={"4090": {"price_per_hour": 1}})
+    told = farm["answers"][0]["health"]["nvidia_smi"]["gpus"][0]
+    assert set(told) >= farm_report.UNREAD
+    assert gc.isenabled()
 
 
 def test_only_a_small_farm_is_indented(monkeypatch: pytest.MonkeyPatch) -> None:

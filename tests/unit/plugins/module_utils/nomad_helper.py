@@ -267,19 +267,22 @@ def measure(nodes: int, gpus: int, cores: int, missing: int = 0) -> dict[str, An
             }
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=5000)
     parser.add_argument("--gpus", type=int, default=8)
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--missing", type=int, default=0, help="nodes that are expected and not there")
+    parser.add_argument("--limit", type=float, help="end with 1 above so many seconds of the processor")
     parser.add_argument("--write", type=Path, help="write Nomad's answer there instead of measuring")
     options = parser.parse_args()
     if options.write:
         write_farm(options.write, options.nodes, options.gpus, options.cores)
-    else:
-        sys.stdout.write(json.dumps(measure(options.nodes, options.gpus, options.cores, options.missing)) + "\n")
+        return 0
+    figures = measure(options.nodes, options.gpus, options.cores, options.missing)
+    sys.stdout.write(f"{json.dumps(figures)}\nverify: {figures['cpu_s']} s of Python (limit {options.limit})\n")
+    return int(options.limit is not None and figures["cpu_s"] > options.limit)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

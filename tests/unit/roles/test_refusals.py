@@ -1,0 +1,189 @@
+# Copyright (c) 2026, gpufarm contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What roles say of input that is wrong, and nothing of what is right, where no other test reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar, trust_as_template
+from ansible_collections.gpufarm.core.tests.unit.roles import role_helper
+
+DEBIAN = "Debian: Debian 12.11"
+BOOTED = role_helper.host("/run/systemd/system")
+
+
+def tasks_of(listed: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for task in listed:
+        yield task
+        for part in ("block", "rescue"):
+            yield from tasks_of(task.get(part) or [])
+
+
+def told_by(path: str, name: str, **given: Any) -> str:
+    """Return what a task that requires something says where it is not so, and nothing where it is."""
+    role = path.partition("/")[0]
+    tasks = DataLoader().load_from_file(str(role_helper.ROLES / path), trusted_as_template=True)
+    (task,) = [each for each in tasks_of(tasks) if each["name"] == name]
+    options = task.get("ansible.builtin.assert") or task["ansible.builtin.fail"]
+    known = {
+        "inventory_hostname": "node1", "ansible_check_mode": False, "ansible_facts": role_helper.facts(DEBIAN),
+        **role_helper.variables("_common", *([role] if role != "_common" else [])), **task.get("vars", {}), **given,
+    }  # fmt: skip
+    templar = Templar(DataLoader(), variables=known)
+    if "that" in options and templar.template(trust_as_template(f"{{{{ {options['that']} }}}}")):
+        return ""
+    return str(templar.template(options["fail_msg" if "that" in options else "msg"]))
+
+
+GOSSIP = (
+    "nomad_server_gossip_key has {} characters or others than base64 has. Expected: `generate`, nothing, or 16, 24 or "
+    "32 bytes in base64. Next step: make one by `nomad operator gossip keyring generate`."
+)
+REQUIRED: list[tuple[str, str, dict[str, Any], str]] = [
+    (
+        "_common/tasks/main.yml",
+        "Refuse direct use",
+        {},
+        "gpufarm.core._common is internal and was used as a role. Expected: one of its task files, entered by another "
+        "role of the collection. Next step: use gpufarm.core.nomad_client, nomad_server, container_toolkit, "
+        "nvidia_driver or cuda.",
+    ),
+    *(
+        ("nomad_server/tasks/preflight.yml", "Require a gossip key of a length that Nomad knows",
+         {"nomad_server_gossip_key": key}, told)
+        for key, told in {
+            "": "", "generate": "", "c2l4dGVlbiBieXRlcyBvaw==": "",
+            "YW5vdGhlci1zZWNyZXQtZm9yLXRoaXMtc2NlbmFyaW8=": "",
+            # 15 bytes, and a sentence of the right length.
+            "ZmlmdGVlbiBieXRlcyEh": GOSSIP.format(20), "not a key, but as long as a!": GOSSIP.format(28),
+        }.items()
+    ),
+    ("farm/tasks/bundle_wanted.yml", "Require a folder for the bundle", {"gpufarm_bundle": "/srv/bundle"}, ""),
+    (
+        "farm/tasks/bundle_wanted.yml",
+        "Require a folder for the bundle",
+        {"gpufarm_bundle": ""},
+        "gpufarm_bundle is empty. Expected: a folder on the control machine. Next step: set it in the inventory, or "
+        "with --extra-vars.",
+    ),
+    (
+        "farm/tasks/report_options.yml",
+        "Require a folder that can be written to",
+        # One that is to be made has no such answer.
+        {"__farm_report_folder": {"stat": {"exists": False}}},
+        "",
+    ),
+    (
+        "farm/tasks/report_options.yml",
+        "Require a folder that can be written to",
+        {"__farm_report_folder": {"stat": {"writeable": False, "path": "/srv", "pw_name": "root"}}},
+        "found /srv, where report_path lies, owned by root and not writable for who runs Ansible. Expected: a folder "
+        "to write the report to. Next step: set report_path to a file in a folder of your own.",
+    ),
+    ("node_tuning/tasks/main.yml", "Require that a host may restart that would have to",
+     {"__node_tuning_boot_foreseen": []}, ""),
+    (
+        "node_tuning/tasks/main.yml",
+        "Require that a host may restart that would have to",
+        {"__node_tuning_boot_foreseen": ["the kernel has no iommu=pt", "GPU 3 has ACS"]},
+        "the kernel has no iommu=pt; GPU 3 has ACS, which only a boot changes. Expected: what node_tuning_* asks for. "
+        "Next step: set `node_tuning_reboot` so that Ansible may reboot it, or do so after the run, which fails here "
+        "with all of it written.",
+    ),
+    ("kubernetes_node/tasks/own.yml", "Require the runtime in its containerd's settings",
+     {"__kubernetes_node_has": [["distribution", "k3s"], ["runtime", "nvidia"]]}, ""),
+    (
+        "kubernetes_node/tasks/own.yml",
+        "Require the runtime in its containerd's settings",
+        {"__kubernetes_node_has": [["distribution", "rke2"]], "__kubernetes_node_distribution": "rke2"},
+        "the containerd of rke2 has no runtime nvidia in /var/lib/rancher/rke2/agent/etc/containerd. Expected: one, "
+        "which it adds when it starts and finds /usr/bin/nvidia-container-runtime. Next step: restart rke2-server or "
+        "rke2-agent on this host, by which no pod ends, and run this again.",
+    ),
+    ("cuda/tasks/install.yml", "Require that no driver comes with it",
+     {"__cuda_would_come": {"stdout": "Inst cuda-nvcc-12-8 (12.8.93-1 x)\n"}, "_common_is_wsl": True}, ""),
+    (
+        "cuda/tasks/install.yml",
+        "Require that no driver comes with it",
+        {
+            "__cuda_would_come": {"stdout": "Inst libcuda1 (570.1-1 x)\nInst nvidia-driver-570 (570.1-1 x)\n"},
+            "cuda_version": "12.8",
+            "_common_is_wsl": True,
+        },
+        "with cuda-toolkit-12-8 would come libcuda1, nvidia-driver-570. Expected: the toolkit and no part of a driver, "
+        "which gpufarm.core.nvidia_driver alone installs. Next step: read apt-get --simulate install "
+        "cuda-toolkit-12-8 on this host, and hold or take away what asks for the driver.",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "name", "given", "told"), REQUIRED)
+def test_what_a_task_requires(path: str, name: str, given: dict[str, Any], told: str) -> None:
+    host = "localhost" if "report" in path else "node1"
+    assert told_by(path, name, **given) == (f"{host}: {told}" if told else "")
+
+
+OTHER = "the architecture is ppc64le. Expected: x86_64 or aarch64. Next step: take this host out of the group."
+USER = (
+    "tasks run as the user with the ID 1000. Expected: root (0), because drivers, Docker and a Nomad client need it. "
+    "Next step: set `become: true` for this host."
+)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "user_id", "told"),
+    [("x86_64", 0, ""), ("aarch64", 0, ""), ("ppc64le", 0, OTHER), ("x86_64", 1000, USER)],
+)
+def test_a_host_that_is_none_for_any_role(architecture: str, user_id: int, told: str) -> None:
+    given = {
+        "ansible_facts": {**role_helper.facts(DEBIAN), "architecture": architecture},
+        "_common_host": {**BOOTED, "user_id": user_id},
+        "ansible_check_mode": False,
+    }
+    assert role_helper.value("_common_refusal", {**role_helper.variables("_common"), **given}) == told
+
+
+def test_a_plugin_that_is_not_released_for_an_architecture() -> None:
+    smi = {"nvidia_smi": {"available": True}}
+    known = role_helper.variables("_common", "nomad", "nomad_device_nvidia")
+    own = {"nomad_device_nvidia_program": {"path": "/plugin", "checksum": "0" * 64}, "_common_bundle": ""}
+    cases: list[tuple[str, dict[str, Any]]] = [("x86_64", {}), ("aarch64", own), ("aarch64", {})]
+    *right, told = [
+        role_helper.value(
+            "__nomad_device_nvidia_refusal",
+            {**known, **given, "ansible_facts": {**smi, "architecture": architecture}, "ansible_check_mode": False},
+        )
+        for architecture, given in cases
+    ]
+    assert right == ["", ""]
+    assert told == (
+        "the architecture is aarch64. Expected: x86_64, the only one that HashiCorp releases nomad-device-nvidia for "
+        "(nomad-device-nvidia#86). Next step: take this host out of the group, or give a plugin in "
+        "nomad_device_nvidia_program."
+    )
+
+
+@pytest.mark.parametrize("missing", ["nomad_tls_ca_file", "nomad_tls_cert_file", "nomad_tls_key_file"])
+def test_certificates_that_are_brought_in_part(missing: str) -> None:
+    files = {f"nomad_tls_{each}_file": f"/{each}.pem" for each in ("ca", "cert", "key")}
+    known = {**role_helper.variables("_common", "nomad"), "nomad_acl_enabled": False, "_common_host": BOOTED}
+    whole = role_helper.value("__nomad_tls_refusal", {**known, "nomad_tls": "files", **files})
+    assert whole == ""
+    assert role_helper.value("__nomad_tls_refusal", {**known, "nomad_tls": "files", **files, missing: ""}) == (
+        "nomad_tls is files, and some of nomad_tls_ca_file, nomad_tls_cert_file and nomad_tls_key_file are empty. "
+        "Expected: all three. Next step: set the paths of the files on this host."
+    )
+
+
+def test_a_host_of_kubernetes_that_cannot_be_reached() -> None:
+    known = {**role_helper.variables("kubernetes"), "groups": {}, "inventory_hostname": "gpu-7"}
+    said = {"unreachable": True, "msg": "Connection timed out\n"}
+    assert role_helper.value("__kubernetes_refusal", {**known, "__kubernetes_said": said}) == (
+        "gpu-7 is unreachable (Connection timed out). Expected: the host from which the cluster is asked. Next step: "
+        "mend the connection to it, or name another in kubernetes_api_host."
+    )
