@@ -167,8 +167,9 @@ notes:
     the NVLink fabric; C(fabric_unhealthy), the fabric is broken or wrongly configured there, and a warning where it is
     only slow or recovers; C(fabric_manager), it does not run on a host with NVSwitch; and, of the role
     P(gpufarm.core.gpu_health#role) alone, which lets a GPU without work compute: C(benchmark_hung),
-    C(benchmark_context_failed), C(benchmark_failed), C(benchmark_memory_errors), C(benchmark_wrong_results) and
-    C(benchmark_peer_wrong), as M(gpufarm.core.nvidia_gpu_benchmark) says without C(benchmark_)."
+    C(benchmark_context_failed), C(benchmark_failed), C(benchmark_memory_errors), C(benchmark_wrong_results),
+    C(benchmark_peer_wrong), C(benchmark_slow_memory), C(benchmark_slow_fp32) and C(benchmark_slow_tensor), as
+    M(gpufarm.core.nvidia_gpu_benchmark) says without C(benchmark_)."
   - "These codes are warnings: C(ecc_corrected), more errors than O(ecc_corrected_max); C(ecc_disabled), with
     O(ecc_required); C(ecc_mode_pending) and C(mig_pending), the mode changes at the next reset; C(hw_slowdown), the
     hardware holds the clocks down; C(temperature), it is hotter than O(temperature_gpu_max_c), or than its
@@ -179,8 +180,7 @@ notes:
     O(nvlink_errors_max) allows; C(infiniband_link_downed), the link of a port went down more often than
     O(infiniband_link_downed_max); C(persistence_off), with O(persistence_required); C(process_without_owner), a
     process that ended still holds memory; C(check_failed), the kernel log or DCGM could not be asked; and of that role
-    C(benchmark_crashed), C(benchmark_no_cuda), C(benchmark_peers_failed), C(benchmark_slow_memory),
-    C(benchmark_slow_fp32), C(benchmark_slow_tensor) and C(benchmark_slow_host_copies)."
+    C(benchmark_crashed), C(benchmark_no_cuda), C(benchmark_peers_failed) and C(benchmark_slow_host_copies)."
   - C(xid_<number>) is an Xid, with severity and action from NVIDIA's catalogue. Faults of jobs, such as 13, 31 and
     43, are ignored as far as O(xid_repeats_max) allows, and 45, which follows each job that was ended; an unknown Xid
     is a warning. Xids 144 to 150 and 154 are judged

@@ -92,9 +92,10 @@ PROBLEMS: dict[str, Kind] = {
     "benchmark_wrong_results": Kind(CRITICAL, "contact_support", "the same result as worked out on the host"),
     "benchmark_peer_wrong": Kind(CRITICAL, "check_nvlink", "what was sent to another GPU"),
     "benchmark_peers_failed": Kind(WARNING, "check_nvlink", "copies between all GPUs"),
-    "benchmark_slow_memory": Kind(WARNING, "check_hardware", "memory as fast as that of its siblings"),
-    "benchmark_slow_fp32": Kind(WARNING, "check_hardware", "what its multiprocessors can do"),
-    "benchmark_slow_tensor": Kind(WARNING, "check_hardware", "what its tensor cores can do"),
+    "benchmark_slow_memory": Kind(CRITICAL, "check_hardware", "memory as fast as that of its siblings"),
+    "benchmark_slow_fp32": Kind(CRITICAL, "check_hardware", "what its multiprocessors can do"),
+    "benchmark_slow_tensor": Kind(CRITICAL, "check_hardware", "what its tensor cores can do"),
+    # Who else is at work on the machine slows these down, too.
     "benchmark_slow_host_copies": Kind(WARNING, "check_hardware", "what its PCI Express link can do"),
 }
 

@@ -26,6 +26,7 @@ from .conftest import Node
 
 MakeNode = Callable[[str], Node]
 START = {"check_start": 3600}
+QUICK = {"check_quick": 3600}
 HUNG_AFTER_S = 3
 
 
@@ -128,19 +129,23 @@ def test_idle_gpus_compute_when_it_is_time(gate: Gate) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "code"),
+    ("change", "level", "code"),
     [
-        (lambda it: faults.compute_wrongly(it, 1, "memory"), "memory_errors"),
-        (lambda it: faults.refuse_context(it, 1), "context_failed"),
-        (lambda it: faults.hang_cuda(it, 1), "hung"),
+        (lambda it: faults.compute_wrongly(it, 1, "memory"), START, "memory_errors"),
+        (lambda it: faults.refuse_context(it, 1), START, "context_failed"),
+        (lambda it: faults.hang_cuda(it, 1), START, "hung"),
+        (lambda it: faults.compute_wrongly(it, 1), QUICK, "wrong_results"),
+        # What an acceptance would not open it with.
+        (lambda it: faults.slow_memory(it, 1), QUICK, "slow_memory"),
     ],
 )
 def test_a_sick_gpu_closes_the_node_until_it_passes(
-    gate: Gate, monkeypatch: pytest.MonkeyPatch, change: faults.Change, code: str
+    gate: Gate, monkeypatch: pytest.MonkeyPatch, change: faults.Change, level: dict[str, int], code: str
 ) -> None:
-    monkeypatch.setattr(gate_checks, "STEP_S", HUNG_AFTER_S)
+    if code == "hung":
+        monkeypatch.setattr(gate_checks, "STEP_S", HUNG_AFTER_S)
     gate.node.change(change)
-    status = gate.run(**START)
+    status = gate.run(**level)
     assert gate.codes(status) == [(f"benchmark_{code}", gate.uuids[1])]
     assert (status["action"], status["state"], status["verdict"]) == ("close", "node", "critical")
     assert [gpu["verdict"] for gpu in status["gpus"]] == ["ok", "critical"]
@@ -149,11 +154,11 @@ def test_a_sick_gpu_closes_the_node_until_it_passes(
     assert "Expected: " in message and "Next step: " in message and "when it was checked at " in message
     assert f"'touch /var/lib/gpufarm/health-acknowledged-{gate.uuids[1]}' after the repair" in message
     # A run without a check does not forget.
-    assert gate.run(**START)["state"] == "node"
+    assert gate.run(**level)["state"] == "node"
     gate.node.change(lambda it: faults.recover_cuda(it, 1))
-    assert gate.run(**START)["healthy"] is False
+    assert gate.run(**level)["healthy"] is False
     gate.clock += 3600
-    status = gate.run(**START)
+    status = gate.run(**level)
     assert (status["action"], gate.codes(status)) == ("open", [])
 
 
@@ -190,12 +195,19 @@ def test_a_level_that_is_asked_for_no_more_is_forgotten(gate: Gate) -> None:
     assert gate.codes(status) == [] and levels(status) == [{"start": "ok"}] * 2
 
 
-def test_severities_and_close_on_count(gate: Gate) -> None:
-    gate.node.change(lambda it: faults.compute_wrongly(it, 1, "memory"))
+@pytest.mark.parametrize(
+    ("change", "level", "code"),
+    [
+        (lambda it: faults.compute_wrongly(it, 1, "memory"), START, "benchmark_memory_errors"),
+        (lambda it: faults.slow_memory(it, 1), QUICK, "benchmark_slow_memory"),
+    ],
+)
+def test_severities_and_close_on_count(gate: Gate, change: faults.Change, level: dict[str, int], code: str) -> None:
+    gate.node.change(change)
     options = {"path": str(gate.node.build / "nvidia-smi"), "dcgm": False}
-    mild = {**options, "severities": {"benchmark_memory_errors": "warning"}}
-    assert gate.run(**START, health=mild)["healthy"] is True
-    assert gate.run(**START, health=mild, close_on="warning")["healthy"] is False
+    mild = {**options, "severities": {code: "warning"}}
+    assert gate.run(**level, health=mild)["healthy"] is True
+    assert gate.run(**level, health=mild, close_on="warning")["healthy"] is False
 
 
 def test_a_repair_that_was_declared_is_checked_at_once(gate: Gate, tmp_path: Path) -> None:
