@@ -19,6 +19,7 @@ import pytest
 from tests.simulator.cache import ROOT
 from tests.simulator.docker import docker
 from tests.testinfra.playbooks import changed_tasks, environment, run_in_scenario
+from tests.testinfra.snapshot import files
 
 NODE = "secure-h200"
 MOMENTS = 10
@@ -30,29 +31,7 @@ PLACES = (
 )
 # A certificate and its key are others each time.
 OTHER_EACH_TIME = re.compile(r"/etc/nomad\.d/tls/agent(-key)?\.pem$")
-
-
-def files() -> dict[str, str]:
-    """Return what each file and folder of the collection's is: type, owner, mode, target and content."""
-    listed = docker(
-        "exec", NODE, "sh", "-c",
-        f"find {PLACES} -printf '%p\\t%y %u:%g %m %l\\n'; find {PLACES} -type f -exec sha256sum {{}} +; "
-        "dpkg-query --show --showformat '${Package} ${Version} ${db:Status-Abbrev}\\n'; "
-        "systemctl list-unit-files --no-legend --plain nomad.service 'gpufarm-*' 'nvidia-*' docker.service",
-    )  # fmt: skip
-    found: dict[str, str] = {}
-    for line in listed.splitlines():
-        if match := re.fullmatch(r"([0-9a-f]{64})  (.*)", line):
-            path = match[2]
-            found[f"content of {path}"] = "" if OTHER_EACH_TIME.search(path) else match[1]
-        elif "\t" in line:
-            path, told = line.split("\t")
-            found[path] = told
-        else:
-            name, _, told = line.partition(" ")
-            found[name] = told
-    assert "content of /usr/local/bin/nomad" in found
-    return found
+UNITS = "nomad.service 'gpufarm-*' 'nvidia-*' docker.service"
 
 
 def run_until(moment: str, later: float) -> None:
@@ -97,7 +76,8 @@ def tasks_of_the_first_run() -> list[str]:
 
 def test_a_run_that_is_killed_at_any_moment_is_brought_to_its_end_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANSIBLE_VERBOSITY", "0")
-    before = files()
+    before = files(NODE, PLACES, UNITS, OTHER_EACH_TIME)
+    assert "content of /usr/local/bin/nomad" in before
     run = run_in_scenario("playbooks/remove.yml", "--limit", NODE, "--extra-vars", f"remove_also={ALSO}")
     assert run.code == 0, run.output
     assert docker("exec", NODE, "sh", "-c", "ls -d /usr/local/bin/nomad /etc/nomad.d /etc/docker; true").strip() == ""
@@ -111,4 +91,4 @@ def test_a_run_that_is_killed_at_any_moment_is_brought_to_its_end_by_the_next(mo
     # As the killed ones: what a run of the whole farm finds is seen elsewhere, and costs as much as several moments.
     last = run_in_scenario("playbooks/site.yml", "--limit", NODE)
     assert last.code == 0, f"seed {seed}, {moments}\n{last.output}"
-    assert files() == before, f"seed {seed}, {moments}"
+    assert files(NODE, PLACES, UNITS, OTHER_EACH_TIME) == before, f"seed {seed}, {moments}"
