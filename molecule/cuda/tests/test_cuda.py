@@ -6,7 +6,8 @@ import re
 from testinfra.host import Host
 
 from tests.simulator.docker import docker
-from tests.testinfra.playbooks import enter, run_in_scenario, words
+from tests.testinfra.helpers import driver_parts_of_packages
+from tests.testinfra.playbooks import changed_tasks, enter, run_in_scenario, words
 
 
 def test_toolkit_of_the_version_that_was_asked_for(host: Host) -> None:
@@ -17,6 +18,7 @@ def test_toolkit_of_the_version_that_was_asked_for(host: Host) -> None:
 def test_no_driver_came_with_it(host: Host) -> None:
     packages = host.check_output("dpkg-query --show --showformat '${Package}\n'").splitlines()
     assert not [name for name in packages if name.startswith(("nvidia-driver", "libnvidia-ml", "cuda-drivers"))]
+    assert driver_parts_of_packages(host) == []
 
 
 def test_repository_is_the_one_of_the_platform(host: Host) -> None:
@@ -36,6 +38,20 @@ def test_check_mode_has_nothing_to_tell() -> None:
     assert (run.code, run.changed) == (0, {"cuda-linux": 0, "cuda-wsl": 0}), run.output
     alone = [f"node_tuning_{name}" for name in ("governor", "iommu_passthrough", "acs_off", "numa_balancing_off")]
     assert f"cuda-wsl: {', '.join(alone)} cannot be set on WSL" in words(run.output)
+
+
+def test_a_node_without_a_gpu_is_refused_or_left_as_it_is() -> None:
+    listed = ("exec", "cuda-linux", "sh", "-c", "dpkg-query --show; systemctl list-unit-files; find /etc -type f")
+    before = docker(*listed)
+    run = enter("nvidia_driver/main", limit="cuda-linux")
+    assert run.code != 0
+    told = "cuda-linux: no NVIDIA GPU is on the PCI bus (/sys/bus/pci/devices). Expected: one at least, because"
+    assert told in words(run.output)
+    assert changed_tasks(run.output) == []
+    run = enter("nvidia_driver/main", limit="cuda-linux", nvidia_driver_without_gpu="skip")
+    assert (run.code, run.changed) == (0, {"cuda-linux": 0}), run.output
+    assert "cuda-linux: no NVIDIA GPU is on the PCI bus, so this role does nothing here." in words(run.output)
+    assert docker(*listed) == before
 
 
 def test_verification_tells_what_is_wrong() -> None:
