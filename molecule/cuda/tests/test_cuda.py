@@ -6,6 +6,7 @@ import re
 from testinfra.host import Host
 
 from tests.simulator.docker import docker
+from tests.simulator.gpu import faults
 from tests.testinfra.helpers import driver_parts_of_packages
 from tests.testinfra.playbooks import changed_tasks, enter, run_in_scenario, words
 
@@ -68,3 +69,43 @@ def test_verification_tells_what_is_wrong() -> None:
     assert f'cuda-wsl: {version} says "nothing". {next_step}' in told
     run = enter("cuda/verify")
     assert run.code == 0, run.output
+
+
+def test_a_compiler_that_is_none_is_told() -> None:
+    nvcc = "/usr/local/cuda-13.0/bin/nvcc"
+    docker("exec", "cuda-linux", "mv", nvcc, "/root/")
+    run = enter("cuda/verify", limit="cuda-linux")
+    docker("exec", "cuda-linux", "mv", "/root/nvcc", nvcc)
+    assert run.code != 0
+    told = words(run.output)
+    assert re.search(
+        rf'cuda-linux: {nvcc} says ".*No such file.*"\. Expected: release 13\.0\. Next step: reinstall', told
+    ), told
+
+
+def test_a_program_is_compiled_and_runs_where_there_is_a_gpu() -> None:
+    """By NVIDIA's real compiler, on the double's GPU."""
+    run = enter("cuda/verify")
+    assert run.code == 0, run.output
+    shown = run.output.partition("Compile a small program and run it on the first GPU]")[2].partition("TASK [")[0]
+    assert re.findall(r"^(\w+): \[(.*?)\]", shown, re.MULTILINE) == [("skipping", "cuda-linux"), ("ok", "cuda-wsl")]
+    faults.apply_to_container("cuda-wsl", lambda profile: faults.compute_wrongly(profile, 0, "memory"))
+    wrong = enter("cuda/verify", limit="cuda-wsl")
+    faults.apply_to_container("cuda-wsl", lambda profile: faults.recover_cuda(profile, 0))
+    faults.apply_to_container("cuda-wsl", lambda profile: faults.refuse_context(profile, 0, 46))
+    taken = enter("cuda/verify", limit="cuda-wsl")
+    faults.apply_to_container("cuda-wsl", lambda profile: faults.recover_cuda(profile, 0))
+    docker("exec", "cuda-wsl", "mv", "/usr/bin/gcc", "/root/")
+    alone = enter("cuda/verify", limit="cuda-wsl")
+    without = enter("cuda/verify", limit="cuda-wsl", cuda_verify_program=False)
+    docker("exec", "cuda-wsl", "mv", "/root/gcc", "/usr/bin/")
+    refusal = "cuda-wsl: CUDA 13.0 does not compile a small program and run it on the first GPU"
+    assert wrong.code != 0
+    assert re.search(rf"{refusal} \(number \d+ is \d+ and not \d+\)\. Expected: ", words(wrong.output)), wrong.output
+    assert (taken.code, without.code) == (0, 0), taken.output + without.output
+    assert "others have the first GPU for themselves (cuCtxCreate_v2: CUDA_ERROR_DEVICE_UNAVAILABLE)" in words(
+        taken.output
+    )
+    assert alone.code != 0
+    assert re.search(rf"{refusal} \(.*gcc.*not found.*\)\. Expected: ", words(alone.output)), alone.output
+    assert docker("exec", "cuda-wsl", "sh", "-c", "ls --almost-all /root | grep gpufarm-cuda || true") == ""
