@@ -43,6 +43,15 @@ def restarts(host: Host, unit: str) -> int:
     )
 
 
+def driver_parts_of_packages(host: Host) -> list[str]:
+    """Return what packages of the node have of a Linux driver's: its libraries and its kernel modules.
+
+    The library that CUDA's toolkit has for linking is none.
+    """
+    found = host.run("dpkg-query --search '*libnvidia-ml.so*' '*libcuda.so*' '*/nvidia*.ko*'")
+    return [line for line in found.stdout.splitlines() if "/stubs/" not in line]
+
+
 def wait_for(what: str, found: Callable[[], bool]) -> None:
     """Wait until something is so, as long as a busy machine may take."""
     for _ in range(600):

@@ -6,7 +6,9 @@ import re
 from testinfra.host import Host
 
 from tests.simulator.docker import docker
-from tests.testinfra.playbooks import enter, run_in_scenario, words
+from tests.simulator.gpu import faults
+from tests.testinfra.helpers import driver_parts_of_packages
+from tests.testinfra.playbooks import changed_tasks, enter, run_in_scenario, words
 
 
 def test_toolkit_of_the_version_that_was_asked_for(host: Host) -> None:
@@ -17,6 +19,7 @@ def test_toolkit_of_the_version_that_was_asked_for(host: Host) -> None:
 def test_no_driver_came_with_it(host: Host) -> None:
     packages = host.check_output("dpkg-query --show --showformat '${Package}\n'").splitlines()
     assert not [name for name in packages if name.startswith(("nvidia-driver", "libnvidia-ml", "cuda-drivers"))]
+    assert driver_parts_of_packages(host) == []
 
 
 def test_repository_is_the_one_of_the_platform(host: Host) -> None:
@@ -38,6 +41,20 @@ def test_check_mode_has_nothing_to_tell() -> None:
     assert f"cuda-wsl: {', '.join(alone)} cannot be set on WSL" in words(run.output)
 
 
+def test_a_node_without_a_gpu_is_refused_or_left_as_it_is() -> None:
+    listed = ("exec", "cuda-linux", "sh", "-c", "dpkg-query --show; systemctl list-unit-files; find /etc -type f")
+    before = docker(*listed)
+    run = enter("nvidia_driver/main", limit="cuda-linux")
+    assert run.code != 0
+    told = "cuda-linux: no NVIDIA GPU is on the PCI bus (/sys/bus/pci/devices). Expected: one at least, because"
+    assert told in words(run.output)
+    assert changed_tasks(run.output) == []
+    run = enter("nvidia_driver/main", limit="cuda-linux", nvidia_driver_without_gpu="skip")
+    assert (run.code, run.changed) == (0, {"cuda-linux": 0}), run.output
+    assert "cuda-linux: no NVIDIA GPU is on the PCI bus, so this role does nothing here." in words(run.output)
+    assert docker(*listed) == before
+
+
 def test_verification_tells_what_is_wrong() -> None:
     version = "/usr/local/cuda-13.0/version.json"
     docker("exec", "cuda-linux", "sh", "-c", f"cp -p {version} /root/ && sed -i s/13.0.2/13.1.0/ {version}")
@@ -52,3 +69,43 @@ def test_verification_tells_what_is_wrong() -> None:
     assert f'cuda-wsl: {version} says "nothing". {next_step}' in told
     run = enter("cuda/verify")
     assert run.code == 0, run.output
+
+
+def test_a_compiler_that_is_none_is_told() -> None:
+    nvcc = "/usr/local/cuda-13.0/bin/nvcc"
+    docker("exec", "cuda-linux", "mv", nvcc, "/root/")
+    run = enter("cuda/verify", limit="cuda-linux")
+    docker("exec", "cuda-linux", "mv", "/root/nvcc", nvcc)
+    assert run.code != 0
+    told = words(run.output)
+    assert re.search(
+        rf'cuda-linux: {nvcc} says ".*No such file.*"\. Expected: release 13\.0\. Next step: reinstall', told
+    ), told
+
+
+def test_a_program_is_compiled_and_runs_where_there_is_a_gpu() -> None:
+    """By NVIDIA's real compiler, on the double's GPU."""
+    run = enter("cuda/verify")
+    assert run.code == 0, run.output
+    shown = run.output.partition("Compile a small program and run it on the first GPU]")[2].partition("TASK [")[0]
+    assert re.findall(r"^(\w+): \[(.*?)\]", shown, re.MULTILINE) == [("skipping", "cuda-linux"), ("ok", "cuda-wsl")]
+    faults.apply_to_container("cuda-wsl", lambda profile: faults.compute_wrongly(profile, 0, "memory"))
+    wrong = enter("cuda/verify", limit="cuda-wsl")
+    faults.apply_to_container("cuda-wsl", lambda profile: faults.recover_cuda(profile, 0))
+    faults.apply_to_container("cuda-wsl", lambda profile: faults.refuse_context(profile, 0, 46))
+    taken = enter("cuda/verify", limit="cuda-wsl")
+    faults.apply_to_container("cuda-wsl", lambda profile: faults.recover_cuda(profile, 0))
+    docker("exec", "cuda-wsl", "mv", "/usr/bin/gcc", "/root/")
+    alone = enter("cuda/verify", limit="cuda-wsl")
+    without = enter("cuda/verify", limit="cuda-wsl", cuda_verify_program=False)
+    docker("exec", "cuda-wsl", "mv", "/root/gcc", "/usr/bin/")
+    refusal = "cuda-wsl: CUDA 13.0 does not compile a small program and run it on the first GPU"
+    assert wrong.code != 0
+    assert re.search(rf"{refusal} \(number \d+ is \d+ and not \d+\)\. Expected: ", words(wrong.output)), wrong.output
+    assert (taken.code, without.code) == (0, 0), taken.output + without.output
+    assert "others have the first GPU for themselves (cuCtxCreate_v2: CUDA_ERROR_DEVICE_UNAVAILABLE)" in words(
+        taken.output
+    )
+    assert alone.code != 0
+    assert re.search(rf"{refusal} \(.*gcc.*not found.*\)\. Expected: ", words(alone.output)), alone.output
+    assert docker("exec", "cuda-wsl", "sh", "-c", "ls --almost-all /root | grep gpufarm-cuda || true") == ""

@@ -9,7 +9,7 @@ from testinfra.host import Host
 from tests.simulator import farm
 from tests.simulator.docker import docker
 from tests.simulator.gpu import faults
-from tests.testinfra.helpers import boot_id, daemon_reloads, gpu_uuids
+from tests.testinfra.helpers import boot_id, daemon_reloads, driver_parts_of_packages, gpu_uuids
 from tests.testinfra.playbooks import changed_tasks, enter, run_in_scenario, words
 
 CONVERGE = "molecule/nvidia_driver/converge.yml"
@@ -26,9 +26,11 @@ def test_every_gpu_answers_with_the_branch_that_was_asked_for(host: Host) -> Non
     assert len(set(gpu_uuids(host))) == count
 
 
-def test_wsl_keeps_windows_driver(host: Host) -> None:
+def test_wsl_keeps_windows_driver_and_others_have_that_of_packages(host: Host) -> None:
     if host.backend.get_hostname() != "driver-wsl":
-        pytest.skip("not WSL")
+        assert driver_parts_of_packages(host) != []
+        return
+    assert driver_parts_of_packages(host) == []
     packages = host.check_output("dpkg-query --show --showformat '${Package}\n'")
     assert not [name for name in packages.splitlines() if "nvidia" in name]
     assert not host.file("/etc/apt/sources.list.d/nvidia-cuda.sources").exists

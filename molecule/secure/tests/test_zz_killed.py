@@ -21,6 +21,7 @@ from tests.simulator.docker import docker
 from tests.testinfra import helpers
 from tests.testinfra.playbooks import changed_tasks, environment, run_in_scenario
 from tests.testinfra.secure import SERVER, SERVERS, api, first_run, secrets, seen
+from tests.testinfra.snapshot import files
 
 NODE, OTHER_SERVER = "secure-h200", "secure-server3"
 # All that a host is given, but what Nomad and systemd write themselves.
@@ -30,28 +31,12 @@ PLACES = (
 )
 # A certificate and its key are others each time.
 OTHER_EACH_TIME = re.compile(r"/etc/nomad\.d/tls/agent(-key)?\.pem$")
+UNITS = "nomad.service 'gpufarm-*' 'nvidia-*' docker.service"
 
 
-def files(host: str) -> dict[str, str]:
-    """Return what each file and folder of the collection's is: type, owner, mode, target and content."""
-    listed = docker(
-        "exec", host, "sh", "-c",
-        f"find $(ls -d {PLACES} 2>/dev/null) -printf '%p\\t%y %u:%g %m %l\\n'; "
-        f"find $(ls -d {PLACES} 2>/dev/null) -type f -exec sha256sum {{}} +; "
-        "dpkg-query --show --showformat '${Package} ${Version} ${db:Status-Abbrev}\\n'; "
-        "systemctl list-unit-files --no-legend --plain nomad.service 'gpufarm-*' 'nvidia-*' docker.service",
-    )  # fmt: skip
-    found: dict[str, str] = {}
-    for line in listed.splitlines():
-        if match := re.fullmatch(r"([0-9a-f]{64})  (.*)", line):
-            path = match[2]
-            found[f"content of {path}"] = "" if OTHER_EACH_TIME.search(path) else match[1]
-        elif "\t" in line:
-            path, told = line.split("\t")
-            found[path] = told
-        else:
-            name, _, told = line.partition(" ")
-            found[name] = told
+def whole(host: str) -> dict[str, str]:
+    """Return what each file and folder of the collection's is, with packages and units."""
+    found = files(host, f"$(ls -d {PLACES} 2>/dev/null)", UNITS, OTHER_EACH_TIME)
     assert "content of /usr/local/bin/nomad" in found
     return found
 
@@ -126,7 +111,7 @@ def test_a_run_that_is_killed_at_any_moment_is_brought_to_its_end_by_the_next(
     # Such as to sign its certificate.
     on_the_control_machine = tasks_of_the_first_run(f"{host} ->")
     assert task in order and on_the_control_machine and len(order) > 2 * count, order
-    before, known = files(host), farm()
+    before, known = whole(host), farm()
     assert known["servers"] == SERVERS and len(known) == 3, known
     # With what was there before it, which it may not say.
     secrets.cache_clear()
@@ -147,5 +132,5 @@ def test_a_run_that_is_killed_at_any_moment_is_brought_to_its_end_by_the_next(
     # As the killed ones: what a run of the whole farm finds is seen elsewhere, and costs as much as several moments.
     last = run_in_scenario("playbooks/site.yml", "--limit", host)
     assert last.code == 0, f"{told}\n{last.output}"
-    assert files(host) == before, told
+    assert whole(host) == before, told
     helpers.wait_for(f"{told}: {known}, as before", lambda: farm() == known)

@@ -27,7 +27,7 @@ class Profile:
 
     @property
     def slices(self) -> int:
-        """Compute slices, of which a GPU has seven."""
+        """Compute slices, of which most GPUs have seven."""
         match = re.match(r"(\d+)g", self.name)
         return int(match.group(1)) if match else 0
 

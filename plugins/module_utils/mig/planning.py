@@ -16,8 +16,6 @@ from ansible_collections.gpufarm.core.plugins.module_utils.problem import FoundE
 if TYPE_CHECKING:
     from ansible_collections.gpufarm.core.plugins.module_utils.mig.listings import Instance, Profile
 
-COMPUTE_SLICES = 7
-
 
 class LayoutError(FoundError):
     """A layout that a GPU cannot have."""
@@ -49,6 +47,8 @@ def plan(
     the GPU in the error about a layout that it cannot have.
     """
     by_name = {profile.name: profile for profile in profiles}
+    # Those of the whole GPU: seven, and four of an A30.
+    slices = max((profile.slices for profile in profiles), default=0)
     unknown = sorted(set(layout) - set(by_name))
     if unknown:
         raise LayoutError(
@@ -56,18 +56,18 @@ def plan(
             expected=f"profiles that it has: {described(profiles)}",
             next_step="correct the layout",
         )
-    if _places([by_name[name] for name in Counter(dict(layout)).elements()], []) is None:
+    if _places([by_name[name] for name in Counter(dict(layout)).elements()], [], slices) is None:
         wanted = ", ".join(f"{count} of {name}" for name, count in layout.items())
         raise LayoutError(
             found=f"{gpu} has no room for {wanted}",
-            expected=f"GPU instances that do not overlap, of {COMPUTE_SLICES} compute slices in all; it has, how many "
+            expected=f"GPU instances that do not overlap, of {slices} compute slices in all; it has, how many "
             f"at most and where they begin: {described(profiles)}",
             next_step="correct the layout",
         )
     for kept in _stays(layout, there, busy):
         missing = Counter(dict(layout)) - Counter(instance.profile for instance in kept)
         wanted_profiles = [by_name[name] for name in missing.elements()]
-        places = _places(wanted_profiles, [(by_name[each.profile], each.start) for each in kept])
+        places = _places(wanted_profiles, [(by_name[each.profile], each.start) for each in kept], slices)
         if places is not None:
             return Plan(tuple(each for each in there if each not in kept), tuple(places))
     raise AssertionError("an empty GPU has room for it")
@@ -89,9 +89,11 @@ def _stays(
     return iter(sorted(allowed, key=lambda kept: (-sum(each.id in busy for each in kept), -len(kept))))
 
 
-def _places(wanted: Sequence[Profile], taken: Sequence[tuple[Profile, int]]) -> list[tuple[Profile, int]] | None:
+def _places(
+    wanted: Sequence[Profile], taken: Sequence[tuple[Profile, int]], slices: int
+) -> list[tuple[Profile, int]] | None:
     """Where all of them go beside what is taken, larger ones first; None where they do not."""
-    if sum(profile.slices for profile in [*wanted, *(each for each, _start in taken)]) > COMPUTE_SLICES:
+    if sum(profile.slices for profile in [*wanted, *(each for each, _start in taken)]) > slices:
         return None
     counts = Counter(profile.name for profile in [*wanted, *(each for each, _start in taken)])
     if any(counts[profile.name] > profile.total for profile in wanted):

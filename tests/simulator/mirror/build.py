@@ -315,26 +315,29 @@ def toolchain() -> Path:
 
 
 def wheel(name: str, requirements: Path, folder: Path, prefix: str) -> None:
-    """Unpack what lies under ``prefix`` in the one Python package that ``requirements`` pins by its hash."""
+    """Unpack what lies under ``prefix`` in the Python packages that ``requirements`` pins by their hashes."""
     download = folder / "download"
     logged(
         name,
         [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:",
          "--require-hashes", "--requirement", str(requirements), "--dest", str(download)],
     )  # fmt: skip
-    with zipfile.ZipFile(next(download.glob("*.whl"))) as archive:
-        archive.extractall(folder, [member for member in archive.namelist() if member.startswith(prefix)])
+    for path in download.glob("*.whl"):
+        with zipfile.ZipFile(path) as archive:
+            archive.extractall(folder, [member for member in archive.namelist() if member.startswith(prefix)])
     shutil.rmtree(download)
 
 
 def nvcc() -> Path:
-    """Return the folder that holds NVIDIA's `nvcc` and its `nvcc.profile`."""
+    """Return the folder that holds NVIDIA's `nvcc` and what it needs to compile, in bin, include, lib and nvvm."""
 
     def unpack(folder: Path) -> None:
         wheel("nvcc", CUDA, folder, "nvidia/")
-        for name in ("nvcc", "nvcc.profile"):
-            next(folder.glob(f"nvidia/*/bin/{name}")).rename(folder / name)
+        for path in next(folder.glob("nvidia/*/")).iterdir():
+            path.rename(folder / path.name)
         shutil.rmtree(folder / "nvidia")
+        for library in folder.glob("lib/*.so*"):
+            library.unlink()
 
     return built("mirror-nvcc", [CUDA], lambda folder: step("nvcc", lambda: unpack(folder)))
 

@@ -20,8 +20,17 @@ DRIVERS = {"570": ("570.172.08", "570.195.03"), "580": ("580.95.05", "580.159.04
 # The newest CUDA that the driver of a branch runs.
 DRIVER_CUDA = {"570": "12.8", "580": "13.0"}
 CUDA = {"12.8": ("12.8.0", "12.8.1"), "13.0": ("13.0.1", "13.0.2")}
-# The version of nvcc that cuda.txt pins; no package with an nvcc of CUDA 12.8 can be had that way.
-NVCC = {"13.0": "13.0.88"}
+# The version of nvcc, which for 13.0 cuda.txt pins; one of CUDA 12.8 cannot be had that way.
+NVCC = {"12.8": "12.8.93", "13.0": "13.0.88"}
+NVCC_DOUBLE = """\
+#!/bin/sh
+if [ "$*" != --version ]; then
+    echo "nvcc fatal   : this double compiles nothing" >&2
+    exit 1
+fi
+echo "nvcc: NVIDIA (R) Cuda compiler driver"
+echo "Cuda compilation tools, release @RELEASE@, V@VERSION@"
+"""
 CUDA_PIN = """\
 Package: *
 Pin: release l=NVIDIA CUDA
@@ -430,7 +439,7 @@ def fabric_manager(double: Path, branch: str, upstream: str) -> Deb:
 
 
 def cuda_toolkits(nvcc: Path) -> list[Deb]:
-    """Return the toolkit packages of every CUDA version: names, dependencies, version.json and one real nvcc."""
+    """Return the toolkit packages of every CUDA version: names, dependencies, version.json and one real compiler."""
     debs = [
         Deb(
             name="cuda-toolkit-config-common",
@@ -443,20 +452,46 @@ def cuda_toolkits(nvcc: Path) -> list[Deb]:
     for short, versions in CUDA.items():
         for version in versions:
             debs += cuda_toolkit(short, version)
-    for short, version in NVCC.items():
-        debs.append(
-            Deb(
-                name=f"cuda-nvcc-{short.replace('.', '-')}",
-                version=f"{version}-1",
-                description="NVIDIA's nvcc without the programs that it calls to compile",
-                fields={"Depends": f"libc6, cuda-toolkit-{short.replace('.', '-')}-config-common"},
-                files={
-                    f"/usr/local/cuda-{short}/bin/nvcc": File(nvcc / "nvcc", 0o755),
-                    f"/usr/local/cuda-{short}/bin/nvcc.profile": File(nvcc / "nvcc.profile"),
-                },
-            )
-        )
+    debs += compiler(nvcc, "13.0")
+    double = NVCC_DOUBLE.replace("@RELEASE@", "12.8").replace("@VERSION@", NVCC["12.8"])
+    debs.append(cuda_part("cuda-nvcc", "12.8", "", {"bin/nvcc": File(double.encode(), 0o755)}))
     return debs
+
+
+def cuda_part(
+    name: str, short: str, depends: str, files: Mapping[str, File], links: Mapping[str, str] | None = None
+) -> Deb:
+    """Return a package of the toolkit whose files are below its folder."""
+    prefix, dashed = f"/usr/local/cuda-{short}", short.replace(".", "-")
+    return Deb(
+        name=f"{name}-{dashed}",
+        version=f"{NVCC[short]}-1",
+        description="double of NVIDIA's package",
+        fields={"Depends": f"cuda-toolkit-{dashed}-config-common{depends}"},
+        files={f"{prefix}/{path}": file for path, file in files.items()},
+        links={f"{prefix}/{path}": aim for path, aim in (links or {}).items()},
+    )
+
+
+def compiler(nvcc: Path, short: str) -> list[Deb]:
+    """Return the packages of NVIDIA's compiler: real, and where upstream's have it."""
+    dashed, target = short.replace(".", "-"), "targets/x86_64-linux"
+
+    def below(folder: str, place: str) -> dict[str, File]:
+        paths = sorted(path for path in (nvcc / folder).rglob("*") if path.is_file())
+        return {
+            f"{place}/{path.relative_to(nvcc / folder)}": File(path, 0o755 if path.parent.name == "bin" else 0o644)
+            for path in paths
+        }
+
+    return [
+        cuda_part("cuda-nvcc", short, f", g++, libnvvm-{dashed}, cuda-cudart-dev-{dashed}", below("bin", "bin")),
+        cuda_part("libnvvm", short, "", below("nvvm", "nvvm")),
+        cuda_part(
+            "cuda-cudart-dev", short, "", {**below("include", f"{target}/include"), **below("lib", f"{target}/lib")},
+            {"include": f"{target}/include", "lib64": f"{target}/lib"},
+        ),
+    ]  # fmt: skip
 
 
 def cuda_toolkit(short: str, version: str) -> list[Deb]:
@@ -483,8 +518,7 @@ def cuda_toolkit(short: str, version: str) -> list[Deb]:
             version=f"{version}-1",
             description="double of NVIDIA's meta package of the CUDA toolkit",
             fields={
-                "Depends": f"cuda-toolkit-{dashed}-config-common (= {version}-1)"
-                + (f", cuda-nvcc-{dashed} (>= {NVCC[short]})" if short in NVCC else "")
+                "Depends": f"cuda-toolkit-{dashed}-config-common (= {version}-1), cuda-nvcc-{dashed} (>= {NVCC[short]})"
             },
         ),
         Deb(

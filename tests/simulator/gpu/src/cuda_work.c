@@ -1,6 +1,6 @@
 /* The half of the CUDA double that allocates and computes. Device memory is memory of the process. The kernels of
  * gpu_benchmark/measuring.py are known by their names and do here what their PTX says, with the constants that stand in
- * it; any other kernel ends in CUDA_ERROR_NOT_FOUND where it is asked for.
+ * it, or in machine code of that name; any other kernel ends in CUDA_ERROR_NOT_FOUND where it is asked for.
  *
  * Time is the GPU's own: each launch and copy takes what the profile's clocks, bus and multiprocessors say, less what
  * real cards (H100 and H200, 580.159.04) leave of it, whatever the machine under the double can do. A repeated launch that could
@@ -8,6 +8,7 @@
 #define _GNU_SOURCE 1
 #include "cuda.h"
 
+#include <elf.h>
 #include <math.h>
 #include <pthread.h>
 #include <stdint.h>
@@ -803,21 +804,57 @@ static bool read_entry(struct function *made, const char *name, const char *text
     return false;
 }
 
-API int cuModuleLoadDataEx(struct module **out, const char *text, unsigned int count, int *options, void **values)
+/* Whether an image is PTX that the GPU's driver compiles; PTX of a newer architecture is not. */
+static bool compiles(const struct context *context, const char *text)
 {
-    int error, target = 0;
+    int target = 0;
+    const char *at = strstr(text, ".target sm_");
+
+    return !strncmp(text, ".version ", 9) && at && sscanf(at + 11, "%d", &target) == 1 &&
+           target <= capability(context->device);
+}
+
+/* The kernels of machine code (a cubin), in the words in which PTX has them; NULL where it is for other GPUs. */
+static char *entries_of(const struct context *context, const char *image)
+{
+    const Elf64_Ehdr *header = (const void *)image;
+    const Elf64_Shdr *sections = (const void *)(image + header->e_shoff);
+    const char *names = image + sections[header->e_shstrndx].sh_offset;
+    /* Since ABI 8, of CUDA 13, the architecture is a byte further. */
+    int architecture = header->e_flags >> (header->e_ident[EI_ABIVERSION] >= 8 ? 8 : 0) & 0xff;
+    int here = capability(context->device);
+    char *text;
+    size_t size;
+    FILE *out;
+
+    if (header->e_machine != EM_CUDA || architecture / 10 != here / 10 || architecture > here)
+        return NULL;
+    out = open_memstream(&text, &size);
+    for (int i = 0; i < header->e_shnum; i++)
+        if (!strncmp(names + sections[i].sh_name, ".text.", 6))
+            fprintf(out, ".visible .entry %s()\n", names + sections[i].sh_name + 6);
+    fclose(out);
+    return text;
+}
+
+API int cuModuleLoadDataEx(struct module **out, const char *image, unsigned int count, int *options, void **values)
+{
+    int error;
     struct context *context;
-    const char *at;
+    char *text = NULL;
 
     pthread_mutex_lock(&lock);
     context = current(&error);
-    if (context && (!out || !text || (count && (!options || !values))))
+    if (context && (!out || !image || (count && (!options || !values))))
         error = CUDA_ERROR_INVALID_VALUE;
-    if (!error) {
+    if (!error && !strncmp(image, ELFMAG, SELFMAG)) {
+        text = entries_of(context, image);
+        error = text ? CUDA_SUCCESS : CUDA_ERROR_NO_BINARY_FOR_GPU;
+    } else if (!error) {
         hang(context->device, "compile");
-        at = strstr(text, ".target sm_");
-        if (strncmp(text, ".version ", 9) || !at || sscanf(at + 11, "%d", &target) != 1 ||
-            target > capability(context->device)) {
+        if (compiles(context, image)) {
+            text = strdup(image);
+        } else {
             error = CUDA_ERROR_INVALID_PTX;
             for (unsigned int i = 0; i < count; i++)
                 if (options[i] == 5)
@@ -826,12 +863,17 @@ API int cuModuleLoadDataEx(struct module **out, const char *text, unsigned int c
     }
     if (!error) {
         *out = calloc(1, sizeof(**out));
-        (*out)->text = strdup(text);
+        (*out)->text = text;
         (*out)->next = context->modules;
         context->modules = *out;
     }
     pthread_mutex_unlock(&lock);
     return error;
+}
+
+API int cuModuleLoadData(struct module **out, const char *image)
+{
+    return cuModuleLoadDataEx(out, image, 0, NULL, NULL);
 }
 
 API int cuModuleGetFunction(struct function **out, struct module *module, const char *name)

@@ -148,16 +148,36 @@ static unsigned int bits(unsigned int start, unsigned int size)
     return ((1u << size) - 1) << start;
 }
 
-/* What a layout takes of the GPU: memory slices as bits, compute slices, and how many are of one profile. */
+/* As many as the whole GPU is: eight, and four of an A30. */
+static unsigned int memory_slices(const struct sim_gpu *gpu)
+{
+    struct mig_profile profile;
+    unsigned int most = 1;
+
+    for (unsigned int i = 0; i < mig_profile_count(gpu); i++)
+        if (mig_profile_at(gpu, i, &profile) && profile.size > most)
+            most = profile.size;
+    return most;
+}
+
+/* What a layout takes of the GPU: memory slices as bits, compute slices, the media engines, and how many are of one
+ * profile. */
 struct taken {
     unsigned int memory, slices;
+    bool media;
     unsigned int of[MIG_MAX_INSTANCES];
 };
+
+static bool with_media(const struct mig_profile *profile)
+{
+    return strstr(profile->name, "+me") != NULL;
+}
 
 static void take(struct taken *taken, const struct mig_profile *profile, unsigned int number, unsigned int start)
 {
     taken->memory |= bits(start, profile->size);
     taken->slices += profile->slices;
+    taken->media |= with_media(profile);
     taken->of[number % MIG_MAX_INSTANCES]++;
 }
 
@@ -175,7 +195,7 @@ static struct taken taken_by(const struct sim_gpu *gpu, const struct mig_layout 
 static bool fits(const struct sim_gpu *gpu, const struct taken *taken, const struct mig_profile *profile,
                  unsigned int number, unsigned int start)
 {
-    return !(taken->memory & bits(start, profile->size)) &&
+    return !(taken->memory & bits(start, profile->size)) && !(taken->media && with_media(profile)) &&
            taken->slices + profile->slices <= whole(sim_gpu_value(gpu, "max_mig_devices"), 7) &&
            taken->of[number % MIG_MAX_INSTANCES] < profile->instances;
 }
@@ -218,7 +238,7 @@ static int choose_start(const struct sim_gpu *gpu, const struct taken *taken, co
         take(&after, profile, number, start);
         for (unsigned int other = 0; other < mig_profile_count(gpu); other++)
             room += (int)room_beside(gpu, after, other);
-        if (profile->slices == 1 && profile->size == 2 && start + profile->size == MIG_MEMORY_SLICES)
+        if (profile->slices == 1 && profile->size == 2 && start + profile->size == memory_slices(gpu))
             room = 0;
         if (room > best_room) {
             best_room = room;
@@ -229,9 +249,9 @@ static int choose_start(const struct sim_gpu *gpu, const struct taken *taken, co
 }
 
 /* IDs number the whole, the halves, the quarters and the eighths of the GPU through. */
-static unsigned int instance_id(const struct mig_profile *profile, unsigned int start)
+static unsigned int instance_id(const struct sim_gpu *gpu, const struct mig_profile *profile, unsigned int start)
 {
-    return MIG_MEMORY_SLICES / profile->size - 1 + start / profile->size;
+    return memory_slices(gpu) / profile->size - 1 + start / profile->size;
 }
 
 /* -- room for compute instances ----------------------------------------------------------------------------------- */
@@ -618,7 +638,7 @@ enum mig_result mig_create_gpu_instance(const char *uuid, unsigned int profile_i
     }
     if (start < 0 || change.after.gpu_count == MIG_MAX_INSTANCES)
         return end(&change, MIG_NO_ROOM);
-    *id = instance_id(&profile, (unsigned int)start);
+    *id = instance_id(change.gpu, &profile, (unsigned int)start);
     change.after.gpu[change.after.gpu_count++] = (struct mig_gpu_instance){
         .id = *id, .start = (unsigned int)start, .profile = (unsigned int)number};
     qsort(change.after.gpu, change.after.gpu_count, sizeof(*change.after.gpu), by_gpu_instance);

@@ -171,6 +171,23 @@ def test_a_layout_that_the_card_cannot_have(layout: dict[str, int], found: str) 
     assert str(caught.value).endswith("Next step: correct the layout.")
 
 
+A30 = [
+    Profile("1g.6gb", 14, 4, 5.81, (0, 1, 2, 3), 1),
+    Profile("2g.12gb", 5, 2, 11.69, (0, 2), 2),
+    Profile("4g.24gb", 0, 1, 23.44, (0,), 4),
+]
+
+
+def test_a_card_has_the_slices_of_its_largest_profile() -> None:
+    assert plan("GPU 0", {"2g.12gb": 1, "1g.6gb": 2}, A30, [], frozenset()).create == (
+        (A30[1], 0), (A30[0], 2), (A30[0], 3),
+    )  # fmt: skip
+    with pytest.raises(
+        LayoutError, match=r"GPU 0 has no room for 5 of 1g\.6gb\. Expected: .*, of 4 compute slices in all"
+    ):
+        plan("GPU 0", {"1g.6gb": 5}, A30, [], frozenset())
+
+
 def valid(placed: list[tuple[Profile, int]]) -> bool:
     slots = [slot for profile, start in placed for slot in range(start, start + profile.size)]
     counts = Counter(profile.name for profile, _start in placed)

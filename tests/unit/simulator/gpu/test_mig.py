@@ -287,6 +287,69 @@ def test_a_mode_without_persistence_is_warned_of(h100: Node) -> None:
     assert lines[3:] == ["All done."]
 
 
+# -- cards ------------------------------------------------------------------------------------------------------------
+
+# As published: NVIDIA's guide (A100 of 40 GB), listings of others (A30), mig-parted#187 with the guide (B200). Name,
+# number, how many, GiB, multiprocessors, decoders, copy engines, JPEG, OFA, and where they begin.
+CARDS = {
+    "a30-x2": """
+        1g.6gb      14 4  5.81  14 1  1 0 0  {0,1,2,3}:1
+        1g.6gb+me   21 1  5.81  14 1  1 1 1  {0,1,2,3}:1
+        2g.12gb      5 2 11.69  28 2  2 0 0  {0,2}:2
+        2g.12gb+me   6 1 11.69  28 2  2 1 1  {0,2}:2
+        4g.24gb      0 1 23.44  56 4  4 1 1  {0}:4
+    """,
+    "a100-40gb-x2": """
+        1g.5gb      19 7  4.75  14 0  1 0 0  {0,1,2,3,4,5,6}:1
+        1g.5gb+me   20 1  4.75  14 1  1 1 1  {0,1,2,3,4,5,6}:1
+        1g.10gb     15 4  9.62  14 1  1 0 0  {0,2,4,6}:2
+        2g.10gb     14 3  9.62  28 1  2 0 0  {0,2,4}:2
+        3g.20gb      9 2 19.50  42 2  3 0 0  {0,4}:4
+        4g.20gb      5 1 19.50  56 2  4 0 0  {0}:4
+        7g.40gb      0 1 39.25  98 5  7 1 1  {0}:8
+    """,
+    "b200-x2": """
+        1g.23gb     19 7 20.50  18 1  2 1 0  {0,1,2,3,4,5,6}:1
+        1g.23gb+me  20 1 20.50  18 1  2 1 1  {0,1,2,3,4,5,6}:1
+        1g.45gb     15 4 44.25  30 1  2 1 0  {0,2,4,6}:2
+        2g.45gb     14 3 44.25  36 2  4 2 0  {0,2,4}:2
+        3g.90gb      9 2 88.50  70 3  6 3 0  {0,4}:4
+        4g.90gb      5 1 88.50  72 4  8 4 0  {0}:4
+        7g.180gb     0 1 178.00 148 7 16 7 1  {0}:8
+    """,
+}
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_a_card_has_the_profiles_that_are_published(node: MakeNode, name: str) -> None:
+    machine = one_gpu(node(name))
+    profiles, placements = machine.output("mig", "-lgip"), machine.output("mig", "-lgipp")
+    starts = dict(re.findall(r"GPU +0 Profile ID +(\d+) Placements? ?: (\{.*\}:\d)", placements))
+    listed = re.findall(
+        r"\| +0 +MIG (\S+) +(\d+) +\d/(\d) +(\S+) +No +(\d+) +(\d+) +0 +\|\n\| +(\d+) +(\d+) +(\d+) +\|", profiles
+    )
+    assert [[*each, starts[each[1]]] for each in listed] == [
+        line.split() for line in CARDS[name].strip().splitlines()
+    ], profiles + placements
+
+
+@root
+def test_an_a30_has_four_slices(node: MakeNode) -> None:
+    machine = one_gpu(node("a30-x2"))
+    (machine.root / "proc/driver/nvidia/capabilities/gpu0/mig").mkdir(parents=True)
+    (machine.root / "proc/driver/nvidia-caps").mkdir()
+    machine.output("-mig", "1")
+    machine.output("mig", "-cgi", "14,14,5", "-C")
+    assert sorted((number, start) for _, number, start in instances(machine)) == [(2, 2), (3, 0), (4, 1)]
+    assert said(machine, "mig", "-cgi", "14")[0] == 23
+    machine.output("mig", "-dci")
+    machine.output("mig", "-dgi")
+    # One instance alone has the media engines.
+    machine.output("mig", "-cgi", "21")
+    assert said(machine, "mig", "-cgi", "6")[0] == 23
+    machine.output("mig", "-cgi", "14,5")
+
+
 # -- placement --------------------------------------------------------------------------------------------------------
 
 GUIDE = [

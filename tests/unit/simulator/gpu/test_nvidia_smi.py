@@ -19,7 +19,16 @@ RECORDED = ROOT / "tests/unit/plugins/module_utils/nvidia_smi_corpus"
 
 MakeNode = Callable[[str], Node]
 
-GPU_COUNTS = {"t4-x4": 4, "h100-x8": 8, "h200-x2": 2, "a100-mig-x2": 2, "rtx4090-wsl": 1}
+GPU_COUNTS = {
+    "t4-x4": 4,
+    "a30-x2": 2,
+    "a100-40gb-x2": 2,
+    "b200-x2": 2,
+    "h100-x8": 8,
+    "h200-x2": 2,
+    "a100-mig-x2": 2,
+    "rtx4090-wsl": 1,
+}
 
 
 def paths(element: ET.Element, parent: str = "") -> set[str]:

@@ -72,7 +72,7 @@ def gpu_double(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def nvcc(tmp_path: Path) -> Path:
-    for name in ("nvcc", "nvcc.profile"):
+    for name in ("bin/nvcc", "bin/nvcc.profile", "include/cuda.h", "lib/libcudart_static.a", "nvvm/bin/cicc"):
         write(tmp_path / "nvcc" / name, name)
     return tmp_path / "nvcc"
 

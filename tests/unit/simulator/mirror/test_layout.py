@@ -191,14 +191,20 @@ def test_a_module_that_is_loaded_stays_until_the_node_restarts(
     assert dependencies.read_text("ascii") == "updates/dkms/nvidia.ko:\n"
 
 
-def test_nvcc_has_the_version_that_is_downloaded(nvcc: Path) -> None:
+def test_the_compiler_has_the_version_that_is_downloaded_and_lies_as_upstreams(nvcc: Path) -> None:
     pinned = (Path(packages.__file__).parent / "cuda.txt").read_text("ascii")
-    (version,) = packages.NVCC.values()
-    assert f"nvidia-cuda-nvcc=={version} " in pinned
+    assert f"nvidia-cuda-nvcc=={packages.NVCC['13.0']} " in pinned
     debs = {deb.name: deb for deb in packages.cuda_toolkits(nvcc)}
-    assert debs["cuda-nvcc-13-0"].files["/usr/local/cuda-13.0/bin/nvcc"].mode == 0o755
+    files = {path: file.mode for deb in debs.values() for path, file in deb.files.items() if "cuda-13.0" in path}
+    assert {path.removeprefix("/usr/local/cuda-13.0/"): mode for path, mode in files.items()} == {
+        "version.json": 0o644, "bin/nvcc": 0o755, "bin/nvcc.profile": 0o755, "nvvm/bin/cicc": 0o755,
+        "targets/x86_64-linux/include/cuda.h": 0o644, "targets/x86_64-linux/lib/libcudart_static.a": 0o644,
+    }  # fmt: skip
+    assert debs["cuda-cudart-dev-13-0"].links["/usr/local/cuda-13.0/include"] == "targets/x86_64-linux/include"
     assert "cuda-nvcc-13-0 (>= 13.0.88)" in debs["cuda-toolkit-13-0"].fields["Depends"]
-    assert "nvcc" not in debs["cuda-toolkit-12-8"].fields["Depends"]
+    (double,) = debs["cuda-nvcc-12-8"].files.values()
+    said = subprocess.run(["sh", "-s", "--", "--version"], input=double.content(), capture_output=True, check=True)
+    assert b"release 12.8, V12.8.93" in said.stdout
 
 
 def test_a_double_that_links_to_libyaml_brings_it(gpu_double: Path) -> None:
@@ -278,7 +284,7 @@ def test_everything_is_where_roles_look_for_it(
         run(["gpgv", "--keyring", keyring, folder / "InRelease"])
     wsl = [e["Package"] for e in stanzas((www / "cuda/repos/wsl-ubuntu/x86_64/Packages").read_text("utf-8"))]
     assert "cuda-toolkit-13-0" in wsl
-    assert not [name for name in wsl if "driver" in name or name.startswith(("nvidia", "lib"))]
+    assert not [name for name in wsl if "driver" in name or name.startswith(("nvidia", "libnvidia", "libcuda"))]
     assert not list(www.glob("pool-*"))
     signed = {path.relative_to(www) for path in www.glob("releases/**/*.sig")}
     signed |= {Path("libnvidia-container/stable/deb/amd64", name) for name in ("InRelease", "Release.gpg")}
