@@ -79,6 +79,12 @@ def run_of(item: str) -> dict[str, Any]:
     return {**told["runs"][found["run"]], "name": found["run"]} if found["run"] in told["runs"] else {}
 
 
+def lines(run: dict[str, Any], file: str) -> list[str]:
+    """Return the lines that a run has sent of one of its files."""
+    found: list[str] = run["files"].get(file, [])
+    return found
+
+
 def dispatched() -> list[dict[str, Any]]:
     """Return the runs' jobs in Nomad, the newest last."""
     found = [each for each in nomad("/v1/jobs") if each["ParentID"]]
@@ -132,13 +138,15 @@ def test_the_agent_is_a_user_of_its_own_without_a_gpu() -> None:
 
 
 def test_a_run_gets_gpus_that_nomad_handed_out_and_its_result_is_told() -> None:
-    item = push(LOOK + "run.log({'loss': 0.5}); run.finish()", gpus=2)
+    item = push(LOOK + "run.log({'loss': 0.75}); run.log({'loss': 0.5}); run.finish()", gpus=2)
     wait_for("a run that has ended", lambda: run_of(item).get("state") == "finished")
     run = run_of(item)
     whole = allocation(dispatched()[-1]["ID"])
     assert len(devices(whole)) == 2
-    assert sorted(UUID.findall("\n".join(run["lines"]))) == devices(whole)
+    assert sorted(UUID.findall("\n".join(lines(run, "output.log")))) == devices(whole)
     assert (run["exit_code"], run["project"]) == (0, "trial")
+    assert [json.loads(line)["loss"] for line in lines(run, "wandb-history.jsonl")] == [0.75, 0.5]
+    assert json.loads(lines(run, "wandb-summary.json")[-1])["loss"] == 0.5
     wait_for("an allocation that is complete", lambda: allocation(whole["JobID"])["ClientStatus"] == "complete")
     wait_for("an agent that polls again", lambda: last_agent()["status"] == "POLLING")
     assert whole["Job"]["ParentID"] == "wandb-launch-gpus-2"
@@ -151,7 +159,7 @@ def test_runs_go_on_getting_gpus_after_a_restart_of_nomad() -> None:
     sh("systemctl restart nomad")
     item = push(LOOK + "run.finish()", gpus=1)
     wait_for("a run that has ended", lambda: run_of(item).get("state") == "finished")
-    assert len(UUID.findall("\n".join(run_of(item)["lines"]))) == 1
+    assert len(UUID.findall("\n".join(lines(run_of(item), "output.log")))) == 1
 
 
 def test_runs_wait_in_nomad_and_end_when_w_and_b_asks_for_it() -> None:

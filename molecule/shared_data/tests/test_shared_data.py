@@ -16,6 +16,8 @@ MACHINE, SERVER, NODE = "data-machine", "data-server", "data-node"
 ADDRESSES = {SERVER: "10.99.0.11", NODE: "10.99.0.12"}
 SCENARIO = Path(os.environ["MOLECULE_SCENARIO_DIRECTORY"])
 EPHEMERAL = Path(os.environ["MOLECULE_EPHEMERAL_DIRECTORY"])
+# What jobs on the server have written, when both have.
+SAID = "written by a job\nand read by none before\n"
 # No cgroup of CPUs is in a guest's kernel, so no driver there isolates: the volume says where a task may run, and the
 # task looks at the folder itself. What a container would do with it is in a test of its own.
 JOB = """
@@ -88,6 +90,15 @@ def run_job(name: str, node: str, script: str, read_only: bool) -> dict[str, Any
     return allocation
 
 
+def said_by(allocation: dict[str, Any]) -> str:
+    return docker("exec", MACHINE, "nomad", "alloc", "logs", allocation["ID"])
+
+
+def read_by_a_job(name: str) -> str:
+    """Return what a job on the node reads of what jobs on the server have written."""
+    return said_by(run_job(name, NODE, "cat /srv/data/said /srv/data/later; sleep 2", read_only=True))
+
+
 def converge(*options: str, **variables: object) -> Run:
     return run_in_scenario(SCENARIO / "converge.yml", *options, "--extra-vars", json.dumps(variables))
 
@@ -105,8 +116,7 @@ def test_what_a_job_writes_on_the_server_is_read_by_a_job_on_a_node() -> None:
     allocation = run_job(
         "reader", NODE, "cat /srv/data/said; echo no >/srv/data/other || echo refused; sleep 2", read_only=True
     )
-    said = docker("exec", MACHINE, "nomad", "alloc", "logs", allocation["ID"])
-    assert said == "written by a job\nrefused\n"
+    assert said_by(allocation) == "written by a job\nrefused\n"
     assert allocation["NodeName"] == NODE
     assert on(SERVER, "ls /srv/data") == "said\n"
 
@@ -119,7 +129,8 @@ def test_what_is_read_again_comes_from_the_disk() -> None:
 
 
 def test_a_server_that_goes_away_is_waited_for_and_nothing_is_lost() -> None:
-    """It loses its power while a program reads, which the cache cannot help."""
+    """It loses its power while a program reads, which the cache cannot help, and between two jobs."""
+    run_job("later", SERVER, "echo and read by none before >/srv/data/later; sync", read_only=False)
     on(SERVER, "head -c 8000000 /dev/urandom >/srv/data/new && sync")
     expected = on(SERVER, "sha256sum </srv/data/new")
     reads = (
@@ -137,7 +148,7 @@ def test_a_server_that_goes_away_is_waited_for_and_nothing_is_lost() -> None:
     power(SERVER, "start")
     wait_for("the program has read all of it", lambda: run_on(NODE, "cat /run/done").returncode == 0)
     assert (on(NODE, "sha256sum </run/got"), on(NODE, "cat /run/errors")) == (expected, "")
-    assert on(SERVER, "cat /srv/data/said") == "written by a job\n"
+    assert read_by_a_job("after-the-server") == SAID
 
 
 def test_a_node_boots_without_its_server_and_shows_no_empty_folder() -> None:
@@ -152,7 +163,7 @@ def test_a_node_boots_without_its_server_and_shows_no_empty_folder() -> None:
     power(SERVER, "start")
     booted(SERVER)
     wait_for("a container has the data", lambda: run_on(NODE, bind).stdout == "written by a job\n")
-    assert on(NODE, "cat /srv/data/said") == "written by a job\n"
+    assert read_by_a_job("after-both") == SAID
 
 
 def test_what_is_refused_before_anything_changes() -> None:

@@ -117,12 +117,13 @@ class Double:
         self._own(given.get("entity"))
         name = given["name"]
         run = self.runs.setdefault(
-            name, {"project": given["project"], "state": "running", "stopped": False, "exit_code": None, "lines": []}
+            name, {"project": given["project"], "state": "running", "stopped": False, "exit_code": None, "files": {}}
         )
         project = {"id": "project", "name": run["project"], "entity": {"id": "entity", "name": self.entity}}
         bucket = {
             "id": f"run-{name}", "name": name, "displayName": given.get("displayName") or name, "description": None,
-            "config": given.get("config"), "sweepName": None, "historyLineCount": 0, "project": project,
+            "config": given.get("config"), "sweepName": None, "project": project,
+            "historyLineCount": len(run["files"].get("wandb-history.jsonl", [])),
         }  # fmt: skip
         return {"upsertBucket": {"bucket": bucket, "inserted": True}}
 
@@ -181,14 +182,18 @@ class Double:
         return {"createRunFiles": {"runID": f"run-{given['run']}", "uploadHeaders": [], "files": files}}
 
     def stream(self, name: str, body: dict[str, Any]) -> None:
-        """What a run tells of itself while it goes on, and at its end."""
+        """What a run tells of itself: lines of its files, each in the place that it says, and how it has ended."""
         with self.lock:
             run = self.runs.get(name)
             if run is None:
                 raise Refused(f"no run {name}")
             for file, chunk in (body.get("files") or {}).items():
-                if file == "output.log":
-                    run["lines"] += chunk["content"]
+                content, offset = chunk["content"], chunk["offset"]
+                if file != "output.log" and not all(isinstance(json.loads(line), dict) for line in content):
+                    raise Refused(f"a line of {file} is no object")
+                lines = run["files"].setdefault(file, [])
+                lines += [""] * (offset - len(lines))
+                lines[offset : offset + len(content)] = content
             if body.get("complete"):
                 code = body.get("exitcode")
                 run.update(state="finished" if code == 0 else "failed", exit_code=code)

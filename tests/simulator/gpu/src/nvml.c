@@ -1622,6 +1622,21 @@ API nvmlReturn_t nvmlDeviceGetNvLinkRemoteDeviceType(nvmlDevice_t device, unsign
     return result;
 }
 
+/* What two real H200 answer whose NVSwitches are not on their machine's bus. */
+API nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, unsigned int link, nvmlPciInfo_t *pci)
+{
+    nvmlReturn_t result = pci ? link_check(device, link) : NVML_ERROR_INVALID_ARGUMENT;
+
+    if (result)
+        return result;
+    memset(pci, 0, sizeof(*pci));
+    pci->domain = pci->pciDeviceId = 0xffffffff;
+    pci->bus = pci->device = 0xff;
+    strcpy(pci->busIdLegacy, "FFFFFFF:FF:FF.0");
+    strcpy(pci->busId, "FFFFFFFF:FF:FF.0");
+    return NVML_SUCCESS;
+}
+
 API nvmlReturn_t nvmlDeviceGetNvLinkErrorCounter(nvmlDevice_t device, unsigned int link, unsigned int counter,
                                                  unsigned long long *value)
 {

@@ -173,6 +173,29 @@ def test_pynvml_reads_a_whole_gpu(node: MakeNode) -> None:
 
 
 @pynvml
+def test_links_lead_to_switches_that_are_not_on_the_bus(node: MakeNode) -> None:
+    """As two H200 in a virtual machine say. NVIDIA's device plugin asks each link before it gives a GPU."""
+    program = """
+        from pynvml import *
+        nvmlInit()
+        h = nvmlDeviceGetHandleByIndex(0)
+        answer = []
+        for link in (0, 17, 18):
+            try:
+                pci = nvmlDeviceGetNvLinkRemotePciInfo(h, link)
+                numbers = [pci.domain, pci.bus, pci.device, pci.pciDeviceId, pci.pciSubSystemId]
+                answer.append([pci.busId, pci.busIdLegacy, *numbers])
+            except NVMLError as error:
+                answer.append(error.value)
+    """
+    whole = 0xFFFFFFFF
+    remote = ["FFFFFFFF:FF:FF.0", "FFFFFFF:FF:FF.0", whole, 0xFF, 0xFF, whole, 0]
+    invalid, not_supported = 2, 3
+    assert python(node("h200-x2"), program) == [remote, remote, invalid]
+    assert python(node("t4-x4"), program) == [not_supported] * 3
+
+
+@pynvml
 def test_pynvml_reads_mig_devices(node: MakeNode) -> None:
     machine = node("a100-mig-x2")
     answer = python(

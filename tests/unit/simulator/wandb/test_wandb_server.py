@@ -98,6 +98,40 @@ def test_an_item_is_taken_once_and_a_run_ends_as_it_says(address: str) -> None:
     assert send(address, {"complete": True}, path="/files/lab/trial/none/file_stream")[0] == 400
 
 
+def told(address: str) -> Any:
+    login = base64.b64encode(f"api:{KEY}".encode()).decode()
+    request = urllib.request.Request(f"{address}/double", headers={"Authorization": f"Basic {login}"})  # noqa: S310
+    with urllib.request.urlopen(request) as answer:  # noqa: S310
+        return json.loads(answer.read())
+
+
+def test_what_a_run_tells_is_kept_line_by_line_where_it_says(address: str) -> None:
+    """As wandb's core sends it: rows of the history one after the other, the summary over the one before."""
+    run = {"project": "trial", "entity": "lab", "name": "r1"}
+
+    def stream(**files: tuple[int, list[str]]) -> int:
+        names = {"log": "output.log", "history": "wandb-history.jsonl", "summary": "wandb-summary.json"}
+        body = {names[key]: {"offset": offset, "content": content} for key, (offset, content) in files.items()}
+        return send(address, {"files": body}, path="/files/lab/trial/r1/file_stream")[0]
+
+    def rows() -> Any:
+        return ask(address, "UpsertBucket", **run)["upsertBucket"]["bucket"]["historyLineCount"]
+
+    assert rows() == 0
+    first, second = json.dumps({"loss": 0.75, "_step": 0}), json.dumps({"loss": 0.5, "_step": 1})
+    # Of a log whose first line is not known yet, the second may come before.
+    assert stream(history=(0, [first]), summary=(0, [first]), log=(1, ["two"])) == 200
+    assert stream(history=(1, [second]), summary=(0, [second]), log=(0, ["one"])) == 200
+    # What was not answered is sent once more.
+    assert stream(history=(1, [second])) == 200
+    assert told(address)["runs"]["r1"]["files"] == {
+        "output.log": ["one", "two"], "wandb-history.jsonl": [first, second], "wandb-summary.json": [second],
+    }  # fmt: skip
+    assert rows() == 2
+    assert stream(history=(2, ["0.25"])) == stream(summary=(0, ["loss"])) == 400
+    assert rows() == 2
+
+
 def test_the_wheels_are_of_the_version_that_the_role_installs() -> None:
     defaults = yaml.safe_load((ROOT / "roles/wandb_launch_agent/defaults/main.yml").read_text(encoding="utf-8"))
     assert defaults["wandb_launch_agent_version"] == VERSION
