@@ -119,8 +119,9 @@ def changed(output: str) -> int:
     return int(found.group(1))
 
 
-def test_what_it_does_and_a_second_run_changes_nothing(tmp_path: Path) -> None:
-    lab = Lab(tmp_path)
+@pytest.mark.parametrize("language", ["en", "de", "zh"])
+def test_what_it_does_and_a_second_run_changes_nothing(tmp_path: Path, language: str) -> None:
+    lab = Lab(tmp_path, language=language)
     before = "# mine\r\n[wsl2]\r\nmemory=8GB # half\r\nswap=0\r\n"
     lab.config.write_bytes(before.encode())
     settings = {"wsl_config": {"wsl2": {"memory": "16GB"}}, "wsl_shutdown": True}
