@@ -97,7 +97,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple, NoReturn, cast
 
-from ansible.errors import AnsibleConnectionFailure, AnsibleError, AnsibleFileNotFound
+from ansible.errors import AnsibleConnectionFailure, AnsibleError
 from ansible.module_utils.common.text.converters import to_bytes, to_text
 from ansible.plugins.connection import ConnectionBase
 from ansible.utils.display import Display
@@ -182,7 +182,8 @@ class Connection(ConnectionBase):  # type: ignore[misc] # ansible-core has no ty
             user = self.get_option("remote_user")
             if user and (user.startswith("-") or any(char in user for char in ' \t\r\n"')):
                 raise AnsibleConnectionFailure(
-                    f"{self._name}: {user!r} cannot be given to wsl.exe as a user. Next step: set ansible_user."
+                    f"{self._name}: {user!r} cannot be given to wsl.exe as a user. Expected: a name without blanks and "
+                    "quotes, and no dash before it. Next step: set ansible_user."
                 )
             if not self.get_option("start"):
                 self._require_running()
@@ -333,11 +334,7 @@ class Connection(ConnectionBase):  # type: ignore[misc] # ansible-core has no ty
         display.vvv(f"PUT {in_path} TO {out_path}", host=self._name)
         target = shlex.quote(self._absolute(out_path))
         mark = secrets.token_hex(16).encode()
-        try:
-            source = Path(to_text(in_path)).open("rb")  # noqa: SIM115 # closed below
-        except FileNotFoundError as error:
-            raise AnsibleFileNotFound(f"{self._name}: {in_path} is not there to be copied.") from error
-        with source:
+        with self._program.source(to_text(in_path)) as source:
             size = os.fstat(source.fileno()).st_size
             arguments = self._arguments(f"cat >{target} && wc -c <{target}", mark, (">&2",))
             with self._program.started(arguments, stdin=source) as process:
@@ -345,7 +342,7 @@ class Connection(ConnectionBase):  # type: ignore[misc] # ansible-core has no ty
         self._said_of_file(process.returncode, stdout, stderr, mark, f"{out_path} cannot be written")
         if stdout.strip() != str(size).encode():
             raise AnsibleError(
-                f"{self._name}: of the {size} bytes of {in_path}, {wsl.readable(stdout)} arrived in {out_path}. "
+                f"{self._name}: of the {size} bytes of {in_path}, {wsl.readable(stdout) or 0} arrived in {out_path}. "
                 "Next step: look whether the distribution was terminated meanwhile, and run it again."
             )
 
@@ -358,7 +355,7 @@ class Connection(ConnectionBase):  # type: ignore[misc] # ansible-core has no ty
                 self._refuse_interop(stderr)
             return stderr
         if end.code:
-            raise AnsibleError(f"{self._name}: {failed}: {wsl.readable(end.text or stdout)}")
+            self._program.refuse_file(failed, wsl.readable(end.text or stdout))
         return end.text
 
     def fetch_file(self, in_path: str, out_path: str) -> None:

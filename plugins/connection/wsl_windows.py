@@ -59,7 +59,7 @@ import subprocess
 from pathlib import Path
 from typing import IO, Any, cast
 
-from ansible.errors import AnsibleError, AnsibleFileNotFound
+from ansible.errors import AnsibleError
 from ansible.module_utils.common.text.converters import to_text
 from ansible.plugins.connection import ConnectionBase
 from ansible.utils.display import Display
@@ -171,12 +171,11 @@ class Connection(ConnectionBase):  # type: ignore[misc] # ansible-core has no ty
     def put_file(self, in_path: str, out_path: str) -> None:
         super().put_file(in_path, out_path)
         display.vvv(f"PUT {in_path} TO {out_path}", host=self._program.host)
-        try:
-            source = Path(to_text(in_path)).open("rb")  # noqa: SIM115 # closed below
-        except FileNotFoundError as error:
-            raise AnsibleFileNotFound(f"{self._program.host}: {in_path} is not there to be copied.") from error
         size = 0
-        with source, self._program.started(arguments_of(PUT.format(path=single_quoted(out_path)))) as process:
+        with (
+            self._program.source(to_text(in_path)) as source,
+            self._program.started(arguments_of(PUT.format(path=single_quoted(out_path)))) as process,
+        ):
             stdin: IO[bytes] = cast("IO[bytes]", process.stdin)
             # Where it ends early, it says why.
             with contextlib.suppress(BrokenPipeError):
@@ -187,7 +186,7 @@ class Connection(ConnectionBase):  # type: ignore[misc] # ansible-core has no ty
             stdout, stderr = process.communicate()
         self._require(process.returncode, stdout, stderr, f"{out_path} cannot be written")
         if stdout.strip() != str(size).encode():
-            self._refuse_part(str(size), in_path, f"{wsl.readable(stdout)} arrived in {out_path}")
+            self._refuse_part(str(size), in_path, f"{wsl.readable(stdout) or 0} arrived in {out_path}")
 
     def fetch_file(self, in_path: str, out_path: str) -> None:
         super().fetch_file(in_path, out_path)
@@ -219,7 +218,7 @@ class Connection(ConnectionBase):  # type: ignore[misc] # ansible-core has no ty
     def _require(self, code: int, stdout: bytes, stderr: bytes, failed: str) -> None:
         self._refuse_silence(code, stdout, stderr)
         if code:
-            raise AnsibleError(f"{self._program.host}: {failed}: {wsl.readable(readable_errors(stderr))}")
+            self._program.refuse_file(failed, wsl.readable(readable_errors(stderr)))
 
     def _refuse_part(self, size: str, path: str, arrived: str) -> None:
         raise AnsibleError(

@@ -556,9 +556,13 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
             if twice:
                 raise ValueError(f"two of windows_hosts have the same name: {', '.join(twice)}")
         except ValueError as error:
-            raise AnsibleParserError(f"{path}: {error}.") from None
-        if self.get_option("workers") < 1 or self.get_option("timeout") < 1:
-            raise AnsibleParserError(f"{path}: workers and timeout must be 1 or more.")
+            raise AnsibleParserError(f"{path}: {error}. Next step: correct windows_hosts there.") from None
+        for option in ("workers", "timeout"):
+            number = self.get_option(option)
+            if number < 1:
+                raise AnsibleParserError(
+                    f"{path}: {option} is {number}. Expected: 1 or more. Next step: correct it there."
+                )
         return hosts
 
     def _answers(
@@ -617,7 +621,10 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
             try:
                 name = str(self.templar.template(template))
             except Exception as error:
-                raise AnsibleParserError(f"hostname cannot be made for {name}: {error}") from None
+                raise AnsibleParserError(
+                    f"hostname cannot be made for {name}: {str(error).rstrip('.')}. Expected: a template of variables "
+                    "that every distribution has. Next step: correct the option hostname."
+                ) from None
         if distribution.get("error"):
             self.display.warning(f"{name}: nothing is known from inside: {distribution['error']}")
         name = self._new_host(name, "wsl_instances")
@@ -635,7 +642,10 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
         self.templar.available_variables = variables
         for condition in self.get_option("filters"):
             if len(condition) != 1 or not set(condition) <= {"include", "exclude"}:
-                raise AnsibleParserError(f"A filter needs either include or exclude, found {dict(condition)!r}.")
+                raise AnsibleParserError(
+                    f"One of filters is {dict(condition)!r}. Expected: either include or exclude, with a condition. "
+                    "Next step: correct it."
+                )
             ((kind, expression),) = condition.items()
             try:
                 if self.templar.evaluate_conditional(expression):
@@ -643,12 +653,19 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
             except Exception as error:
                 if self.get_option("strict"):
                     where = f"{variables['wsl_host']}, {variables['wsl_distribution']}"
-                    raise AnsibleParserError(f"The filter {expression!r} fails for {where}: {error}") from None
+                    raise AnsibleParserError(
+                        f"The filter {expression!r} fails for {where}: {str(error).rstrip('.')}. Expected: a condition "
+                        "of variables that every distribution has. Next step: correct it, or set strict: false, which "
+                        "goes on without it."
+                    ) from None
         return True
 
     def _new_host(self, name: str, group: str) -> str:
         if name in self._ours:
-            raise AnsibleParserError(f"Two hosts are named {name}. Next step: give another hostname, or other names.")
+            raise AnsibleParserError(
+                f"Two hosts are named {name}. Expected: a name for each. Next step: give another hostname, or other "
+                "names."
+            )
         self._ours.add(name)
         self.inventory.add_host(name, group=group)
         return name

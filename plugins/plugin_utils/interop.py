@@ -12,9 +12,9 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NoReturn
 
-from ansible.errors import AnsibleConnectionFailure, AnsibleError
+from ansible.errors import AnsibleConnectionFailure, AnsibleError, AnsibleFileNotFound
 from ansible_collections.gpufarm.core.plugins.module_utils import wsl
 
 # CreateProcessW takes no more, the program's name included.
@@ -70,8 +70,28 @@ class Program:
                     f"{self.host}: this distribution cannot run {self.path}: interop with Windows is switched off. "
                     "Expected: `[interop] enabled` is not false in /etc/wsl.conf, and /proc/sys/fs/binfmt_misc has "
                     "WSLInterop. Next step: correct it, then `wsl.exe --terminate` this distribution from Windows."
-                ) from error
-            raise AnsibleConnectionFailure(f"{self.host}: {self.path} cannot be started: {error}.") from error
+                ) from None
+            raise AnsibleConnectionFailure(
+                f"{self.host}: {self.path} cannot be started: {error}. Expected: it starts as in a terminal of this "
+                "distribution. Next step: run it there, and mend what it says."
+            ) from None
+
+    def source(self, path: str) -> BinaryIO:
+        """A file of the control node that is to be copied."""
+        try:
+            return Path(path).open("rb")
+        except FileNotFoundError:
+            raise AnsibleFileNotFound(
+                f"{self.host}: {path} is not there to be copied. Expected: a file where Ansible runs. Next step: "
+                "correct its path."
+            ) from None
+
+    def refuse_file(self, failed: str, text: str) -> NoReturn:
+        """Raise what the other side has said of a file that it did not write or read."""
+        raise AnsibleError(
+            f"{self.host}: {failed}: {text.rstrip('.')}. Expected: a path that the user of this connection may use. "
+            "Next step: correct it, or what that user may do there."
+        )
 
     def answered(self, arguments: Sequence[str]) -> tuple[int, bytes, bytes]:
         """Exit code and output of a program that is asked something, and given nothing."""

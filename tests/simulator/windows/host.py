@@ -146,6 +146,8 @@ class Machine:
         "SeBatchLogonRight": ["S-1-5-32-544", "S-1-5-32-551", "S-1-5-32-559"]
     })  # fmt: skip
     portproxy: dict[str, str] = field(default_factory=dict)
+    # Whether its distributions have no IPv4 address, as where nothing gives them one.
+    no_ipv4: bool = False
     # Whether netsh.exe refuses to add one.
     netsh_fails: bool = False
     firewall: dict[str, dict[str, Any]] = field(default_factory=dict)

@@ -65,15 +65,17 @@ def wsl_child() -> None:
 
 
 def _script(windows: Windows, arguments: str) -> tuple[int, str]:
-    """Run ``powershell.exe -EncodedCommand``; an error that nobody catches ends it with 1."""
+    """Run ``powershell.exe -EncodedCommand``; an error that nobody catches ends it with 1, and exit with its code."""
     words = command_line.split(f"powershell.exe {arguments}")[1:]
     if words[:-1] != ["-NoProfile", "-NonInteractive", "-EncodedCommand"]:
         # A policy of the domain may forbid files of scripts (AllSigned), whatever -ExecutionPolicy says.
         raise ValueError(f"powershell.exe {arguments} is not doubled")
+    interpreter = powershell.Interpreter(windows)
     try:
-        return 0, powershell.run(windows, base64.b64decode(words[-1], validate=True).decode("utf-16-le"))
+        said = interpreter.run(base64.b64decode(words[-1], validate=True).decode("utf-16-le"))
     except powershell.Thrown as error:
         return 1, str(error)
+    return interpreter.code, "".join(f"{line}\r\n" for line in said)
 
 
 def netsh(windows: Windows, arguments: str) -> tuple[int, str]:

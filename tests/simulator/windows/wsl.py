@@ -315,7 +315,7 @@ def _told(process: Process, argv: list[str]) -> int:
     machine = process.windows.machine
     said = {
         "wslinfo": life.networking_mode(machine),
-        "hostname": f"{life.address(machine)} 172.17.0.1 ",
+        "hostname": "2001:db8::2 " if machine.no_ipv4 else f"{life.address(machine)} 172.17.0.1 ",
         "cat": life.boot_id(machine),
     }
     sys.stdout.write(f"{said[argv[0]]}\n")

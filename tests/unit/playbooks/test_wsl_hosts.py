@@ -119,8 +119,9 @@ def changed(output: str) -> int:
     return int(found.group(1))
 
 
-def test_what_it_does_and_a_second_run_changes_nothing(tmp_path: Path) -> None:
-    lab = Lab(tmp_path)
+@pytest.mark.parametrize("language", ["en", "de", "zh"])
+def test_what_it_does_and_a_second_run_changes_nothing(tmp_path: Path, language: str) -> None:
+    lab = Lab(tmp_path, language=language)
     before = "# mine\r\n[wsl2]\r\nmemory=8GB # half\r\nswap=0\r\n"
     lab.config.write_bytes(before.encode())
     settings = {"wsl_config": {"wsl2": {"memory": "16GB"}}, "wsl_shutdown": True}
@@ -374,7 +375,10 @@ def test_a_node_whose_agent_is_gone_stays_out_and_is_said(tmp_path: Path) -> Non
         "). Expected: one that runs again after the distribution's start. Next step: run `systemctl enable --now "
         "nomad` there, and this again."
     ) in said
-    assert "gaming-pc-Debian was taken out of work and is still out. Expected: nodes that work again." in said
+    assert (
+        "gaming-pc: gaming-pc-Debian was taken out of work and is still out. Expected: nodes that work again. Next "
+        "step: mend what is named above, and run this again, which puts it back."
+    ) in said
     assert note.exists()
 
 
@@ -738,14 +742,39 @@ def test_ports_that_nobody_wants_any_more_are_free_again(tmp_path: Path) -> None
 
 def test_ports_that_lead_nowhere_are_said(tmp_path: Path) -> None:
     lab = Lab(tmp_path, netsh_fails=True, language="de")
-    assert (
-        'gaming-pc: the task "ports" has 0x1 as its last result, and `netsh.exe interface portproxy show v4tov4` lists '
-        "no 4646, 8080. Expected: 0x0, and each of wsl_ports. Next step: run `wsl.exe -d Debian --exec hostname -I`"
-    ) in lab.bad(wsl_shutdown=True, wsl_ports=[4646, 8080])
+    settings: dict[str, Any] = {"wsl_shutdown": True, "wsl_ports": [4646, 8080]}
+
+    def told(result: str, listed: str, look: str) -> str:
+        return (
+            f'gaming-pc: the task "ports" has {result}, and `netsh.exe interface portproxy show v4tov4` lists '
+            f"{listed}. Expected: 0x0, and each of wsl_ports. Next step: run `wsl.exe -d Debian --exec hostname -I` "
+            f"there, which has to print an IPv4 address, and look at what {look} says."
+        )
+
+    refused = "0x41 as its last result, because netsh.exe refused a port"
+    add = "`netsh.exe interface portproxy add v4tov4 listenaddress=0.0.0.0 listenport=PORT connectaddress=ADDRESS`"
+    assert told(refused, "no 4646, 8080", add) in lab.bad(**settings)
     with lab.windows.changed() as machine:
         machine.netsh_fails = False
-    lab.good(wsl_shutdown=True, wsl_ports=[4646, 8080])
+    lab.good(**settings)
     assert len(lab.windows.machine.portproxy) == 2
+
+    # They are there, and lead to where they have led before.
+    with lab.windows.changed() as machine:
+        machine.netsh_fails = True
+    life.wait(lab.windows, 300)
+    assert told(refused, "all of them", add) in lab.bad(**settings)
+    with lab.windows.changed() as machine:
+        machine.netsh_fails, machine.no_ipv4 = False, True
+    life.wait(lab.windows, 300)
+    task = rf'`schtasks.exe /Query /TN "\gpufarm\{OWNER}\ports" /V /FO LIST`'
+    nothing = "0x40 as its last result, because WSL named no IPv4 address"
+    assert told(nothing, "all of them", task) in lab.bad(**settings)
+    # An end of another kind.
+    with lab.windows.changed() as machine:
+        machine.no_ipv4 = False
+        next(each for name, each in machine.tasks.items() if name.endswith("ports"))["last_result"] = 0x800710E0
+    assert told("0x800710e0 as its last result", "all of them", task) in lab.bad(**settings)
 
 
 def test_in_the_mirrored_mode_ports_are_rules(tmp_path: Path) -> None:
@@ -973,7 +1002,12 @@ def test_nodes_that_are_drained_go_by_parts_as_in_site() -> None:
         "proxies and rules of firewalls. Next step: connect as a user who is an administrator and owns the "
         "distributions.",
     ),
-    ({"list_fails": True}, "`C:\\Program Files\\WSL\\wsl.exe --list --verbose` ended with 255: "),
+    (
+        {"list_fails": True},
+        r'`C:\Program Files\WSL\wsl.exe --list --verbose` ended with 255: "The system cannot find the file specified.'
+        '". Expected: the distributions and whether they run, before any is ended. Next step: run it there, and mend '
+        "what it says.",
+    ),
 ])  # fmt: skip
 def test_a_machine_that_cannot_let_go_keeps_all(tmp_path: Path, problem: dict[str, Any], text: str) -> None:
     lab = Lab(tmp_path)
@@ -989,6 +1023,15 @@ def test_a_machine_that_cannot_let_go_keeps_all(tmp_path: Path, problem: dict[st
     assert lab.called("--shutdown") == 1
 
 
+UPDATE = "Next step: set wsl_update: true, which ends its distributions, or run `wsl.exe --update` there."
+LISTED = (
+    "Expected: its distributions in the inventory, before any is ended. Next step: see that the machine answers and "
+    "run this again, or set wsl_shutdown: false and wsl_update: false."
+)
+POWERS = (
+    "Next step: connect as a user who is an administrator and owns the distributions; or set wsl_keep_alive: false, "
+    "and wsl_ports: []."
+)
 REFUSALS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (
         {"administrator": False, "release": "2.1.5"}, {"wsl_update": True, "wsl_ports": [4646]},
@@ -999,22 +1042,22 @@ REFUSALS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (
         {"release": "", "language": "de"}, {},
         r'C:\Program Files\WSL\wsl.exe --version says "Ungültiges Befehlszeilenargument: --version". '
-        "Expected: 2.2.4 or newer. "
-        "Next step: set wsl_update: true, which ends its distributions, or run `wsl.exe --update` there.",
+        f"Expected: 2.2.4 or newer. {UPDATE}",
     ),
     (
         {"installed": False}, {},
         r"C:\Program Files\WSL\wsl.exe --version says Failed to execute: The system cannot find the file specified "
-        r"C:\Program Files\WSL\wsl.exe. Expected: 2.2.4 or newer.",
+        rf"C:\Program Files\WSL\wsl.exe. Expected: 2.2.4 or newer. {UPDATE}",
     ),
     (
         {"release": "2.5.7", "language": "zh"}, {"wsl_config": {"general": {"instanceIdleTimeout": 60000}}},
         "WSL is 2.5.7. Expected: 2.5.8 or newer, which knows general.instanceIdleTimeout of wsl_config. "
-        "Next step: set wsl_update: true",
+        f"{UPDATE}",
     ),
     (
         {"release": "2.4.3"}, {"wsl_images": [{"name": "farm", "distribution": "Debian"}]},
-        "WSL is 2.4.3. Expected: 2.4.4 or newer, which installs under a name of wsl_images. Next step: set wsl_update",
+        "WSL is 2.4.3. Expected: 2.4.4 or newer, which installs under a name of wsl_images. "
+        f"{UPDATE}",
     ),
     (
         {"release": "2.1.5", "update_fails": "Wsl/UpdatePackage/0x80072ee7"}, {"wsl_update": True},
@@ -1045,8 +1088,11 @@ REFUSALS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ),
     (
         {}, {"wsl_reachable": False, "wsl_error": "pc: no answer in 30 s.", "wsl_shutdown": True},
-        "the inventory has no answer of this machine: pc: no answer in 30 s. Expected: its distributions in the "
-        "inventory, before any is ended.",
+        f"the inventory has no answer of this machine: pc: no answer in 30 s. {LISTED}",
+    ),
+    (
+        {}, {"wsl_reachable": False, "wsl_update": True},
+        f"the inventory has no answer of this machine: nothing is known of it. {LISTED}",
     ),
     (
         {"build": 19045}, {"wsl_config": {"wsl2": {"networkingMode": "mirrored"}}},
@@ -1073,7 +1119,9 @@ REFUSALS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (
         {"smi_fails": True}, {},
         "nvidia-smi.exe of Windows names no GPU (NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA "
-        "driver. Make sure that the latest NVIDIA driver is installed and running.). Expected: the NVIDIA driver for",
+        "driver. Make sure that the latest NVIDIA driver is installed and running.). Expected: the NVIDIA driver for "
+        "Windows, 528.33 or newer. Next step: install it there, or empty wsl_driver_version_min where no GPU is "
+        "wanted.",
     ),
     (
         {"gpus": [{**GPU, "driver_version": "516.94"}]}, {},
@@ -1098,8 +1146,8 @@ REFUSALS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ),
     (
         {"administrator": False}, {"wsl_keep_alive": False, "wsl_ports": [4646], "wsl_ports_distribution": "Debian"},
-        r"tasks run as GAMING-PC\alice without an administrator's rights. Expected: them, to open wsl_ports. Next "
-        "step: connect as a user who is an administrator and owns the distributions; or set",
+        r"tasks run as GAMING-PC\alice without an administrator's rights. Expected: them, to open wsl_ports. "
+        f"{POWERS}",
     ),
     (
         {}, {"wsl_keep_alive": False, "wsl_ports": [4646], "wsl_ports_distribution": "Debian"},
@@ -1110,7 +1158,8 @@ REFUSALS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (
         {"administrator": False, "release": "2.1.5"}, {"wsl_keep_alive": False, "wsl_update": True},
         r"tasks run as GAMING-PC\alice without an administrator's rights. Expected: them, to update WSL. Next step: "
-        "connect as a user who is an administrator and owns the distributions; or set",
+        "connect as a user who is an administrator and owns the distributions; or set wsl_keep_alive: false, "
+        "wsl_ports: [] and wsl_update: false.",
     ),
     (
         {"release": "2.1.5"}, {**BELOW, "wsl_update": True},
@@ -1156,12 +1205,13 @@ def test_a_task_that_fails_is_said(tmp_path: Path) -> None:
     lab = Lab(
         tmp_path, distributions=[Distribution("Debian", state="Stopped", default=True, broken="Wsl/Service/E_FAIL")]
     )
-    assert (
+    told = (
         'gaming-pc: the task "keep Debian" is Ready, its last result 0xff; there run no distributions. Expected: '
         r"all of Debian run, each held by its task as GAMING-PC\alice. Next step: look at what "
-        r'`schtasks.exe /Query /TN "\gpufarm\GAMING-PC.alice\keep Debian" /V /FO LIST` says, or set '
-        "wsl_keep_alive_password, where Windows lets no task run without one."
-    ) in lab.bad()
+        r'`schtasks.exe /Query /TN "\gpufarm\GAMING-PC.alice\keep Debian" /V /FO LIST` says, '
+    )
+    assert f"{told}or set wsl_keep_alive_password, where Windows lets no task run without one." in lab.bad()
+    assert f"{told}and set wsl_keep_alive_password to the present one." in lab.bad(wsl_keep_alive_password="of-alice")
 
 
 def test_a_distribution_that_runs_and_is_not_held_is_said(tmp_path: Path) -> None:

@@ -43,6 +43,26 @@ def test_tests_that_show_what_is_done_are_there() -> None:
     assert missing == [], "Next step: name in tests/readmes/pains.yml the tests that show it now"
 
 
+def test_what_shows_that_the_scripts_of_old_have_been_replaced_is_there() -> None:
+    text = (readmes.ROOT / "docs/wsl.md").read_text(encoding="utf-8")
+    (table,) = re.findall(r"^## What the scripts of old did$(.*?)^## ", text, re.MULTILINE | re.DOTALL)
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")][1:]
+    tests = "".join(
+        path.read_text(encoding="utf-8")
+        for folder in ("tests", "molecule") for path in (readmes.ROOT / folder).rglob("test_*.py")
+    )  # fmt: skip
+    missing = []
+    for row in rows:
+        shown = re.findall("`([^`]+)`", row[2])
+        assert len(row) == 3 and shown, row
+        for name in shown:
+            there = (readmes.ROOT / name).exists() if "/" in name else f"def {name}(" in tests
+            missing += [] if there else [name]
+        # A path of what does it, where one is named.
+        missing += [path for path in re.findall("`([a-z_]+/[^`]*)`", row[1]) if not (readmes.ROOT / path).exists()]
+    assert missing == [], "Next step: name in docs/wsl.md what shows it now"
+
+
 def test_suboptions_choices_and_defaults_are_in_the_table() -> None:
     rows = list(
         readmes.variables({

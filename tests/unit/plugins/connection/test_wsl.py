@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import random
+import re
 import stat
 import subprocess
 import sys
@@ -164,18 +165,29 @@ def test_files_go_there_and_back(windows: Windows, tmp_path: Path, size: int, na
     assert (tmp_path / "back").read_bytes() == data
 
 
+REFUSED = (
+    r"( or directory)?\. Expected: a path that the user of this connection may use\. "
+    r"Next step: correct it, or what that user may do there\.$"
+)
+
+
 def test_a_file_that_is_not_there(windows: Windows, tmp_path: Path) -> None:
     connection = connect(windows)
-    with pytest.raises(AnsibleFileNotFound, match=r"Debian: .*missing is not there"):
+    with pytest.raises(AnsibleFileNotFound) as failure:
         connection.put_file(str(tmp_path / "missing"), "there")
-    with pytest.raises(AnsibleError, match=r"Debian: missing cannot be read: .*No such file"):
+    # Ansible adds words of its own.
+    assert str(failure.value).startswith(
+        f"Debian: {tmp_path}/missing is not there to be copied. Expected: a file where Ansible runs. Next step: "
+        "correct its path."
+    )
+    with pytest.raises(AnsibleError, match=f"^Debian: missing cannot be read: .*No such file{REFUSED}"):
         connection.fetch_file("missing", str(tmp_path / "back"))
     assert not (tmp_path / "back").exists()
 
 
 def test_a_place_where_nobody_may_write(windows: Windows, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x" * 1_000_000)
-    with pytest.raises(AnsibleError, match=r"Debian: /proc/nowhere cannot be written: "):
+    with pytest.raises(AnsibleError, match=f"^Debian: /proc/nowhere cannot be written: .*{REFUSED}"):
         connect(windows).put_file(str(tmp_path / "file"), "/proc/nowhere")
 
 
@@ -196,7 +208,7 @@ def test_a_file_that_arrives_short_is_an_error(windows: Windows, tmp_path: Path)
     with pytest.raises(AnsibleError) as put:
         connection.put_file(str(tmp_path / "file"), "there")
     assert str(put.value) == (
-        f"Debian: of the 1000000 bytes of {tmp_path}/file,  arrived in there. "
+        f"Debian: of the 1000000 bytes of {tmp_path}/file, 0 arrived in there. "
         "Next step: look whether the distribution was terminated meanwhile, and run it again."
     )
 
@@ -320,10 +332,13 @@ def test_interop_that_is_switched_off(windows: Windows) -> None:
     # What Linux finds there then: a Windows program that nothing is registered for.
     program = windows.mounted(SYSTEM32)
     program.write_bytes(b"MZ\x90\0" + bytes(4096))
-    with pytest.raises(
-        AnsibleConnectionFailure, match=r"interop with Windows is switched off. Expected: `.interop. enab"
-    ):
+    with pytest.raises(AnsibleConnectionFailure) as failure:
         connect(windows).exec_command("true")
+    assert str(failure.value) == (
+        f"Debian: this distribution cannot run {program}: interop with Windows is switched off. Expected: `[interop] "
+        "enabled` is not false in /etc/wsl.conf, and /proc/sys/fs/binfmt_misc has WSLInterop. Next step: correct it, "
+        "then `wsl.exe --terminate` this distribution from Windows."
+    )
 
 
 def test_what_is_left_behind_holds_nobody_up(windows: Windows) -> None:
@@ -351,14 +366,25 @@ def test_privilege_escalation_with_something_left_behind(windows: Windows) -> No
     assert code == 7
 
 
-@pytest.mark.parametrize("state", ["lost", "stale"])
+SAYS = " (<3>WSL (302) ERROR: UtilConnectUnix:533: connect failed 111)"
+
+
+@pytest.mark.parametrize("session", ["/run/WSL/9_interop", None])
+@pytest.mark.parametrize(("state", "said"), [("lost", ""), ("stale", SAYS)])
 def test_an_interop_without_a_session_is_no_command_that_failed(
-    windows: Windows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
+    windows: Windows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, state: str, said: str, session: str | None
 ) -> None:
-    monkeypatch.setenv("WSL_INTEROP", "/run/WSL/9_interop")
+    monkeypatch.delenv("WSL_INTEROP", raising=False)
+    if session:
+        monkeypatch.setenv("WSL_INTEROP", session)
     with windows.changed() as machine:
         machine.interop = state
-    expected = r"Debian: nothing came of .*wsl.exe.*; WSL_INTEROP is '/run/WSL/9_interop'. Expected: "
+    found = repr(session) if session else "not set"
+    expected = re.escape(
+        f"Debian: nothing came of {windows.mounted(SYSTEM32)}{said}; WSL_INTEROP is {found}. Expected: it names the "
+        "socket of a session that lives, in /run/WSL. Next step: run Ansible in a new terminal of this distribution, "
+        "or set WSL_INTEROP."
+    )
     with pytest.raises(AnsibleConnectionFailure, match=expected):
         connect(windows).exec_command("true")
     with pytest.raises(AnsibleConnectionFailure, match=expected):
@@ -412,8 +438,12 @@ def test_a_name_may_be_written_in_any_case(windows: Windows, start: bool) -> Non
 def test_a_wsl_exe_that_nobody_may_run(windows: Windows) -> None:
     program = windows.mounted(SYSTEM32)
     program.chmod(stat.S_IRUSR)
-    with pytest.raises(AnsibleConnectionFailure, match=r"Debian: .*wsl\.exe cannot be started: .*Permission denied"):
+    with pytest.raises(AnsibleConnectionFailure) as failure:
         connect(windows).exec_command("true")
+    assert str(failure.value) == (
+        f"Debian: {program} cannot be started: [Errno 13] Permission denied: '{program}'. Expected: it starts as in a "
+        "terminal of this distribution. Next step: run it there, and mend what it says."
+    )
 
 
 def test_wsl_exe_is_the_first_of_path_then_where_windows_has_it(
@@ -426,12 +456,13 @@ def test_wsl_exe_is_the_first_of_path_then_where_windows_has_it(
     connect(windows, {"wsl_exe": None}).exec_command("true")
     assert [program for program, _line in windows.calls()] == [PROGRAM_FILES, SYSTEM32]
     monkeypatch.setattr(module_utils, "PLACES", ())
-    with pytest.raises(
-        AnsibleConnectionFailure, match=r"wsl.exe was not found .neither on PATH nor below /mnt/c.. Exp"
-    ):
-        connect(windows, {"wsl_exe": None}).exec_command("true")
-    with pytest.raises(AnsibleConnectionFailure, match=r"wsl.exe was not found \(/no/wsl.exe\). Expected: "):
-        connect(windows, {"wsl_exe": "/no/wsl.exe"}).exec_command("true")
+    for named, tried in ((None, "neither on PATH nor below /mnt/c"), ("/no/wsl.exe", "/no/wsl.exe")):
+        with pytest.raises(AnsibleConnectionFailure) as failure:
+            connect(windows, {"wsl_exe": named}).exec_command("true")
+        assert str(failure.value) == (
+            f"Debian: wsl.exe was not found ({tried}). Expected: Ansible runs in a WSL distribution of that Windows "
+            "machine, with drive C mounted. Next step: set ansible_wsl_exe."
+        )
 
 
 @pytest.mark.parametrize("name", ["a b", 'a"b', "", "ä", "a;b", "{{ 7 * 7 }}"])
@@ -449,7 +480,10 @@ def test_a_name_that_no_distribution_has_is_refused_before_windows_sees_it(windo
 def test_a_user_that_wsl_cannot_be_given_is_refused(windows: Windows, user: str) -> None:
     with pytest.raises(AnsibleConnectionFailure) as failure:
         connect(windows, {"remote_user": user}).exec_command("true")
-    told = f"Debian: {user!r} cannot be given to wsl.exe as a user. Next step: set ansible_user."
+    told = (
+        f"Debian: {user!r} cannot be given to wsl.exe as a user. Expected: a name without blanks and quotes, and no "
+        "dash before it. Next step: set ansible_user."
+    )
     assert str(failure.value) == told
     assert not windows.calls()
 

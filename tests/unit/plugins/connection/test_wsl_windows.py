@@ -178,13 +178,25 @@ def test_files_arrive_as_they_are(windows: Windows, tmp_path: Path, size: int) -
 def test_files_that_cannot_be_had(windows: Windows, tmp_path: Path) -> None:
     connection = connect(windows)
     (tmp_path / "file").write_bytes(bytes(10_000_000))
-    with pytest.raises(AnsibleError, match=r"pc: C:\\no\\file cannot be written: .*Could not find a part of the path"):
+    refused = (
+        r"\. Expected: a path that the user of this connection may use\. Next step: correct it, or what that user may "
+        r"do there\.$"
+    )
+    with pytest.raises(
+        AnsibleError, match=rf"^pc: C:\\no\\file cannot be written: .*Could not find a part of the path.*{refused}"
+    ):
         connection.put_file(str(tmp_path / "file"), r"C:\no\file")
-    with pytest.raises(AnsibleError, match=r"pc: C:\\file cannot be read: .*Could not find file 'C:\\file'"):
+    with pytest.raises(
+        AnsibleError, match=rf"^pc: C:\\file cannot be read: .*Could not find file 'C:\\file'.*{refused}"
+    ):
         connection.fetch_file(r"C:\file", str(tmp_path / "back"))
     assert not (tmp_path / "back").exists()
-    with pytest.raises(AnsibleFileNotFound, match=r"pc: .*/nothing is not there to be copied"):
+    with pytest.raises(AnsibleFileNotFound) as failure:
         connection.put_file(str(tmp_path / "nothing"), r"C:\file")
+    assert str(failure.value).startswith(
+        f"pc: {tmp_path}/nothing is not there to be copied. Expected: a file where Ansible runs. Next step: correct "
+        "its path."
+    )
 
 
 def test_files_of_which_a_part_arrives(windows: Windows, tmp_path: Path) -> None:

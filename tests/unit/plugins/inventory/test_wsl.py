@@ -186,9 +186,14 @@ def test_the_same_name_on_two_machines_is_two_hosts(here: Windows, tmp_path: Pat
     inventory, _warnings = listed(tmp_path, {"windows_hosts": hosts, "details": "none"})
     assert inventory["wsl_instances"]["hosts"] == ["a-Debian", "a-Old", "b-Debian", "b-Old"]
     error = failed(tmp_path, {"windows_hosts": hosts, "details": "none", "hostname": "{{ wsl_distribution }}"})
-    assert "Two hosts are named Debian. Next step: give another hostname" in error
+    assert (
+        "Two hosts are named Debian. Expected: a name for each. Next step: give another hostname, or other names."
+    ) in error
     error = failed(tmp_path, {"windows_hosts": hosts, "details": "none", "hostname": "{{ nothing }}"})
-    assert "hostname cannot be made for a-Debian" in error
+    assert (
+        "hostname cannot be made for a-Debian: 'nothing' is undefined. Expected: a template of variables that every "
+        "distribution has. Next step: correct the option hostname."
+    ) in error
 
 
 @pytest.mark.parametrize(
@@ -217,21 +222,35 @@ def test_a_machine_that_cannot_be_meant(described: Any, error: str) -> None:
     assert str(failure.value) == error
 
 
+THERE = "Next step: correct windows_hosts there."
+
+
 @pytest.mark.parametrize(
     ("config", "error"),
     [
-        ({"windows_hosts": [{"name": "a", "port": "x"}]}, "test.wsl.yml: port of a is no number: 'x'"),
-        ({"windows_hosts": [{"name": "a"}, {"name": "a"}]}, "two of windows_hosts have the same name: a"),
-        ({"windows_hosts": [], "workers": 0}, "workers and timeout must be 1 or more"),
+        ({"windows_hosts": [{"name": "a", "port": "x"}]}, f"port of a is no number: 'x'. {THERE}"),
+        ({"windows_hosts": [{"name": "a"}, {"name": "a"}]}, f"two of windows_hosts have the same name: a. {THERE}"),
+        ({"windows_hosts": [], "workers": 0}, "workers is 0. Expected: 1 or more. Next step: correct it there."),
+        ({"windows_hosts": [], "timeout": 0}, "timeout is 0. Expected: 1 or more. Next step: correct it there."),
     ],
 )
 def test_a_configuration_that_cannot_be_meant(tmp_path: Path, config: dict[str, Any], error: str) -> None:
-    assert error in failed(tmp_path, config)
+    assert f"{tmp_path}/test.wsl.yml: {error}" in failed(tmp_path, config)
 
 
 def test_a_filter_that_cannot_be_meant(here: Windows, tmp_path: Path) -> None:
     config = {"windows_hosts": [local(here)], "filters": [{"only": "x"}]}
-    assert "A filter needs either include or exclude, found {'only': 'x'}" in failed(tmp_path, config)
+    assert (
+        "One of filters is {'only': 'x'}. Expected: either include or exclude, with a condition. Next step: correct it."
+    ) in failed(tmp_path, config)
+    config = {"windows_hosts": [local(here)], "filters": [{"exclude": "no_such_variable.y"}], "strict": True}
+    # Between are words of Ansible.
+    assert re.search(
+        r"The filter 'no_such_variable\.y' fails for pc, Debian: .*'no_such_variable' is undefined\. Expected: a "
+        r"condition of variables that every distribution has\. Next step: correct it, or set strict: false, which goes "
+        r"on without it\.",
+        failed(tmp_path, config),
+    )
 
 
 @pytest.mark.parametrize("name", ["wsl.yml", "lab.yml", "lab.wsl.yml.bak", "labwsl.yml"])
@@ -873,7 +892,10 @@ def test_a_distributions_own_ssh_server_without_an_address_is_said() -> None:
 
 def test_a_pattern_that_no_name_can_match_is_refused(here: Windows, tmp_path: Path) -> None:
     error = failed(tmp_path, {"windows_hosts": [local(here)], "exclude_distributions": ["[dp]ocker*"]})
-    assert "exclude_distributions has '[dp]ocker*', which no name can match. Expected: letters" in error
+    assert (
+        "exclude_distributions has '[dp]ocker*', which no name can match. Expected: letters, digits, dots, "
+        "underscores, dashes, * and ?. Next step: write each name out."
+    ) in error
     assert not here.calls()
 
 
