@@ -337,12 +337,22 @@ def changed_tasks(output: str) -> set[str]:
 def test_role_removes_what_it_brought_and_check_mode_tells_of_its_timer(host: Host) -> None:
     timer = {"Have the timer running", "Restart the timer of the gate"}
     assert not timer & changed_tasks(playbook("converge.yml", "--check"))
+    # One that goes on would write what it has found when that was taken away.
+    goes_on = """
+        folder=/run/systemd/system/gpufarm-health.service.d
+        mkdir -p $folder && printf '[Service]\\nExecStartPre=sleep infinity\\n' >$folder/test.conf
+        systemctl daemon-reload && systemctl stop gpufarm-health.service
+        systemctl start --no-block gpufarm-health.service
+        until [ "$(systemctl is-active gpufarm-health.service)" = activating ]; do sleep 0.1; done
+        rm -r $folder"""
+    host.check_output(goes_on)
     for changed in (True, False):
         told = playbook("remove.yml")
         assert (" changed=0 " not in told) == changed, told
     for path in (PROGRAM, "/usr/local/lib/gpufarm", CONFIG, STATUS, METRICS):
         assert not host.file(path).exists
     assert host.run("systemctl cat gpufarm-health.timer").rc == 1
+    assert host.check_output("systemctl list-units --all --plain --no-legend 'gpufarm-health.*'") == ""
     assert node(host)["SchedulingEligibility"] == "eligible"
     assert timer <= changed_tasks(playbook("converge.yml", "--check"))
     assert not host.file(PROGRAM).exists
