@@ -9,10 +9,12 @@ import base64
 import calendar
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 PEM = re.compile(rb"-----BEGIN CERTIFICATE-----([A-Za-z0-9+/=\s]+)-----END CERTIFICATE-----")
 SEQUENCE, VERSION, UTC_TIME, GENERALIZED_TIME = 0x30, 0xA0, 0x17, 0x18
+EXTENSIONS, DNS_NAME = 0xA3, 0x82
+ALTERNATIVE_NAMES = bytes((0x55, 0x1D, 0x11))
 
 
 def certificates_of(content: bytes) -> list[bytes]:
@@ -23,6 +25,23 @@ def certificates_of(content: bytes) -> list[bytes]:
 def end_of(certificate: bytes) -> int:
     """When a certificate in DER ends, in seconds since 1970; ValueError where it is none."""
     return _read(certificate)[1]
+
+
+def names_of(certificate: bytes) -> list[str]:
+    """The DNS names that a certificate in DER is for; ValueError where it is none."""
+    try:
+        for kind, start, _end in _parts(certificate, *_part(certificate, _into(certificate, 0))[1:]):
+            if kind != EXTENSIONS:
+                continue
+            for _kind, *extension in _parts(certificate, *_part(certificate, start)[1:]):
+                # The last part is the content; one that says how critical it is may be before that.
+                name, *_more, content = _parts(certificate, *extension)
+                if certificate[name[1] : name[2]] == ALTERNATIVE_NAMES:
+                    names = _parts(certificate, *_part(certificate, content[1])[1:])
+                    return [certificate[begin:end].decode("ascii") for of, begin, end in names if of == DNS_NAME]
+    except IndexError as error:
+        raise ValueError("a certificate that is cut off") from error
+    return []
 
 
 def end_above(certificate: bytes, others: Sequence[bytes], depth: int = 4) -> int | None:
@@ -74,6 +93,16 @@ def _part(data: bytes, at: int) -> tuple[int, int, int]:
         size = length & 0x7F
         length, start = int.from_bytes(data[start : start + size], "big"), start + size
     return data[at], start, start + length
+
+
+def _parts(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """All parts that are between two places, as _part has each."""
+    while start < end:
+        found = _part(data, start)
+        if found[2] > len(data):
+            raise IndexError(start)
+        yield found
+        start = found[2]
 
 
 def _into(data: bytes, at: int) -> int:

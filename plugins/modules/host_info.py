@@ -172,6 +172,11 @@ certificate_ends:
   type: dict
   returned: success
   sample: {/etc/nomad.d/tls/agent.pem: 1827072000}
+certificate_names:
+  description: By path, the DNS names that the certificate of RV(certificates) is for, none where nothing tells.
+  type: dict
+  returned: success
+  sample: {/etc/nomad.d/tls/agent.pem: [client.global.nomad, localhost]}
 json_errors:
   description: By path, why one of O(json_files) is no JSON.
   type: dict
@@ -317,9 +322,9 @@ def certificate_of(path: str) -> str | None:
     return match[0].decode("ascii") if match else None
 
 
-def end_of(certificate: str | None) -> int | None:
+def told_of(certificate: str | None, tell: Callable[[bytes], Any]) -> Any:
     try:
-        return certificates.end_of(certificates.certificates_of((certificate or "").encode())[0])
+        return tell(certificates.certificates_of((certificate or "").encode())[0])
     except (IndexError, ValueError):
         return None
 
@@ -420,7 +425,8 @@ def main() -> None:
         user_id=os.getuid(),
         files=look_at_files(params["files"]),
         certificates=held,
-        certificate_ends={path: end_of(certificate) for path, certificate in held.items()},
+        certificate_ends={path: told_of(text, certificates.end_of) for path, text in held.items()},
+        certificate_names={path: told_of(text, certificates.names_of) or [] for path, text in held.items()},
         json_errors=errors_of(params["json_files"], json.loads),
         toml_errors=errors_of(params["toml_files"], tomllib.loads) if tomllib else {},
         keyrings={path: keys_of(path) for path in params["keyrings"]},

@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,9 @@ def test_first_run_said_no_secret() -> None:
     assert seen(log) == []
 
 
-@pytest.mark.parametrize("playbook", [SCENARIO / "converge.yml", "playbooks/health.yml", "playbooks/report.yml"])
+@pytest.mark.parametrize(
+    "playbook", [SCENARIO / "converge.yml", *(f"playbooks/{name}.yml" for name in ("upgrade", "health", "report"))]
+)
 def test_another_run_changes_nothing_and_says_no_secret(playbook: Path | str, tmp_path: Path) -> None:
     run = run_in_scenario(playbook, "-vvv", "--diff", "--extra-vars", f"report_path={tmp_path}/report.html")
     assert run.code == 0, run.output
@@ -161,15 +164,19 @@ def node() -> dict[str, Any]:
     [
         ("verify", 'agent { policy = "read" } node { policy = "read" }'),
         ("none", 'operator { policy = "read" }'),
+        # Of another farm, or of one that was made anew.
+        ("unknown", ""),
     ],
 )
 def test_a_token_with_the_rights_that_are_documented_verifies(name: str, rules: str) -> None:
-    """And one that lacks them is told so."""
-    token = narrow(name, rules)
+    """And one that lacks them is told so, as is one that Nomad does not know."""
+    token = narrow(name, rules) if rules else str(uuid.uuid4())
     run = run_in_scenario("playbooks/verify.yml", "-vvv", "--extra-vars", f"@{given({'nomad_token': token})}")
     assert (run.code == 0) is (name == "verify"), run.output
     assert token not in run.output
-    assert name == "verify" or "nomad_token of the roles, to one with agent:read" in words(run.output)
+    if name != "verify":
+        assert "was refused (HTTP 403" in words(run.output), run.output
+        assert "nomad_token of the roles, to one with agent:read" in words(run.output), run.output
 
 
 def test_a_token_with_the_rights_that_are_documented_closes_and_opens() -> None:
@@ -234,14 +241,21 @@ TROUBLES = {
 }
 
 
+BROUGHT = {
+    "nomad_tls": "files",
+    **{
+        f"nomad_tls_{option}_file": f"/run/brought/{file}.pem"
+        for option, file in {"ca": "ca", "cert": "agent", "key": "agent-key"}.items()
+    },
+}
+
+
 @pytest.mark.parametrize("trouble", TROUBLES)
 def test_verification_with_a_certificate_that_does_not_hold_is_told(trouble: str) -> None:
     wrong, told = TROUBLES[trouble]
     for node in NODES:
         bring(node, "/run/brought", **wrong)
-    files = {"ca": "ca", "cert": "agent", "key": "agent-key"}
-    given_files = {f"nomad_tls_{option}_file": f"/run/brought/{file}.pem" for option, file in files.items()}
-    run = run_in_scenario("playbooks/verify.yml", "--extra-vars", f"@{given({'nomad_tls': 'files', **given_files})}")
+    run = run_in_scenario("playbooks/verify.yml", "--extra-vars", f"@{given(BROUGHT)}")
     assert run.code != 0
     assert told in words(run.output), run.output
     assert "Next step: " in words(run.output)
@@ -258,6 +272,16 @@ def test_verification_of_an_agent_with_a_certificate_of_another_region_is_told()
     assert run.code != 0
     assert f"{NODE}: no heartbeats in " in words(run.output), run.output
     assert "with TLS, also that its certificate has the name of this region." in words(run.output), run.output
+
+
+def test_a_certificate_of_another_region_is_refused_before_anything_changes() -> None:
+    bring(NODE, "/run/brought", region="elsewhere")
+    before = on(NODE, "sh", "-c", "sha256sum /etc/nomad.d/*.hcl; systemctl show nomad --property=MainPID")
+    run = run_in_scenario("playbooks/site.yml", "--limit", NODE, "--extra-vars", f"@{given(BROUGHT)}")
+    assert run.code != 0
+    told = "agent.pem is for client.elsewhere.nomad. Expected: one for client.global.nomad, because the servers of"
+    assert f"{NODE}: the certificate in /run/brought/{told}" in words(run.output), run.output
+    assert on(NODE, "sh", "-c", "sha256sum /etc/nomad.d/*.hcl; systemctl show nomad --property=MainPID") == before
 
 
 def test_an_agent_without_a_certificate_of_the_farm_cannot_join() -> None:

@@ -223,6 +223,11 @@ def test_what_is_refused_of_tls(secrets: Path, tmp_path: Path) -> None:
     def brought(seconds: float | None) -> dict[str, Any]:
         return ending(secrets, seconds, "/cert.pem", nomad_tls="files", **FILES)
 
+    def of(*names: str, **given: Any) -> dict[str, Any]:
+        found = node(secrets, nomad_tls="files", **FILES, **given)
+        found["_common_host"]["certificate_names"] = {"/cert.pem": names}
+        return found
+
     alone = tmp_path / "alone"
     alone.mkdir()
     (alone / "nomad-ca.pem").write_text("CA", encoding="ascii")
@@ -259,6 +264,20 @@ def test_what_is_refused_of_tls(secrets: Path, tmp_path: Path) -> None:
         (brought(-100), "the certificate in /cert.pem has expired on 20"),
         # What is the farm's own is renewed.
         (ending(secrets, -100), ""),
+        (of("client.global.nomad", "localhost"), ""),
+        # Who asks by certificates of his own alone has other names, or more.
+        (of("farm.example"), ""),
+        (of("client.eu.nomad", "client.global.nomad"), ""),
+        (
+            of("client.eu.nomad", "localhost"),
+            "the certificate in /cert.pem is for client.eu.nomad. Expected: one for client.global.nomad, because the "
+            "servers of a region let no agent of another in. Next step: bring one, as `nomad tls cert create -client "
+            "-region global` makes it, or correct nomad_region.",
+        ),
+        (
+            of("server.global.nomad", nomad_region="eu", groups={"nomad_servers": ["t4"]}),
+            "/cert.pem is for server.global.nomad. Expected: one for server.eu.nomad, because",
+        ),
     ]
     found = role_helper.values("__nomad_refusal", ["nomad", "_common"], [case for case, _expected in cases])
     for text, (_case, expected) in zip(found, cases, strict=True):

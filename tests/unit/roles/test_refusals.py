@@ -168,18 +168,6 @@ def test_a_plugin_that_is_not_released_for_an_architecture() -> None:
     )
 
 
-@pytest.mark.parametrize("missing", ["nomad_tls_ca_file", "nomad_tls_cert_file", "nomad_tls_key_file"])
-def test_certificates_that_are_brought_in_part(missing: str) -> None:
-    files = {f"nomad_tls_{each}_file": f"/{each}.pem" for each in ("ca", "cert", "key")}
-    known = {**role_helper.variables("_common", "nomad"), "nomad_acl_enabled": False, "_common_host": BOOTED}
-    whole = role_helper.value("__nomad_tls_refusal", {**known, "nomad_tls": "files", **files})
-    assert whole == ""
-    assert role_helper.value("__nomad_tls_refusal", {**known, "nomad_tls": "files", **files, missing: ""}) == (
-        "nomad_tls is files, and some of nomad_tls_ca_file, nomad_tls_cert_file and nomad_tls_key_file are empty. "
-        "Expected: all three. Next step: set the paths of the files on this host."
-    )
-
-
 def test_a_host_of_kubernetes_that_cannot_be_reached() -> None:
     known = {**role_helper.variables("kubernetes"), "groups": {}, "inventory_hostname": "gpu-7"}
     said = {"unreachable": True, "msg": "Connection timed out\n"}

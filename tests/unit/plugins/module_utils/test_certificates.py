@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import ipaddress
 import ssl
 from pathlib import Path
 
@@ -42,6 +43,26 @@ def test_ends_are_those_that_another_reader_sees(text: str) -> None:
         certificate = made(end, key)
         assert certificate.not_valid_after_utc == end
         assert certificates.end_of(certificate.public_bytes(serialization.Encoding.DER)) == end.timestamp()
+
+
+@pytest.mark.parametrize("names", [[], ["client.eu.nomad"], ["localhost", "a.example", "b" * 63 + ".example"] * 4])
+def test_names_are_those_that_another_reader_sees(names: list[str]) -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "client.global.nomad")])
+    address = x509.IPAddress(ipaddress.ip_address("192.0.2.1"))
+    begin, end = (datetime.datetime(year, 1, 1, tzinfo=UTC) for year in (2020, 2030))
+    builder = x509.CertificateBuilder(subject, subject, key.public_key(), x509.random_serial_number(), begin, end)
+    # What is before it, critical or not, is none of it.
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+    builder = builder.add_extension(x509.SubjectKeyIdentifier(b"\x55\x1d\x11"), critical=False)
+    if names:
+        alternatives = x509.SubjectAlternativeName([address, *map(x509.DNSName, names)])
+        builder = builder.add_extension(alternatives, critical=len(names) == 1)
+    certificate = builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.DER)
+    assert certificates.names_of(certificate) == names
+    if names:
+        with pytest.raises(ValueError, match="cut off"):
+            certificates.names_of(certificate[: certificate.index(names[0].encode())])
 
 
 def test_a_file_may_hold_several_and_other_things() -> None:

@@ -65,8 +65,8 @@ def host(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest
 def test_nothing_is_told_that_nobody_asked_for(host: Host) -> None:
     found = host.look()
     assert found["user_id"] == os.getuid()
-    names = ("files", "certificates", "certificate_ends", "json_errors", "toml_errors", "keyrings", "packages",
-             "packages_auto", "pci_devices", "programs", "units")  # fmt: skip
+    names = ("files", "certificates", "certificate_ends", "certificate_names", "json_errors", "toml_errors", "keyrings",
+             "packages", "packages_auto", "pci_devices", "programs", "units")  # fmt: skip
     assert not any(found[name] for name in names)
 
 
@@ -136,16 +136,24 @@ def test_certificates_without_their_keys(host: Host, tmp_path: Path) -> None:
     assert "MIGH" not in str(found)
 
 
-def test_when_certificates_end(host: Host, tmp_path: Path) -> None:
+def test_when_certificates_end_and_for_whom_they_are(host: Host, tmp_path: Path) -> None:
     names = ("2026", "2051")
     for name in names:
         key = ec.generate_private_key(ec.SECP256R1())
         begin, end = (datetime.datetime(int(name) - ago, 1, 2, 3, 4, 5, tzinfo=datetime.UTC) for ago in (1, 0))
         of = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
-        made = x509.CertificateBuilder(of, of, key.public_key(), 1, begin, end).sign(key, hashes.SHA256())
+        names_of = [x509.DNSName(f"client.{name}.nomad"), x509.DNSName("localhost")]
+        extension = x509.Extension(x509.SubjectAlternativeName.oid, False, x509.SubjectAlternativeName(names_of))
+        made = x509.CertificateBuilder(of, of, key.public_key(), 1, begin, end, [extension]).sign(key, hashes.SHA256())
         (tmp_path / name).write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    found = host.look(certificates=[f"{tmp_path}/{name}" for name in (*names, "none")])["certificate_ends"]
-    assert found == {f"{tmp_path}/2026": 1767323045, f"{tmp_path}/2051": 2556241445, f"{tmp_path}/none": None}
+    found = host.look(certificates=[f"{tmp_path}/{name}" for name in (*names, "none")])
+    ends = {f"{tmp_path}/2026": 1767323045, f"{tmp_path}/2051": 2556241445, f"{tmp_path}/none": None}
+    assert found["certificate_ends"] == ends
+    assert list(found["certificate_names"].values()) == [
+        ["client.2026.nomad", "localhost"],
+        ["client.2051.nomad", "localhost"],
+        [],
+    ]
 
 
 def test_what_is_no_toml(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
