@@ -197,7 +197,7 @@ have_inventory() {
             die "no server was named, and nobody can be asked" "the address of a Nomad server" "setup.sh 192.0.2.10"
         # shellcheck disable=SC2086 # a list
         set -- $reply
-        [ $# -gt 0 ] || die "no server was named" "the address of a Nomad server" "run it again"
+        [ $# -gt 0 ] || die "no server was named" "the address of a Nomad server" "run it again, and type one"
         for server; do
             check_server "$server"
         done

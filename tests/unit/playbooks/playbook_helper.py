@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -65,6 +66,14 @@ INSIDE = (
     """,
     "sh",
 )
+
+
+def plays(said: str) -> dict[str, list[str]]:
+    """Return the hosts of each play, as --list-hosts prints them."""
+    return {
+        name.strip(): re.sub(r"(?s).*hosts \(\d+\):", "", body).split()
+        for name, body in re.findall(r"\): (.*)\tTAGS.*((?:\n +.*)+)", said)
+    }
 
 
 def of_its_own(folder: Path) -> tuple[str, ...]:

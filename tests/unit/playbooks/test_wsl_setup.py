@@ -25,6 +25,7 @@ from pathlib import Path
 import pytest
 import yaml
 from ansible_collections.gpufarm.core.tests.unit.playbooks import playbook_helper
+from ansible_collections.gpufarm.core.tests.unit.playbooks.playbook_helper import plays
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -244,13 +245,6 @@ def nobody() -> str:
         return f"127.0.0.1:{listening.getsockname()[1]}"
 
 
-def plays(said: str) -> dict[str, list[str]]:
-    return {
-        name.strip(): re.sub(r"(?s).*hosts \(\d+\):", "", body).split()
-        for name, body in re.findall(r"\): (.*)\tTAGS.*((?:\n +.*)+)", said)
-    }
-
-
 def good(done: subprocess.CompletedProcess[str]) -> str:
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -339,6 +333,9 @@ def test_it_asks_for_the_server_and_the_playbook_may_ask_too(home: Path, tarball
         """#!/bin/sh\n[ -t 0 ] && host=asked; echo "{\\"a\\": {\\"hosts\\": [\\"$host\\"]}}"\n"""
     )
     (home / "gpufarm/tells").chmod(0o755)
+    done = run(home, "--", "--list-hosts", typed="\n")
+    told = "no server was named. Expected: the address of a Nomad server. Next step: run it again, and type one."
+    assert (done.returncode, f"setup.sh: {told}" in done.stderr) == (1, True), done.stderr
     said = good(run(home, "--", "--list-hosts", typed=f"{server} {server}\n", collections=tarball))
     assert "asked" in plays(said)["Hosts of this run"]
     assert f'["{server}", "{server}"]' in (home / SERVERS).read_text()
