@@ -23,6 +23,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.gpufarm.core.plugins.module_utils import release
+from ansible_collections.gpufarm.core.plugins.module_utils.release import downloading, signature
 from ansible_collections.gpufarm.core.tests.unit.plugins.modules import release_helper as helper
 
 PINNED = "C874011F0AB405110D02105534365D9472D7468F"
@@ -285,8 +286,8 @@ def test_defaults_of_the_network() -> None:
     settings = release.Network()
     assert (settings.timeout, settings.retries, settings.ca_path, settings.folder) == (60, 3, None, None)
     assert settings.pause is time.sleep
-    assert (release.SMALL_FILE_SECONDS, release.ARCHIVE_SECONDS, release.GPGV_SECONDS) == (300, 3600, 60)
-    assert (release.SMALL_FILE_LIMIT, release.ARCHIVE_LIMIT) == (4 << 20, 2 << 30)
+    assert (downloading.SMALL_FILE_SECONDS, downloading.ARCHIVE_SECONDS, signature.GPGV_SECONDS) == (300, 3600, 60)
+    assert (downloading.SMALL_FILE_LIMIT, downloading.ARCHIVE_LIMIT) == (4 << 20, 2 << 30)
 
 
 def fail_first(server: helper.Server, path: str, times: int, how: Any) -> None:
@@ -472,7 +473,7 @@ def test_a_full_disk_is_not_tried_again(server: helper.Server, monkeypatch: pyte
             raise OSError(28, "No space left on device")
 
     server.files["/a"] = b"x"
-    monkeypatch.setattr(release.tempfile, "TemporaryFile", lambda **_options: Full())
+    monkeypatch.setattr(downloading.tempfile, "TemporaryFile", lambda **_options: Full())
     with pytest.raises(release.ReleaseError) as caught:
         release.download(f"{server.url}/a", network()[0])
     assert str(caught.value) == (
@@ -510,7 +511,7 @@ def test_every_try_has_a_file_of_its_own(server: helper.Server, monkeypatch: pyt
         files.append(fresh(**options))
         return files[-1]
 
-    monkeypatch.setattr(release.tempfile, "TemporaryFile", keep)
+    monkeypatch.setattr(downloading.tempfile, "TemporaryFile", keep)
     server.files["/a"] = b"x" * 100
     fail_first(server, "/a", 2, cut_off)
     with release.download(f"{server.url}/a", network()[0]) as file:
@@ -558,7 +559,7 @@ def test_a_trouble_without_words_has_its_name(monkeypatch: pytest.MonkeyPatch) -
     def reset(*_arguments: Any, **_options: Any) -> None:
         raise ConnectionResetError
 
-    monkeypatch.setattr(release, "open_url", reset)
+    monkeypatch.setattr(downloading, "open_url", reset)
     with pytest.raises(release.ReleaseError, match=r"\(ConnectionResetError"):
         release.download("http://mirror.example/a", network(retries=0)[0])
 
@@ -592,7 +593,7 @@ def test_a_server_that_sends_a_byte_at_a_time_for_ever(server: helper.Server, ho
 
 def test_a_small_file_has_less_time_than_an_archive(server: helper.Server, monkeypatch: pytest.MonkeyPatch) -> None:
     server.hooks["/a"] = trickle_body
-    monkeypatch.setattr(release, "SMALL_FILE_SECONDS", 1)
+    monkeypatch.setattr(downloading, "SMALL_FILE_SECONDS", 1)
     with pytest.raises(release.ReleaseError, match="not complete after 1 seconds"):
         release.download_small(f"{server.url}/a", network()[0])
 
