@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Collection
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import Any
 BUS_ID = re.compile(r"(?:([0-9a-fA-F]{4,8}):)?([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.([0-7])")
 
 
+# Of the GPUs of thousands of nodes few have another address.
+@functools.lru_cache(maxsize=4096)
 def normal_bus_id(bus_id: str | None) -> str | None:
     """A PCI address as sysfs and /proc write it: nvidia-smi pads the domain to eight digits, its messages do not."""
     match = BUS_ID.search(bus_id or "")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from testinfra.host import Host
@@ -59,6 +60,22 @@ def wait_for(what: str, found: Callable[[], bool]) -> None:
             return
         time.sleep(0.5)
     raise AssertionError(f"{what}: not so after 5 minutes")
+
+
+@contextmanager
+def full(container: str, folder: str) -> Iterator[None]:
+    """Have a folder of a node on a file system of its own, which is full."""
+    script = f"""
+        mkdir -p /run/full
+        mount -t tmpfs -o size=$(($(du -sk {folder} | cut -f1) + 512))k full /run/full
+        cp -a {folder}/. /run/full/
+        ! dd if=/dev/zero of=/run/full/.filler bs=4k 2>/dev/null
+        mount --bind /run/full {folder}"""
+    docker("exec", container, "sh", "-euc", script)
+    try:
+        yield
+    finally:
+        docker("exec", container, "umount", folder, "/run/full")
 
 
 def daemon_reloads(container: str) -> int:

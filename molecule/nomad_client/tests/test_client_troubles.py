@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.simulator import farm
 from tests.simulator.docker import docker
+from tests.testinfra.helpers import full
 from tests.testinfra.playbooks import Run, run_in_scenario, words
 
 NODE = "client-node"
@@ -28,28 +27,13 @@ def state() -> list[str]:
     return on_client(f"systemctl show nomad --property=MainPID --value; {files} | sort | xargs sha256sum").splitlines()
 
 
-@contextmanager
-def full(folder: str) -> Iterator[None]:
-    """Have a folder on a file system of its own, which is full."""
-    on_client(f"""
-        mkdir -p /run/full
-        mount -t tmpfs -o size=$(($(du -sk {folder} | cut -f1) + 512))k full /run/full
-        cp -a {folder}/. /run/full/
-        ! dd if=/dev/zero of=/run/full/.filler bs=4k 2>/dev/null
-        mount --bind /run/full {folder}""")
-    try:
-        yield
-    finally:
-        on_client(f"umount {folder} /run/full")
-
-
 def converge(**variables: object) -> Run:
     return run_in_scenario(SCENARIO / "converge.yml", "--extra-vars", json.dumps(variables))
 
 
 def test_a_disk_that_is_full_leaves_the_release_as_it_was() -> None:
     before = state()
-    with full("/usr/local/bin"):
+    with full(NODE, "/usr/local/bin"):
         run = converge(nomad_version="1.10.5")
         assert state() == before
     assert run.code != 0
@@ -60,7 +44,7 @@ def test_a_disk_that_is_full_leaves_the_release_as_it_was() -> None:
 
 def test_a_disk_that_is_full_leaves_the_configuration_as_it_was() -> None:
     before = state()
-    with full("/etc/nomad.d"):
+    with full(NODE, "/etc/nomad.d"):
         run = converge(nomad_client_meta={"rack": "r1" * 4096})
         assert state() == before
     assert run.code != 0

@@ -13,7 +13,7 @@ from testinfra.host import Host
 
 from tests.simulator.cache import ROOT
 from tests.simulator.mirror import build
-from tests.testinfra.helpers import gpu_uuids, nomad_gpus, wait_for
+from tests.testinfra.helpers import full, gpu_uuids, nomad_gpus, wait_for
 from tests.testinfra.playbooks import Run, run_in_scenario, words
 
 testinfra_hosts = ["device-t4"]
@@ -39,6 +39,20 @@ def converge(**program: Any) -> Run:
         ROOT / "molecule/nomad_device_nvidia/converge.yml",
         "--extra-vars", json.dumps({"nomad_device_nvidia_program": program}),
     )  # fmt: skip
+
+
+def test_a_disk_that_is_full_leaves_the_plugin_as_it_was(host: Host, own: Path) -> None:
+    before = host.file(PLUGIN).sha256sum
+    agent = host.check_output("systemctl show nomad --value --property=MainPID")
+    with full("device-t4", str(Path(PLUGIN).parent)):
+        run = converge(path=str(own), checksum=sha256(own))
+        assert host.file(PLUGIN).sha256sum == before
+    assert run.code != 0
+    assert PLUGIN in words(run.output), run.output
+    assert host.check_output("systemctl show nomad --value --property=MainPID") == agent != "0"
+    # Nothing was to be restarted either.
+    run = converge()
+    assert (run.code, set(run.changed.values())) == (0, {0}), run.output
 
 
 def test_plugin_of_ones_own(host: Host, own: Path) -> None:

@@ -97,28 +97,28 @@ def tasks_of_the_first_run(mark: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("host", "count", "also", "task"),
+    ("node", "count", "least", "also"),
     [
-        (OTHER_SERVER, 3, "data", "Have the server's configuration"),
-        (NODE, 10, "data,container_toolkit,docker,driver", "Have docker.io, iptables, docker-cli"),
+        (OTHER_SERVER, 3, 2, "data"),
+        (NODE, 10, 8, "data,container_toolkit,docker,driver"),
     ],
 )
 def test_a_run_that_is_killed_at_any_moment_is_brought_to_its_end_by_the_next(
-    host: str, count: int, also: str, task: str, monkeypatch: pytest.MonkeyPatch
+    node: str, count: int, least: int, also: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ANSIBLE_VERBOSITY", "0")
-    order = tasks_of_the_first_run(f"{host}")
+    order = tasks_of_the_first_run(node)
     # Such as to sign its certificate.
-    on_the_control_machine = tasks_of_the_first_run(f"{host} ->")
-    assert task in order and on_the_control_machine and len(order) > 2 * count, order
-    before, known = whole(host), farm()
+    on_the_control_machine = tasks_of_the_first_run(f"{node} ->")
+    assert "Have Nomad's systemd unit" in order and on_the_control_machine and len(order) > 2 * count, order
+    before, known = whole(node), farm()
     assert known["servers"] == SERVERS and len(known) == 3, known
     # With what was there before it, which it may not say.
     secrets.cache_clear()
     secrets()
-    run = run_in_scenario("playbooks/remove.yml", "-vvv", "--diff", "--limit", host, "-e", f"remove_also={also}")
+    run = run_in_scenario("playbooks/remove.yml", "-vvv", "--diff", "--limit", node, "-e", f"remove_also={also}")
     assert (run.code, seen(run.output)) == (0, []), run.output
-    assert docker("exec", host, "sh", "-c", "ls -d /usr/local/bin/nomad /etc/nomad.d /etc/docker; true").strip() == ""
+    assert docker("exec", node, "sh", "-c", "ls -d /usr/local/bin/nomad /etc/nomad.d /etc/docker; true").strip() == ""
 
     seed = int.from_bytes(os.urandom(3))
     chance = random.Random(seed)  # noqa: S311 # which second a machine dies in is no secret
@@ -126,11 +126,11 @@ def test_a_run_that_is_killed_at_any_moment_is_brought_to_its_end_by_the_next(
     moments = here + chance.sample([name for name in order if name not in here], count - len(here))
     moments.sort(key=order.index)
     # The run before may have done what the next was to be killed at; that is killed at what comes after it.
-    deaths = [killed(host, order[order.index(moment) :], chance.random()) for moment in moments]
+    deaths = [killed(node, order[order.index(moment) :], chance.random()) for moment in moments]
     told = f"seed {seed}, {sum(deaths)} of {count} runs were killed, at {moments}"
-    assert sum(deaths) >= 0.8 * count, f"{told}: {deaths}"
+    assert sum(deaths) >= least, f"{told}: {deaths}"
     # As the killed ones: what a run of the whole farm finds is seen elsewhere, and costs as much as several moments.
-    last = run_in_scenario("playbooks/site.yml", "--limit", host)
+    last = run_in_scenario("playbooks/site.yml", "--limit", node)
     assert last.code == 0, f"{told}\n{last.output}"
-    assert whole(host) == before, told
+    assert whole(node) == before, told
     helpers.wait_for(f"{told}: {known}, as before", lambda: farm() == known)

@@ -9,6 +9,7 @@ import datetime
 import hashlib
 import ipaddress
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from typing import Any
 import pytest
 import yaml
 from ansible_collections.gpufarm.core.tests.unit.patience import PATIENCE_S
+from ansible_collections.gpufarm.core.tests.unit.playbooks import playbook_helper
 from ansible_collections.gpufarm.core.tests.unit.roles import role_helper
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -476,3 +478,54 @@ def test_an_agent_is_asked_without_tls_only_where_it_is_known_to_have_no_certifi
             url, ca = (found, None) if isinstance(found, str) else (found["address"], found["ca_cert"])
             assert url == f"{scheme}://127.0.0.1:4646", case
             assert ca is None or bool(ca) == (scheme == "https"), case
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a folder becomes a small disk by mount")
+def test_a_disk_that_is_full_leaves_secrets_that_the_next_run_completes(tmp_path: Path) -> None:
+    """Each time at another file. A CA without its key, or a torn one, would be refused for ever."""
+    folder = tmp_path / "secrets"
+    folder.mkdir()
+    play = {
+        "hosts": "localhost",
+        "gather_facts": False,
+        "tasks": [
+            {
+                "ansible.builtin.include_role": {
+                    "name": "gpufarm.core.nomad",
+                    "tasks_from": "authority.yml",
+                    "rolespec_validate": False,
+                }
+            }
+        ],
+    }
+    (tmp_path / "play.yml").write_text(yaml.safe_dump([play]), encoding="utf-8")
+    inventory = {"all": {"hosts": {"localhost": playbook_helper.LOCAL}, "vars": {"nomad_secrets_dir": str(folder)}}}
+
+    def made() -> subprocess.CompletedProcess[str]:
+        return playbook_helper.run_playbook(tmp_path, inventory, str(tmp_path / "play.yml"))
+
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40k,mode=0700", "full", folder], check=True)
+    filler, failed = folder / ".filler", []
+    try:
+        for _turn in range(3):
+            # Room for one file more.
+            left = os.statvfs(folder).f_bfree + (filler.stat().st_size // 4096 if filler.exists() else 0)
+            filler.write_bytes(b"x" * 4096 * (left - 1))
+            ran = made()
+            told = f"localhost: the farm's CA could not be had in {folder} on the control machine"
+            assert ran.returncode != 0 and told in " ".join(ran.stdout.split()), ran.stdout
+            failed.append(
+                ran.stdout.partition("[ERROR]")[0].rpartition("TASK [gpufarm.core.nomad : ")[2].partition("]")[0]
+            )
+        filler.unlink()
+        assert made().returncode == 0
+        again = made()
+        assert again.returncode == 0 and "changed=0" in again.stdout, again.stdout
+        assert len(set(failed)) == 3, failed
+    finally:
+        shutil.copytree(folder, tmp_path / "there")
+        subprocess.run(["umount", folder], check=True)
+    for name in ("ca", "cli"):
+        signed = x509.load_pem_x509_certificate((tmp_path / f"there/nomad-{name}.pem").read_bytes())
+        key = serialization.load_pem_private_key((tmp_path / f"there/nomad-{name}-key.pem").read_bytes(), None)
+        assert signed.public_key() == key.public_key()

@@ -92,7 +92,7 @@ def test_what_pins_other_branches() -> None:
         (True, ["ii libcuda1=570.1-1"], {}, "; the driver that is there stays, and is pinned as before"),
         (
             True,
-            ["ii libcuda1=570.1-1", "ii nvidia-driver-pinning-580=580.1-1"],
+            ["ii libcuda1=570.1-1", "ii nvidia-driver-pinning-580=580.1-1", "un nvidia-legacy="],
             {"msg": "no such host\n"},
             ", and nvidia-driver-pinning-570 could not be had again, so that the next upgrade by apt exchanges the "
             "driver (no such host)",
