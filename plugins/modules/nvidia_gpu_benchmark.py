@@ -541,7 +541,7 @@ def benchmark(params: Mapping[str, Any], root: str) -> dict[str, Any]:
     node, level = platform.node(), params["level"]
 
     def ask() -> Facts:
-        return collect(resolve_subsets(["all"]), path=params["path"], timeout=params["timeout"], root=root)
+        return collect(resolve_subsets(["all", "!peers"]), path=params["path"], timeout=params["timeout"], root=root)
 
     def watch(tell: gpu_benchmark.Tell) -> None:
         while True:

@@ -26,9 +26,9 @@ options:
       - V(min) is always gathered unless V(!min) is given, and exclusions alone mean everything but these. Index, name,
         UUID, PCI address and status of each GPU are returned in any case.
       - V(min) has serial number, architecture, minor number, memory, and the persistence, compute and MIG modes.
-        V(mig) has the MIG devices. V(topology) has NUMA node and near CPUs. These three come from the listing call of
-        C(nvidia-smi), which is fast.
-      - V(nvlink) has the NVLinks, from a call of its own.
+        V(mig) has the MIG devices. V(topology) has NUMA node, near CPUs and root bus. These three come from the listing
+        call of C(nvidia-smi), which is fast.
+      - V(nvlink) has the NVLinks, and V(peers) the GPUs that they lead to, each from a call of its own.
       - V(board), V(memory), V(power), V(temperature), V(utilization), V(ecc), V(clocks), V(pcie), V(fabric) and
         V(processes) need the full query, which takes about 0.1 seconds for each GPU. One of them costs as much as all.
       - V(all) is all of them.
@@ -269,6 +269,27 @@ ansible_facts:
               description: CPUs next to the GPU, as the kernel lists them. From subset V(topology).
               type: str
               sample: 0-15,32-47
+            pci_root:
+              description:
+                - Bus of the root complex that the GPU hangs below. What one root complex has reaches each other without
+                  the link between processors. From subset V(topology).
+              type: str
+              sample: "0000:16"
+            nvlink_peers:
+              description:
+                - The other GPUs of the node that this one reaches by NVLink, over NVSwitches too. V(null) where
+                  C(nvidia-smi) does not tell it. From subset V(peers).
+              type: list
+              elements: dict
+              contains:
+                index:
+                  description: Index of the other GPU.
+                  type: int
+                  sample: 1
+                links:
+                  description: How many NVLinks lead to it.
+                  type: int
+                  sample: 18
             nvlinks:
               description: The NVLinks. V(null) while MIG is on, when they cannot be asked for. From subset V(nvlink).
               type: list
@@ -638,6 +659,12 @@ ansible_facts:
                   description: Its program.
                   type: str
                   sample: /usr/bin/python3
+                cpu_affinity:
+                  description:
+                    - CPUs on which it may run. V(null) where the driver's numbers of processes are not those of this
+                      place, as in a container and under WSL.
+                  type: str
+                  sample: 0-15,32-47
                 memory_used_mib:
                   description: Its memory on the GPU in MiB.
                   type: int

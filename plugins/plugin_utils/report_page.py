@@ -125,6 +125,11 @@ def _job(held: Mapping[str, Any]) -> str:
 
 
 def _used_by(gpu: Gpu, with_pods: bool) -> str:
+    far = ", ".join(gpu["far_cpus"])
+    return _user(gpu, with_pods) + (f"; on CPUs of another NUMA node than the GPU's ({far})" if far else "")
+
+
+def _user(gpu: Gpu, with_pods: bool) -> str:
     if gpu["allocations"]:
         jobs = Counter(_job(held) for held in gpu["allocations"])
         return ", ".join(f"{number} x {job}" if number > 1 else job for job, number in jobs.items())

@@ -22,10 +22,13 @@ EVERYWHERE = f"/ -xdev \\( {' -o '.join(f'-path {top}' for top in FOR_ONE_BOOT)}
 MAY_STAY = {
     r"/var/(backups|cache|log)(/|$)": "cache and logs, which the machine's own services empty",
     r"/var/lib/(apt|dpkg|systemd)(/|$)": "records; packages and units are compared by themselves",
-    r"/etc/(passwd|group|shadow|gshadow|subuid|subgid)-$": "the copy that the system makes before each change",
+    r"/etc/(passwd|group|shadow|gshadow)-?$": "users and groups are compared one by one",
     r"/etc/ld\.so\.cache$": "an index of the libraries that are there",
     r"/root/\.ansible(/|$)": "Ansible's own",
-    r"/etc/gpufarm-simulator(/|$)|/usr/lib/modules(/|$)": "the double's: which GPUs are plugged in, and their module",
+    r"/etc/\.pwd\.lock$": "the lock under which users and groups are changed",
+    r"(/etc|/usr/lib|/usr/share)/python3.*/__pycache__(/|$)": "Python's compiled code",
+    r"/(etc|usr/share)/gpufarm-simulator(/|$)": "the double's: which GPUs are plugged in",
+    r"/usr/lib/modules(/|$)": "the double's module of the driver",
 }
 
 
@@ -56,7 +59,29 @@ def files(node: str, places: str, units: str, other_each_time: re.Pattern[str] |
 
 def whole(node: str) -> dict[str, str]:
     """Return all that is on a node, but what lies on file systems of its own, with its units and packages."""
-    return {name: told for name, told in files(node, EVERYWHERE, "").items() if not told.startswith("transient")}
+    found = {name: told for name, told in files(node, EVERYWHERE, "").items() if not told.startswith("transient")}
+    for kind in ("passwd", "group"):
+        for line in docker("exec", node, "getent", kind).splitlines():
+            found[f"{kind} {line.partition(':')[0]}"] = line
+    return found
+
+
+def of_packages(node: str, *packages: str) -> set[str]:
+    """Return the names of packages that are installed and of what they need."""
+    options = "--recurse --installed --no-suggests --no-conflicts --no-breaks --no-replaces --no-enhances"
+    return set(
+        re.findall(
+            r"^\w\S*$",
+            docker("exec", node, "sh", "-c", f"apt-cache depends {options} {' '.join(packages)}"),
+            re.MULTILINE,
+        )
+    )
+
+
+def owned(node: str, paths: list[str]) -> set[str]:
+    """Return which of these files and folders belong to a package, whose own state is compared."""
+    script = "xargs --no-run-if-empty -d '\\n' dpkg-query --search 2>/dev/null | sed 's/^[^/]*: //' || true"
+    return set(docker("exec", "-i", node, "sh", "-c", script, stdin="\n".join(paths).encode()).splitlines())
 
 
 def kept(node: str) -> Path:
@@ -64,15 +89,26 @@ def kept(node: str) -> Path:
     return Path(os.environ["MOLECULE_EPHEMERAL_DIRECTORY"]) / f"fresh-{node}.json"
 
 
-def left(node: str, *also: str) -> dict[str, tuple[str | None, str | None]]:
-    """Return what is otherwise than on the fresh node, as it was and as it is, but what may stay by a pattern."""
+def left(node: str, packages: tuple[str, ...], *also: str) -> dict[str, tuple[str | None, str | None]]:
+    """Return what is otherwise than on the fresh node, as it was and as it is.
+
+    Left out is what may stay by a pattern, and the packages that may, with what they need and their files.
+    """
     before, now = json.loads(kept(node).read_text("utf-8")), whole(node)
     stays = re.compile("|".join((*MAY_STAY, *also)))
     other = {name: (before.get(name), now.get(name)) for name in before.keys() | now.keys()}
-    return {
+    found = {
         name: pair
         for name, pair in sorted(other.items())
         if pair[0] != pair[1] and not stays.match(name.removeprefix("content of "))
+    }
+    paths = {name: name.removeprefix("content of ") for name, pair in found.items() if pair[0] is None}
+    of_those = owned(node, sorted({path for path in paths.values() if path.startswith("/")}))
+    with_them = of_packages(node, *packages)
+    return {
+        name: pair
+        for name, pair in found.items()
+        if paths.get(name) not in of_those and paths.get(name) not in with_them
     }
 
 

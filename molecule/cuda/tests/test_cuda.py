@@ -107,5 +107,5 @@ def test_a_program_is_compiled_and_runs_where_there_is_a_gpu() -> None:
         taken.output
     )
     assert alone.code != 0
-    assert re.search(rf"{refusal} \(.*gcc.*not found.*\)\. Expected: ", words(alone.output)), alone.output
+    assert re.search(rf"{refusal} \(nvcc fatal.*host compiler.*\)\. Expected: ", words(alone.output)), alone.output
     assert docker("exec", "cuda-wsl", "sh", "-c", "ls --almost-all /root | grep gpufarm-cuda || true") == ""

@@ -14,6 +14,7 @@ from typing import Any
 from ansible_collections.gpufarm.core.plugins.module_utils.commands import program_path, run_commands
 from ansible_collections.gpufarm.core.plugins.module_utils.health.options import PROCESS_WAIT
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.facts import Facts, Gpu
+from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.node import HOST_PID_NAMESPACE
 from ansible_collections.gpufarm.core.plugins.module_utils.text import clean, utc
 
 FABRIC_MANAGER = "nvidia-fabricmanager.service"
@@ -45,10 +46,6 @@ def _entries(path: Path) -> list[Path]:
         return list(path.iterdir())
     except OSError:
         return []
-
-
-# The kernel gives its first pid namespace this number, and no other one.
-HOST_PID_NAMESPACE = "pid:[4026531836]"
 
 
 def dead_pids(gpus: Sequence[Gpu], root: Path) -> dict[int, list[int]]:

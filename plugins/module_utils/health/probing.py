@@ -35,7 +35,8 @@ def probe(options: HealthOptions, *, root: str = "/", search: str | None = None)
         chosen = resolve_subsets(subsets)
         return collect(chosen, path=options.path, timeout=options.timeout, root=root, search=search)
 
-    facts = ask(["all"])
+    # How GPUs reach each other is asked of each by the rest, and no problem.
+    facts = ask(["all", "!peers"])
     acknowledged, repaired = acknowledged_at(options.acknowledged_file, time.time())
     since = max(repaired, seconds_of(options.xid_since) if options.xid_since is not None else 0.0)
     own = acknowledged_of(options.acknowledged_file, [gpu["uuid"] for gpu in facts["gpus"]], time.time())

@@ -11,12 +11,12 @@ Which call answers which question, and why
     calls C(-L) and C(--query-gpu) cost about 0.014 s a GPU there. So the facts that playbooks branch on (subset C(min):
     identity, memory, modes, driver version) come from one C(--query-gpu) call with only cheap fields, and C(-q -x) runs
     when a subset was asked for that needs it, instead of the listing call and never in addition to it.
-    What no call on that path gives is read where it is free: the minor number from /proc/driver/nvidia, NUMA node and
-    CPU affinity from sysfs (C(topo -m) would cost a quarter of C(-q -x)).
+    What no call on that path gives is read where it is free: the minor number from /proc/driver/nvidia, NUMA node,
+    CPU affinity and root bus from sysfs (C(topo -m) would cost a quarter of C(-q -x)).
     Calls that are needed besides the main one run at the same time as it, so they add little to the wall time:
     C(--version) for the CUDA version of the listing path, C(-L) for UUIDs and profiles of MIG devices (in the XML of
-    few drivers only) when the kernel shows MIG instances, C(nvlink -s -e) when asked for. Only the main call may fail
-    the gathering; the others leave their facts null.
+    few drivers only) when the kernel shows MIG instances, C(nvlink -s -e) and C(topo -m) when asked for. Only the main
+    call may fail the gathering; the others leave their facts null.
 
     C(--query-gpu) refuses a field that the driver does not know with exit code 2 before it asks any GPU, naming the
     field: the call is repeated without it. Such old drivers pay for one more initialisation of NVML, others nothing.

@@ -21,8 +21,9 @@ SUBSETS: dict[str, tuple[str, ...]] = {
         "mig_mode_pending",
     ),
     "mig": ("mig_devices",),
-    "topology": ("numa_node", "cpu_affinity"),
+    "topology": ("numa_node", "cpu_affinity", "pci_root"),
     "nvlink": ("nvlinks",),
+    "peers": ("nvlink_peers",),
     "board": (
         "brand",
         "board_part_number",
@@ -49,7 +50,7 @@ DEFAULT_SUBSETS = ("min", "mig", "topology")
 
 
 # These come from the listing call, from sysfs or from a call of their own; every other one needs -q -x.
-WITHOUT_XML = frozenset(("min", "mig", "topology", "nvlink"))
+WITHOUT_XML = frozenset(("min", "mig", "topology", "nvlink", "peers"))
 
 
 # A GPU is always named, whatever was gathered.
@@ -143,10 +144,16 @@ class NvLink(TypedDict):
     crc_errors: int | None
 
 
+class NvLinkPeer(TypedDict):
+    index: int
+    links: int
+
+
 class Process(TypedDict):
     pid: int | None
     type: str | None
     name: str | None
+    cpu_affinity: str | None
     memory_used_mib: int | None
     gpu_instance_id: int | None
     compute_instance_id: int | None
@@ -174,7 +181,9 @@ class Gpu(TypedDict):
     mig_devices: list[MigDevice] | None
     numa_node: int | None
     cpu_affinity: str | None
+    pci_root: str | None
     nvlinks: list[NvLink] | None
+    nvlink_peers: list[NvLinkPeer] | None
     brand: str | None
     board_part_number: str | None
     vbios_version: str | None

@@ -20,6 +20,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.facts impo
     Facts,
     Gpu,
     NvLink,
+    NvLinkPeer,
     empty_facts,
     empty_gpu,
     keep_subsets,
@@ -43,7 +44,9 @@ from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.node impor
     find_nvidia_smi,
     kernel_gpus,
     kernel_has_mig,
+    process_affinity,
     read_file,
+    sees_pids_of_the_driver,
     topology,
 )
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.query_csv import (
@@ -95,6 +98,8 @@ class _Gathering:
             beside.append(["-L"])
         if "nvlink" in self.subsets:
             beside.append(list(_LINKS_AND_ERRORS))
+        if "peers" in self.subsets:
+            beside.append(list(_WAYS))
         main, *others = self.call(self.question(), *beside)
         while main.returncode == 2 and not self.with_xml:
             refused = UNKNOWN_FIELD.search(main.words)
@@ -264,6 +269,8 @@ def _complete(gathering: _Gathering, gpus: list[Gpu], aside: dict[str, Command])
         with contextlib.suppress(NvidiaSmiError):
             gpus = merge_list(gpus, parse_list(listing.stdout))
     links = _nvlinks(gathering, aside[" ".join(_LINKS_AND_ERRORS)]) if "nvlink" in subsets else None
+    peers = _nvlink_peers(aside[" ".join(_WAYS)]) if "peers" in subsets else None
+    with_pids = "processes" in subsets and sees_pids_of_the_driver(gathering.root)
     completed = []
     for gpu in gpus:
         information = gathering.kernel.get(normal_bus_id(gpu["pci_bus_id"]) or "", {})
@@ -271,12 +278,30 @@ def _complete(gathering: _Gathering, gpus: list[Gpu], aside: dict[str, Command])
         if links is not None:
             gpu["nvlinks"] = links.get(gpu["uuid"] or "", [])
         if "topology" in subsets:
-            gpu["numa_node"], gpu["cpu_affinity"] = topology(gpu["pci_bus_id"], gathering.root)
+            place = topology(gpu["pci_bus_id"], gathering.root)
+            gpu["numa_node"], gpu["cpu_affinity"], gpu["pci_root"] = place
+        if peers is not None:
+            gpu["nvlink_peers"] = peers.get(gpu["index"], [])
+        for process in gpu["processes"] or [] if with_pids else []:
+            process["cpu_affinity"] = process_affinity(process["pid"], gathering.root)
         completed.append(keep_subsets(gpu, subsets))
     return completed
 
 
 _LINKS_AND_ERRORS = ("nvlink", "-s", "-e")
+
+
+_WAYS = ("topo", "-m")
+
+
+def _nvlink_peers(command: Command) -> dict[int | None, list[NvLinkPeer]] | None:
+    """The GPUs that each one reaches by NVLink, by their indices; None where the matrix cannot be had."""
+    ways = parse_topology(command.stdout) if command.returncode == 0 else {}
+    peers: dict[int | None, list[NvLinkPeer]] = {}
+    for (index, other), way in sorted(ways.items()):
+        if way.startswith("NV"):
+            peers.setdefault(index, []).append({"index": other, "links": int(way[2:])})
+    return peers if command.returncode == 0 and not command.timed_out else None
 
 
 _LINK = re.compile(r"^\s*Link [0-9]", re.MULTILINE)

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 from pathlib import Path
 
@@ -65,14 +67,40 @@ def kernel_has_mig(root: Path) -> bool:
     return any(entry.name.startswith("gi") for gpu in gpus for entry in entries(gpu / "mig"))
 
 
-def topology(bus_id: str | None, root: Path) -> tuple[int | None, str | None]:
-    """NUMA node and near CPUs of a PCI device, as sysfs has them."""
+def topology(bus_id: str | None, root: Path) -> tuple[int | None, str | None, str | None]:
+    """NUMA node, near CPUs and root bus of a PCI device, as sysfs has them."""
     address = normal_bus_id(bus_id)
     if address is None:
-        return None, None
+        return None, None, None
     folder = root / "sys/bus/pci/devices" / address
     node = int_of(read_file(folder / "numa_node"))
     if node == -1:
         # The firmware assigns no node, as in many virtual machines; with a single node there is no doubt.
         node = int_of(read_file(root / "sys/devices/system/node/online"))
-    return node, text_of(read_file(folder / "local_cpulist"))
+    # The folder is a link to its place below the bridge of a processor, such as .../pci0000:16/0000:16:01.0/...
+    above = (_ROOT_BUS.match(part) for part in folder.resolve().parts)
+    bus = next((match.group(1) for match in above if match), None)
+    return node, text_of(read_file(folder / "local_cpulist")), bus
+
+
+_ROOT_BUS = re.compile(r"^pci([0-9a-f]{4,8}:[0-9a-f]{2})$")
+
+
+# The kernel gives its first pid namespace this number, and no other one.
+HOST_PID_NAMESPACE = "pid:[4026531836]"
+
+
+def sees_pids_of_the_driver(root: Path) -> bool:
+    """Whether /proc has the processes that the driver names: it names them by the host's pids."""
+    try:
+        # Path.readlink needs Python 3.9, which not all nodes have.
+        return os.readlink(root / "proc/self/ns/pid") == HOST_PID_NAMESPACE  # noqa: PTH115
+    except OSError:
+        return False
+
+
+def process_affinity(pid: int | None, root: Path) -> str | None:
+    """The CPUs on which a process may run; None of one that has ended."""
+    status = read_file(root / f"proc/{pid}/status") or ""
+    match = re.search(r"^Cpus_allowed_list:\s*(\S+)", status, re.MULTILINE)
+    return match.group(1) if match else None

@@ -204,6 +204,7 @@ def _processes(gpu: _Node) -> list[Process] | None:
             "pid": int_of(child.value("pid")),
             "type": text_of(child.value("type")),
             "name": text_of(child.value("process_name")),
+            "cpu_affinity": None,
             "memory_used_mib": _mib(child, "used_memory"),
             "gpu_instance_id": int_of(child.value("gpu_instance_id")),
             "compute_instance_id": int_of(child.value("compute_instance_id")),

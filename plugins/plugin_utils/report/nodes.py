@@ -182,9 +182,24 @@ def _gpu(found: Mapping[str, Any], verdict: str, devices: Mapping[str, Mapping[s
         "allocated_share": share,
         "allocations": [held for held in [*(mig["allocation"] for mig in migs), whole] if held],
         "processes": found.get("processes"),
+        "numa_node": found.get("numa_node"),
+        "far_cpus": _far_cpus(found),
         "mig_devices": migs,
         "benchmark": None,
     }
+
+
+def _cpus(listed: str) -> set[int]:
+    """CPUs as the kernel lists them, such as 0-15,32."""
+    ends = [part.partition("-")[::2] for part in listed.split(",") if part]
+    return {cpu for first, last in ends for cpu in range(int(first), int(last or first) + 1)}
+
+
+def _far_cpus(found: Mapping[str, Any]) -> list[str]:
+    """Where processes run that are kept off every CPU next to their GPU; one that may run anywhere is none."""
+    near = found.get("cpu_affinity")
+    listed = {process.get("cpu_affinity") for process in found.get("processes") or []} - {None}
+    return sorted(cpus for cpus in listed if near and not _cpus(near) & _cpus(cpus))
 
 
 def _gpus_of_answer(

@@ -87,6 +87,9 @@ class Gpu(TypedDict):
     allocations: list[dict[str, Any]]
     # None where they cannot be seen.
     processes: list[Process] | None
+    numa_node: int | None
+    # CPUs of processes that may run on none of those next to the GPU.
+    far_cpus: list[str]
     mig_devices: list[MigDevice]
     # None where no acceptance is known.
     benchmark: Benchmark | None

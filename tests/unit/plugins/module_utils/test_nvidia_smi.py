@@ -74,7 +74,9 @@ TYPES: dict[str, type] = {
     "mig_devices": list,
     "numa_node": int,
     "cpu_affinity": str,
+    "pci_root": str,
     "nvlinks": list,
+    "nvlink_peers": list,
     "brand": str,
     "board_part_number": str,
     "vbios_version": str,
@@ -109,7 +111,7 @@ TYPES: dict[str, type] = {
 }
 UNITS = {"mib": int, "w": float, "c": int, "percent": int, "mhz": int}
 MIG_KEYS = {"index", "uuid", "profile", "gpu_instance_id", "compute_instance_id", "memory_total_mib"}
-PROCESS_KEYS = {"pid", "type", "name", "memory_used_mib", "gpu_instance_id", "compute_instance_id"}
+PROCESS_KEYS = {"pid", "type", "name", "cpu_affinity", "memory_used_mib", "gpu_instance_id", "compute_instance_id"}
 
 
 def type_of(key: str) -> type:

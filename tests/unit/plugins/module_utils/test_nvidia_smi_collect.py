@@ -37,6 +37,7 @@ FULL = ("-q", "-x")
 VERSION = ("--version",)
 LIST = ("-L",)
 NVLINK = ("nvlink", "-s", "-e")
+WAYS = ("topo", "-m")
 DEFAULT = resolve_subsets(nvidia_smi.DEFAULT_SUBSETS)
 ALL = resolve_subsets(["all"])
 LOST = "Unable to determine the device handle for GPU 0000:0B:00.0: GPU is lost.  Reboot the system to recover this GPU"
@@ -121,14 +122,14 @@ def test_default_is_one_listing_call_with_the_version_beside_it(tmp_path: Path) 
 
 
 def test_all_is_the_full_query_with_the_links_beside_it(tmp_path: Path) -> None:
-    run = Recorder({FULL: (0, H100), NVLINK: (0, "")})
+    run = Recorder({FULL: (0, H100), NVLINK: (0, ""), WAYS: (0, "")})
     facts = collect(ALL, run=run, root=str(tmp_path))
-    assert run.calls == [[FULL, NVLINK]]
+    assert run.calls == [[FULL, NVLINK, WAYS]]
     (gpu,) = facts["gpus"]
     assert (gpu["power_draw_w"], gpu["nvlinks"], facts["cuda_version"]) == (70.53, [], "13.0")
 
 
-@pytest.mark.parametrize("subset", sorted(set(nvidia_smi.SUBSETS) - {"min", "mig", "topology", "nvlink"}))
+@pytest.mark.parametrize("subset", sorted(set(nvidia_smi.SUBSETS) - {"min", "mig", "topology", "nvlink", "peers"}))
 def test_each_other_subset_is_the_full_query_alone(tmp_path: Path, subset: str) -> None:
     run = Recorder({FULL: (0, H100)})
     facts = collect(resolve_subsets(["!min", subset]), run=run, root=str(tmp_path))
@@ -270,6 +271,58 @@ def test_a_device_without_node_is_on_the_only_one(tmp_path: Path, online: str, n
     write(tmp_path / "sys/devices/system/node/online", online)
     facts = collect(DEFAULT, run=Recorder({QUERY: (0, H100_ROW)}), root=str(tmp_path))
     assert facts["gpus"][0]["numa_node"] == node
+
+
+def test_the_root_bus_is_that_of_the_place_to_which_the_address_leads(tmp_path: Path) -> None:
+    place = tmp_path / "sys/devices/pci0000:16/0000:16:01.0/0000:17:00.0/0000:0a:00.0"
+    place.mkdir(parents=True)
+    (tmp_path / "sys/bus/pci/devices").mkdir(parents=True)
+    (tmp_path / "sys/bus/pci/devices/0000:0a:00.0").symlink_to(place)
+    run = Recorder({QUERY: (0, row(0, "0A") + row(1, "0B"))})
+    facts = collect(DEFAULT, run=run, root=str(tmp_path))
+    assert [gpu["pci_root"] for gpu in facts["gpus"]] == ["0000:16", None]
+
+
+MATRIX = """
+\tGPU0\tGPU1\tGPU2\tCPU Affinity
+GPU0\t X \tNV18\tSYS\t0-31
+GPU1\tNV18\t X \tNODE\t0-31
+GPU2\tSYS\tNODE\t X \t32
+"""
+
+
+@pytest.mark.parametrize(
+    ("answer", "peers"),
+    [
+        ((0, MATRIX), [[{"index": 1, "links": 18}], [{"index": 0, "links": 18}], []]),
+        ((0, ""), [[], [], []]),
+        ((255, ""), [None] * 3),
+        ((None, ""), [None] * 3),
+    ],
+)
+def test_whom_nvlink_reaches(tmp_path: Path, answer: tuple[int | None, str], peers: list[Any]) -> None:
+    rows = "".join(row(number, f"0{number}") for number in range(3))
+    run = Recorder({QUERY: (0, rows), WAYS: answer})
+    facts = collect(resolve_subsets(["peers"]), run=run, root=str(tmp_path))
+    assert run.calls == [[QUERY, VERSION, WAYS]]
+    assert [gpu["nvlink_peers"] for gpu in facts["gpus"]] == peers
+
+
+@pytest.mark.parametrize(
+    ("namespace", "cpus"), [(node.HOST_PID_NAMESPACE, "32-63"), ("pid:[4026532001]", None), ("", None)]
+)
+def test_where_a_process_may_run_is_told_by_the_host_alone(tmp_path: Path, namespace: str, cpus: str | None) -> None:
+    (tmp_path / "proc/self/ns").mkdir(parents=True)
+    if namespace:
+        (tmp_path / "proc/self/ns/pid").symlink_to(namespace)
+    write(tmp_path / "proc/29907/status", "Name:\tpython3\nCpus_allowed:\tff\nCpus_allowed_list:\t32-63\n")
+    process = "<process_info><pid>{}</pid><type>C</type><process_name>a</process_name></process_info>"
+    document = re.sub(
+        r"<processes>.*?</processes>", f"<processes>{process.format(29907)}{process.format(4)}</processes>", H100,
+        flags=re.DOTALL,
+    )  # fmt: skip
+    (gpu,) = collect(resolve_subsets(["processes"]), run=Recorder({FULL: (0, document)}), root=str(tmp_path))["gpus"]
+    assert [process["cpu_affinity"] for process in gpu["processes"]] == [cpus, None]
 
 
 def test_topology_is_null_when_not_asked_for(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_default_run(fake: Fake) -> None:
 
 def test_full_run(fake: Fake) -> None:
     facts = facts_of(run_module(fake.folder, gather_subset=["all"]))
-    assert fake.calls == ["C|-q -x", "C|nvlink -s -e"]
+    assert fake.calls == ["C|-q -x", "C|nvlink -s -e", "C|topo -m"]
     gpu = facts["gpus"][0]
     assert (gpu["power_draw_w"], gpu["ecc"]["mode"], gpu["nvlinks"]) == (70.53, "Enabled", [])
 
@@ -190,6 +190,7 @@ def test_return_values_are_documented_one_by_one() -> None:
     parsed = nvidia_smi.parse_query_xml(xml.replace("</processes>", f"{process}</processes>", 1))["gpus"][0]
     links = nvidia_smi.parse_nvlink_status("GPU 0: X (UUID: GPU-1)\nLink 0: <inactive>")["GPU-1"]
     gpu.update(mig_devices=parsed["mig_devices"], processes=parsed["processes"], nvlinks=links)
+    gpu["nvlink_peers"] = [{"index": 1, "links": 18}]
     facts = dict(nvidia_smi.empty_facts("linux"), gpus=[gpu])
     returned = yaml.safe_load(nvidia_smi_facts.RETURN)
     assert documented(returned) == {"ansible_facts": {"nvidia_smi": shape(facts)}}

@@ -946,10 +946,32 @@ def test_plot_of_one_moment_is_no_division_by_zero() -> None:
         ({"processes": None}, "free"),
         ({"in_nomad": False}, "not in Nomad"),
         ({"in_nomad": None}, report_page.UNKNOWN),
+        (
+            {"allocations": [{"job_id": "train"}], "far_cpus": ["32-63", "48"]},
+            "train; on CPUs of another NUMA node than the GPU's (32-63, 48)",
+        ),
     ],
 )
 def test_who_uses_a_gpu(gpu: dict[str, Any], text: str) -> None:
-    assert report_page._used_by({"allocations": [], "processes": [], "in_nomad": True, **gpu}, False) == text
+    known = {"allocations": [], "processes": [], "in_nomad": True, "far_cpus": [], **gpu}
+    assert report_page._used_by(known, False) == text
+
+
+@pytest.mark.parametrize(
+    ("near", "processes", "far"),
+    [
+        ("0-31,64-95", ["32-63"], ["32-63"]),
+        ("0-31,64-95", ["96-127", "32-63", "32-63"], ["32-63", "96-127"]),
+        # It may run next to the GPU, too.
+        ("0-31,64-95", ["0-127", "31", "95-96"], []),
+        ("0-31", [None], []),
+        (None, ["32-63"], []),
+    ],
+)
+def test_whose_job_runs_on_the_far_side(near: str | None, processes: list[str | None], far: list[str]) -> None:
+    listed = [{"type": "C", "pid": 7, "cpu_affinity": cpus} for cpus in processes]
+    gpu = helper.document(of(one(cpu_affinity=near, numa_node=0, processes=listed)))["nodes"][0]["gpus"][0]
+    assert (gpu["far_cpus"], gpu["numa_node"]) == (far, 0)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import socket
 import subprocess
 import time
@@ -113,6 +114,70 @@ def test_every_job_of_the_examples_is_one(path: Path, validate: Callable[..., An
     assert (told.returncode, told.stdout.strip()) == (0, "Job validation successful"), told.stdout + told.stderr
     # Nobody has to guess what is missing.
     assert not needed or "Unset variable" in validate(path).stderr
+
+
+SMI = """\
+#!/bin/sh
+case $* in
+-L)
+    echo 'GPU 0: NVIDIA H100 (UUID: GPU-a)'
+    echo 'GPU 1: NVIDIA H100 (UUID: GPU-b)'
+    echo '  MIG 1g.10gb Device 0: (UUID: MIG-b0)'
+    ;;
+*GPU-a*) echo 00000000:1B:00.0 ;;
+*GPU-b*) echo 00000000:9D:00.0 ;;
+*) exit 6 ;;
+esac
+"""
+TELLS = ["sh", "-c", 'echo "$CUDA_VISIBLE_DEVICES"']
+
+
+@pytest.mark.parametrize(
+    ("devices", "numactl", "bound"),
+    [
+        ("GPU-a", True, "numactl --physcpubind=0-31,64-95 --membind=0 "),
+        ("GPU-a", False, "taskset --cpu-list 0-31,64-95 "),
+        ("GPU-a,GPU-b", True, "numactl --physcpubind=0-31,64-95,32-63 --membind=0,1 "),
+        ("MIG-b0", True, "numactl --physcpubind=32-63 --membind=1 "),
+    ],
+)
+def test_a_job_binds_itself_to_the_numa_node_of_its_gpu(
+    tmp_path: Path, devices: str, numactl: bool, bound: str
+) -> None:
+    run = near(tmp_path, devices, numactl)
+    assert (run.returncode, run.stdout) == (0, f"{bound}{' '.join(TELLS)}\n{devices}\n"), run.stderr
+
+
+def test_a_job_without_a_numa_node_runs_and_one_without_its_gpu_does_not(tmp_path: Path) -> None:
+    run = near(tmp_path, "GPU-a", True, node="-1")
+    assert (run.returncode, run.stdout) == (0, "GPU-a\n")
+    assert "nothing tells at which NUMA node GPU-a is" in run.stderr
+    run = near(tmp_path, "GPU-c", True)
+    assert (run.returncode, run.stdout) == (6, "")
+
+
+def near(folder: Path, devices: str, numactl: bool, node: str = "0") -> subprocess.CompletedProcess[str]:
+    """Run the job's script where two GPUs are at two NUMA nodes and what would bind it tells how it was called."""
+    programs = {"nvidia-smi": SMI, "taskset": "", **({"numactl": ""} if numactl else {})}
+    (folder / "bin").mkdir(exist_ok=True)
+    for name, text in programs.items():
+        (folder / "bin" / name).write_text(text or f'#!/bin/sh\necho {name} "$@"\nshift 2\nexec "$@"\n', "ascii")
+        (folder / "bin" / name).chmod(0o755)
+    for bus, at, cpus in (("0000:1b:00.0", node, "0-31,64-95"), ("0000:9d:00.0", "1", "32-63")):
+        device = folder / "sys/bus/pci/devices" / bus
+        device.mkdir(parents=True, exist_ok=True)
+        (device / "numa_node").write_text(f"{at}\n", "ascii")
+        (device / "local_cpulist").write_text(f"{cpus}\n", "ascii")
+    for name in ("sh", "cat", "tr", "sed", "awk"):
+        (folder / "bin" / name).unlink(missing_ok=True)
+        (folder / "bin" / name).symlink_to(str(shutil.which(name)))
+    environment = {
+        "PATH": str(folder / "bin"), "SYSFS": str(folder / "sys"), "NVIDIA_VISIBLE_DEVICES": devices,
+    }  # fmt: skip
+    return subprocess.run(
+        ["/bin/sh", ROOT / "examples/jobs/gpu-numa/near.sh", *TELLS], env=environment, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
 
 
 def test_what_is_no_job_is_refused(tmp_path: Path, validate: Callable[..., Any]) -> None:
