@@ -403,7 +403,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufarm.core.plugins.module_utils import gpu_benchmark
+from ansible_collections.gpufarm.core.plugins.module_utils import gpu_benchmark, signals
 from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark import Card, Thresholds
 from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark.devices import Device, devices_of, parts_of
 from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark.judging import percents
@@ -633,7 +633,9 @@ def main() -> None:
     if wrong:
         module.fail_json(msg=f"{platform.node()}: {wrong}")
     try:
-        module.exit_json(changed=False, **benchmark(module.params, ROOT))
+        with signals.ended_with_controller():
+            answer = benchmark(module.params, ROOT)
+        module.exit_json(changed=False, **answer)
     except FoundError as error:
         module.fail_json(msg=f"{platform.node()}: {error}")
 

@@ -5,11 +5,11 @@ A real Nomad is asked in molecule/gpu_health; here are several nodes, and more o
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
 import shutil
-import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -30,6 +30,16 @@ from .conftest import Node
 MakeNode = Callable[[str], Node]
 # Without what else runs on this machine, as in the nodes of a test farm.
 ALONE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "--")
+# Kills the command and its group outright when a file is there, and tells by another what runs for ever.
+KILLED = """
+setsid "$@" &
+until [ -e kill ]; do sleep 0.1; done
+kill -s KILL -- -$!
+left=600
+while set -- /proc/[0-9]* && [ $# -gt 1 ] && [ $left -gt 0 ]; do left=$((left - 1)); sleep 0.5; done
+shift
+for each in "$@"; do tr '\\0' ' ' <$each/cmdline; echo; done >left
+"""
 (PRINTED,) = printed.commands(printed.block(ROOT / "README.md", "ansible-playbook -i my-lab.yml gpufarm.core.accept"))
 OPEN = {"nomad_tls": "off", "nomad_acl_enabled": False, "ansible_become": False, "agent_url": "http://127.0.0.1:9"}
 
@@ -140,6 +150,15 @@ def park(node: MakeNode, tmp_path: Path) -> Iterator[Callable[..., Park]]:
         machine.farm.agent.close()
 
 
+def computes(node: Node) -> bool:
+    """Whether a process has the double of CUDA."""
+    for path in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):
+            if str(node.build / "libcuda.so.1") in path.read_text(encoding="utf-8", errors="replace"):
+                return True
+    return False
+
+
 def test_those_that_pass_are_opened_and_the_others_named(park: Callable[..., Park]) -> None:
     farm = park("a", "b", "c", "d", "f", "g", "h", "i")
     machines = farm.machines
@@ -236,19 +255,30 @@ def test_no_more_are_closed_at_a_time_than_may_be(park: Callable[..., Park]) -> 
     ) in said
 
 
-def test_what_a_killed_run_has_closed_says_so_and_the_next_one_goes_on(park: Callable[..., Park]) -> None:
+def test_what_a_killed_run_has_closed_says_so_and_the_next_one_goes_on(
+    park: Callable[..., Park], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of it goes on, not even what Ansible has put into a session of its own, as it does with its workers."""
+    # Without the spare interpreters of these tests, as on any other machine.
+    monkeypatch.delenv("PYTHONPATH")
     farm = park("a")
-    machine, pid = farm.machines["a"], farm.folder / "pid"
+    machine = farm.machines["a"]
     machine.node.change(lambda it: faults.hang_cuda(it, 1))
+    options = {**machine.variables["accept_options"], "timeout": 7200}
     killed = threading.Thread(
-        target=farm.run, kwargs={"under": ("sh", "-c", f'echo $$ >{pid}; exec "$@"', "sh", *ALONE)}
+        target=farm.run,
+        kwargs={
+            "under": (*ALONE, "sh", "-c", KILLED, "sh"),
+            "more": {"a": {**machine.variables, "accept_options": options}},
+        },
     )
     killed.start()
     try:
-        wait_for(lambda: machine.state == ("ineligible", "acceptance"))
+        wait_for(lambda: computes(machine.node))
     finally:
-        os.kill(int(pid.read_text(encoding="utf-8")), signal.SIGKILL)
+        (farm.folder / "kill").touch()
         killed.join()
+    assert (farm.folder / "left").read_text(encoding="utf-8") == ""
     assert machine.state == ("ineligible", "acceptance") and farm.records() == {}
     machine.node.change(lambda it: faults.recover_cuda(it, 1))
     code, said = farm.run()
