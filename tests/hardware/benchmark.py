@@ -74,26 +74,37 @@ def wrong(level: str, answer: Mapping[str, Any], known: Mapping[str, gpu_benchma
 
 
 def left_behind() -> Iterator[str]:
-    """What still computes after the one that measured was killed outright."""
+    """What still computes, or is still in use of a memory, after the one that measured was killed outright."""
     line = [sys.executable, "-I", measuring.__file__, "--level", "full", "--soak", "60"]
-    ask = ["nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader"]
+
+    def asked(query: str) -> list[str]:
+        line = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
+        return subprocess.run(line, capture_output=True, text=True, check=True).stdout.split()
 
     def processes() -> list[str]:
-        return subprocess.run(ask, capture_output=True, text=True, check=True).stdout.split()
+        return asked("--query-compute-apps=pid")
 
-    before = processes()
+    def memory() -> list[str]:
+        """In use of each GPU, in MiB."""
+        return asked("--query-gpu=memory.used")
+
+    before, used = processes(), memory()
     with subprocess.Popen(line, stdout=subprocess.DEVNULL) as child:
         until = time.monotonic() + 20
         while processes() == before and time.monotonic() < until:
             time.sleep(0.1)
         if processes() == before:
             yield "nvidia-smi shows no process that measures"
+        elif memory() == used:
+            yield "nvidia-smi shows no memory of the process that measures"
         child.kill()
     until = time.monotonic() + 10
-    while processes() != before and time.monotonic() < until:
+    while (processes(), memory()) != (before, used) and time.monotonic() < until:
         time.sleep(0.1)
     if processes() != before:
         yield f"after a kill nvidia-smi shows {processes()}, before it was {before}"
+    if memory() != used:
+        yield f"after a kill {memory()} MiB are in use, before it was {used}"
 
 
 def main() -> int:
