@@ -159,7 +159,7 @@ class Texts(dict[str, str]):
         return made
 
 
-def plain(value: Any, texts: Texts | None = None) -> Any:
+def plain(value: Any, texts: Texts | None = None, unread: frozenset[str] = frozenset()) -> Any:
     """Ansible's containers template themselves at each access; thousands of GPUs are read faster from plain ones.
 
     Text loses what steers, save the ends of lines, by which a failure's last words are found.
@@ -172,14 +172,14 @@ def plain(value: Any, texts: Texts | None = None) -> Any:
             if (kind := type(inner)) in NUMBERS
             else texts[inner]
             if kind is str
-            else plain(inner, texts)
+            else plain(inner, texts, unread)
             for key, inner in value.items()
-            if key not in UNREAD
+            if key not in unread
         }
     if isinstance(value, str):
         return texts[value]
     if kind is list or (isinstance(value, Sequence) and not isinstance(value, bytes)):
-        return [plain(inner, texts) for inner in value]
+        return [plain(inner, texts, unread) for inner in value]
     return value
 
 
@@ -235,7 +235,7 @@ def farm_report(
     )
     data, text = report.build(
         plain(hosts),
-        plain(answers),
+        plain(answers, unread=UNREAD),
         plain(servers),
         options,
         made_at=str(made_at),

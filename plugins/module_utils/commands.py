@@ -170,8 +170,14 @@ def run_commands(argvs: Sequence[Sequence[str]], timeout: float) -> list[Command
 
 
 def answer_of(argv: Sequence[str], timeout: float) -> Command:
-    """What one call came to; FoundError when it did not end in time."""
+    """What one call came to; FoundError when it could not be started or did not end in time."""
     (command,) = run_commands([argv], timeout)
+    if command.error and not command.timed_out:
+        raise FoundError(
+            found=f"{argv[0]} could not be started ({command.error})",
+            expected="a program that can be run on this host",
+            next_step="mend or install it",
+        )
     if command.timed_out:
         raise FoundError(
             found=f"{argv[0]} did not end within {timeout:g} s",

@@ -447,7 +447,8 @@ def validate(command: str | None, path: str, name: str) -> None:
     """Let the task's own command have its word on the new program."""
     if not command:
         return
-    (answer,) = run_commands([shlex.split(command.replace("%s", shlex.quote(path)))], VALIDATE_S)
+    words_of = shlex.split(command.replace("%s", shlex.quote(path)))
+    (answer,) = run_commands([[os.path.expandvars(Path(each).expanduser()) for each in words_of]], VALIDATE_S)
     if answer.returncode != 0:
         lines = f"{answer.error or answer.stdout}\n{answer.stderr}".splitlines()
         words = " ".join(clean(line).strip() for line in lines if line.strip())[:WORDS]

@@ -166,6 +166,24 @@ def test_it_is_asked_before_anything_is_installed() -> None:
 
 
 @pytest.mark.parametrize(
+    ("facts", "asks"),
+    [
+        ({}, True),
+        ({"nvidia_smi": {"gpus": []}}, False),
+        ({"nvidia_smi": {"gpus": [{"mig_mode": None, "mig_devices": None}]}}, False),
+        # Of its own the role has asked for the driver alone.
+        ({"nvidia_smi": {"gpus": [{"mig_mode": "Enabled", "mig_devices": None}]}}, True),
+        ({"nvidia_smi": {"gpus": [{"mig_mode": "Enabled", "mig_devices": []}]}}, False),
+    ],
+)
+def test_a_program_is_tried_on_what_a_gpu_is_divided_into(facts: dict[str, object], asks: bool) -> None:
+    look = yaml.safe_load((ROOT / "roles/cuda/tasks/try.yml").read_text(encoding="utf-8"))[0]
+    assert "mig" in look["gpufarm.core.nvidia_smi_facts"]["gather_subset"]
+    known = {"ansible_facts": facts, "here": trust_as_template(f"{{{{ {look['when']} }}}}")}
+    assert role_helper.value("here", known) is asks
+
+
+@pytest.mark.parametrize(
     ("version", "driver", "wsl", "told"),
     [
         ("13.0", "570.195.03", False, "driver 570.195.03 runs. Expected: branch 580 or newer, which CUDA 13.0 needs. "),

@@ -135,7 +135,9 @@ def test_a_program_that_is_refused_replaces_none(
     judge = tmp_path / "judge"
     judge.write_text(f'#!/bin/sh\n"$1"; echo "$? $#" "$1" >>{log}; echo "cannot\\033[31m start" >&2; exit $2\n')
     judge.chmod(0o755)
-    assert node.run(validate=f"{judge} %s 0")["changed"]
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("WORDS", "0")
+    assert node.run(validate="~/judge %s $WORDS")["changed"]
     (code, count, path) = log.read_text().split()
     assert (code, count, Path(path).parent) == ("7", "2", node.dest)
     before = node.files()

@@ -282,6 +282,10 @@ def test_what_never_answers_is_told(
     found = helper.run_module(host_info.main, host.capsys, asked)
     told = f"{path} did not end within 0.2 s. Expected: an answer. Next step: see what it waits for on this host"
     assert found["failed"] and told in found["msg"]
+    # Nor does one that is broken say that nothing is there.
+    path.write_bytes(b"\x7fELF")
+    found = helper.run_module(host_info.main, host.capsys, asked)
+    assert found["failed"] and f"{path} could not be started (" in found["msg"], found
 
 
 def test_pci_devices(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -188,6 +188,22 @@ def test_what_failed_is_tried_again_within_the_hour_at_its_level(age: int, level
     assert gate_checks.due(records, {"start": 86400, "quick": 604800}, "none", 1_000_000 + age) == level
 
 
+def test_what_is_slow_once_only_is_not(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that came and went meanwhile had its share."""
+    gate.node.change(lambda it: faults.slow_memory(it, 1))
+    measure, measured = gpu_benchmark.measure, []
+
+    def once(uuids: list[str], *args: Any, **options: Any) -> Any:
+        measured.append(uuids)
+        answer = measure(uuids, *args, **options)
+        gate.node.change(lambda it: faults.recover_cuda(it, 1))
+        return answer
+
+    monkeypatch.setattr(gpu_benchmark, "measure", once)
+    status = gate.run(**QUICK)
+    assert (gate.codes(status), status["healthy"], measured) == ([], True, [gate.uuids, gate.uuids[1:]])
+
+
 def test_a_level_that_is_asked_for_no_more_is_forgotten(gate: Gate) -> None:
     gate.node.change(lambda it: faults.compute_wrongly(it, 0, "copies"))
     assert ("benchmark_peer_wrong", gate.uuids[0]) in gate.codes(gate.run(check_quick=604800))
