@@ -117,9 +117,11 @@ def test_windows_keeps_what_a_node_that_has_not_left_needs(tmp_path: Path) -> No
     inventory = {"all": {"vars": LOCAL, "children": groups}}
     result = playbook_helper.run_playbook(tmp_path, inventory, "remove.yml", "--limit", "pc")
     assert result.returncode == 2
-    assert "pc: pc-Debian, of which this machine takes care, has not left the farm in this run. Expected: " in " ".join(
-        (result.stdout + result.stderr).split()
-    )
+    assert (
+        "pc: pc-Debian, of which this machine takes care, has not left the farm in this run. Expected: a machine whose "
+        "nodes have all left, because they would be reached no more. Next step: name them with --limit, too, which "
+        "changes nothing on one that has left before."
+    ) in " ".join((result.stdout + result.stderr).split())
 
 
 @pytest.mark.parametrize(("limit", "unknown"), [("a,b2,c", "b2"), ("a:b2:gpu*", "b2, gpu*"), ("a,!b2,nomad_*", None)])

@@ -294,7 +294,11 @@ WITH_WORK = ("sh", "-c", 'NOMAD_ALLOC_ID=6b1f0c0a sleep 3600 & exec "$@"', "sh")
 def test_nothing_ends_where_the_tasks_are_refused(tmp_path: Path) -> None:
     lab = Lab(tmp_path)
     lab.node = SU
-    assert "The user name or password is incorrect." in lab.bad(wsl_shutdown=True, wsl_keep_alive_password="wrong")
+    assert (
+        r"gaming-pc: Windows does not take the tasks as GAMING-PC\alice (Unhandled exception while executing script: "
+        "The user name or password is incorrect.). Expected: keep Debian. Next step: mend what it says, and set "
+        "wsl_keep_alive_password to the present one."
+    ) in lab.bad(wsl_shutdown=True, wsl_keep_alive_password="wrong")
     assert (lab.state, lab.called("--shutdown"), lab.config.exists()) == ("Running", 0, False)
 
 
@@ -920,7 +924,7 @@ def test_what_has_come_meanwhile_is_not_ended(tmp_path: Path) -> None:
     lab.nodes = {"Ubuntu": SU}
     assert (
         "gaming-pc: Debian runs since gaming-pc-Ubuntu were taken out of work, and a shutdown of WSL on gaming-pc "
-        "would end it."
+        "would end it. Expected: nothing that was not asked. Next step: run this again."
     ) in lab.bad(wsl_keep_alive=False, wsl_shutdown=True)
     assert lab.called("--shutdown") == 0
 
@@ -937,7 +941,8 @@ def test_an_agent_of_nomad_counts_in_whatever_group(tmp_path: Path) -> None:
     lab.unlisted = ("Debian",)
     assert (
         "gaming-pc: Nomad runs in Debian, which this inventory does not have, and a shutdown of WSL on gaming-pc would "
-        "end it."
+        "end it. Expected: it is a host of the inventory, and can be taken out of work. Next step: run this again with "
+        "--flush-cache, or list it there."
     ) in lab.bad(wsl_shutdown=True)
     assert lab.called("--shutdown") == 0
 
@@ -953,7 +958,10 @@ def test_who_runs_in_the_machine_does_not_end_it(tmp_path: Path) -> None:
 def test_a_configuration_that_cannot_be_changed_is_refused_first(tmp_path: Path) -> None:
     lab = Lab(tmp_path, release="2.1.5")
     lab.config.write_bytes(b"# M\xfcller\r\n")
-    assert "gaming-pc: .wslconfig is no UTF-8 (byte 3). Expected: UTF-8" in lab.bad(wsl_update=True)
+    assert (
+        "gaming-pc: .wslconfig is no UTF-8 (byte 3). Expected: UTF-8, or UTF-16 with a mark, as WSL reads it. Next "
+        "step: save it with that encoding."
+    ) in lab.bad(wsl_update=True)
     assert (lab.windows.machine.tasks, lab.windows.machine.release) == ({}, "2.1.5")
 
 
@@ -961,9 +969,10 @@ def test_a_configuration_that_cannot_be_changed_is_refused_first(tmp_path: Path)
 def test_a_mode_that_leads_no_ports_is_no_matter_without_them(tmp_path: Path, mode: str) -> None:
     lab = Lab(tmp_path)
     lab.config.write_text(f"[wsl2]\nnetworkingMode={mode}\n")
-    assert f"networkingMode of .wslconfig is {mode}, and wsl_ports has 4646, 80. Expected" in lab.bad(
-        wsl_ports=[4646, 80]
-    )
+    assert (
+        f"gaming-pc: networkingMode of .wslconfig is {mode}, and wsl_ports has 4646, 80. Expected: nat or mirrored, in "
+        "which this role can lead ports to a distribution. Next step: set one of them in wsl_config, or wsl_ports: []."
+    ) in lab.bad(wsl_ports=[4646, 80])
     lab.good("--check")
 
 
@@ -979,7 +988,10 @@ def test_a_wsl_that_hangs_is_said(tmp_path: Path) -> None:
     lab = Lab(tmp_path, seconds={PROGRAM_FILES: HANGS})
     said = lab.bad(__wsl_windows_patience=2)
     assert r"gaming-pc: `C:\Program Files\WSL\wsl.exe` gave no answer (" in said
-    assert "Expected: one within 2 s. Next step: run `wsl.exe --list --verbose` there" in said
+    assert (
+        "). Expected: one within 2 s. Next step: run `wsl.exe --list --verbose` there; where that hangs, too, restart "
+        "Windows (WSL#8529), and run this again."
+    ) in said
 
 
 def test_sudo_is_nothing_for_windows(tmp_path: Path) -> None:
@@ -1021,6 +1033,22 @@ def test_a_machine_that_cannot_let_go_keeps_all(tmp_path: Path, problem: dict[st
     after = lab.windows.machine
     assert (after.tasks, after.distributions[0].state, lab.config.read_bytes()) == (before.tasks, "Running", config)
     assert lab.called("--shutdown") == 1
+
+
+def test_a_machine_that_leaves_tells_which_node_stays_out(tmp_path: Path) -> None:
+    """Of a run that was cut off; the distribution does not run, so nobody can put its node back."""
+    lab = Lab(tmp_path, distributions=[Distribution("Debian", state="Stopped", default=True)])
+    note = lab.config.with_name(".wslconfig.out")
+    note.write_text("Ansible has taken these nodes out of work:\r\ngaming-pc-Debian\r\n")
+    lab.playbook = "remove.yml"
+    assert (
+        "gaming-pc: gaming-pc-Debian was taken out of work and is still out; gaming-pc-Debian does not run, or is not "
+        "in this inventory. Expected: nodes that work again. Next step: start it there (`wsl.exe -d NAME`), and run "
+        "gpufarm.core.site for it, which puts it back."
+    ) in lab.bad("--limit", "gaming-pc")
+    # The machine has left, and nothing of ours stays on it.
+    assert not note.exists()
+    assert changed(lab.good("--limit", "gaming-pc")) == 0
 
 
 UPDATE = "Next step: set wsl_update: true, which ends its distributions, or run `wsl.exe --update` there."
