@@ -49,7 +49,8 @@ def remove(folder: Path, packages: str, programs: dict[str, str]) -> tuple[int, 
         (folder / "bin" / name).write_text(NOTES + text, encoding="ascii")
         (folder / "bin" / name).chmod(0o755)
     (folder / "modules.conf").touch()
-    unit = {"nvidia-fabricmanager.service": {"enabled": "enabled", "active": "active"}}
+    there = {"enabled": "enabled", "active": "active"}
+    unit = {"nvidia-fabricmanager.service": there, "nvidia-persistenced.service": there}
     given = {
         # A removal's preflight has looked at the host, which Nomad has left.
         "common_scope": "remove",
@@ -105,7 +106,7 @@ def test_a_driver_that_may_not_go_leaves_fabric_manager_running(
     assert [line for line in asked if line.startswith("systemctl")] == []
 
 
-def test_fabric_manager_stops_before_its_packages_go(tmp_path: Path) -> None:
+def test_daemons_stop_before_their_packages_go(tmp_path: Path) -> None:
     code, said, asked = remove(tmp_path, "dnf", {})
     assert code == 0, said
     steps = [line for line in asked if line.startswith(("systemctl stop", "dnf --assume"))]
@@ -113,7 +114,8 @@ def test_fabric_manager_stops_before_its_packages_go(tmp_path: Path) -> None:
         f"dnf --assume{word} --setopt=clean_requirements_on_remove=True remove nvidia-open nvidia-fabricmanager"
         for word in ("no", "yes")
     )
-    assert steps == [question, "systemctl stop nvidia-fabricmanager.service", question, answer]
+    stops = [f"systemctl stop nvidia-{name}.service" for name in ("fabricmanager", "persistenced")]
+    assert steps == [question, *stops, question, answer]
     assert not (tmp_path / "modules.conf").exists()
 
 
