@@ -100,12 +100,21 @@ options:
     type: int
   infiniband_ports:
     description:
-      - How many ports of InfiniBand the node should have that are active. Those of Ethernet do not count. Without it
-        nobody asks.
+      - How many ports of InfiniBand the node should have that are active. Those of Ethernet do not count (see
+        O(roce_ports)). Without it nobody asks.
     type: int
   infiniband_link_downed_max:
     description:
       - How often the link of a port of InfiniBand may have gone down since its counters were reset. Without it any
+        number is fine.
+    type: int
+  roce_ports:
+    description:
+      - The same of adapters whose link is Ethernet.
+    type: int
+  roce_link_downed_max:
+    description:
+      - How often the link of such a port may have gone down since the driver of the adapter was loaded. Without it any
         number is fine.
     type: int
   persistence_required:
@@ -157,7 +166,8 @@ notes:
     C(library_not_found), C(library_mismatch), C(no_devices), C(access_blocked), C(permission_denied), C(gpu_lost),
     C(reset_required), C(interrupt_issue), C(timeout), C(crashed), C(unsupported), C(invalid_output) and
     C(unknown_error); C(gpu_unreadable), nvidia-smi cannot read this GPU, or all of its sensors fail;
-    C(gpu_count), there are fewer than O(gpus); C(infiniband_ports), fewer are active than O(infiniband_ports);
+    C(gpu_count), there are fewer than O(gpus); C(infiniband_ports) and C(roce_ports), fewer are active than
+    O(infiniband_ports) and O(roce_ports) say;
     C(gpu_init_failed), the driver could not start it; C(compute_prohibited), its compute mode lets no job in;
     C(recovery_action), the driver wants it reset, drained or the node rebooted; C(ecc_uncorrected), more errors than
     O(ecc_uncorrected_max); C(sram_threshold_exceeded), the card should be replaced; C(row_remap_pending) and
@@ -178,7 +188,8 @@ notes:
     missing; C(pcie_generation), the link is slower than O(pcie_generation_min); C(nvlink_down), fewer links are up than
     on a neighbour of the same model; C(nvlink_errors), a link has more errors than O(nvlink_recoveries_max) or
     O(nvlink_errors_max) allows; C(infiniband_link_downed), the link of a port went down more often than
-    O(infiniband_link_downed_max); C(persistence_off), with O(persistence_required); C(process_without_owner), a
+    O(infiniband_link_downed_max), and C(roce_link_downed) than O(roce_link_downed_max); C(persistence_off), with
+    O(persistence_required); C(process_without_owner), a
     process that ended still holds memory; C(check_failed), the kernel log or DCGM could not be asked; and of that role
     C(benchmark_crashed), C(benchmark_no_cuda), C(benchmark_peers_failed) and C(benchmark_slow_host_copies)."
   - C(xid_<number>) is an Xid, with severity and action from NVIDIA's catalogue. Faults of jobs, such as 13, 31 and
@@ -382,6 +393,10 @@ checks:
         O(infiniband_link_downed_max) is set.
       type: str
       sample: 8 of 9 ports active
+    roce:
+      description: The same of ports that carry Ethernet, by O(roce_ports) and O(roce_link_downed_max).
+      type: str
+      sample: skipped
     processes:
       description: V(ok), or C(skipped) and why.
       type: str
@@ -418,6 +433,8 @@ TYPES: dict[str, dict[str, Any]] = {
     "nvlink_errors_max": {"type": "int"},
     "infiniband_ports": {"type": "int"},
     "infiniband_link_downed_max": {"type": "int"},
+    "roce_ports": {"type": "int"},
+    "roce_link_downed_max": {"type": "int"},
     "persistence_required": {"type": "bool"},
     "dcgm": {"type": "bool"},
     "dcgm_diag_level": {"type": "int", "choices": [1, 2, 3, 4]},

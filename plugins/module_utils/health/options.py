@@ -41,6 +41,8 @@ class HealthOptions:
     nvlink_errors_max: int | None = None
     infiniband_ports: int | None = None
     infiniband_link_downed_max: int | None = None
+    roce_ports: int | None = None
+    roce_link_downed_max: int | None = None
     persistence_required: bool = True
     dcgm: bool = True
     dcgm_diag_level: int | None = None
@@ -116,6 +118,7 @@ def _check(options: HealthOptions) -> None:
     for name in (
         "gpus", "xid_repeats_max", "ecc_uncorrected_max", "ecc_corrected_max", "pcie_width_min", "pcie_generation_min",
         "nvlink_recoveries_max", "nvlink_errors_max", "infiniband_ports", "infiniband_link_downed_max",
+        "roce_ports", "roce_link_downed_max",
     ):  # fmt: skip
         value = getattr(options, name)
         if value is not None and value < 0:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible_collections.gpufarm.core.plugins.module_utils.health.dcgm import dcgm_findings
-from ansible_collections.gpufarm.core.plugins.module_utils.health.infiniband import infiniband_findings
+from ansible_collections.gpufarm.core.plugins.module_utils.health.infiniband import infiniband_findings, roce_findings
 from ansible_collections.gpufarm.core.plugins.module_utils.health.kernel_log import kernel_events
 from ansible_collections.gpufarm.core.plugins.module_utils.health.node import (
     acknowledged_at,
@@ -53,6 +53,7 @@ def probe(options: HealthOptions, *, root: str = "/", search: str | None = None)
     dcgm, findings = dcgm_findings(options, search)
     processes, orphans = processes_without_owner(facts, base, lambda: ask(["!min", "processes"]))
     infiniband, of_ports = infiniband_findings(options, base)
+    roce, of_roce = roce_findings(options, base)
     checks = {
         "nvidia_smi": "ok" if facts["reason"] is None else facts["reason"],
         "kernel_log": kernel_log,
@@ -61,8 +62,11 @@ def probe(options: HealthOptions, *, root: str = "/", search: str | None = None)
         "dcgm": dcgm,
         "fabric_manager": fabric_manager_state(base, search, options.timeout),
         "infiniband": infiniband,
+        "roce": roce,
         "processes": processes,
     }
     host = python_platform.node()
-    verdict = judge(facts, events, findings, options, host=host, checks=checks, orphans=orphans, others=of_ports)
+    verdict = judge(
+        facts, events, findings, options, host=host, checks=checks, orphans=orphans, others=[*of_ports, *of_roce]
+    )
     return {**verdict, "checks": checks, "nvidia_smi": facts}

@@ -51,6 +51,8 @@ PROBLEMS: dict[str, Kind] = {
     "gpu_count": Kind(CRITICAL, "check_hardware", "{gpus} GPUs"),
     "infiniband_ports": Kind(CRITICAL, "check_hardware", "{infiniband_ports} active ports of InfiniBand"),
     "infiniband_link_downed": Kind(WARNING, "check_hardware", "at most {infiniband_link_downed_max}"),
+    "roce_ports": Kind(CRITICAL, "check_hardware", "{roce_ports} active ports of RoCE"),
+    "roce_link_downed": Kind(WARNING, "check_hardware", "at most {roce_link_downed_max}"),
     "gpu_init_failed": Kind(CRITICAL, "reset_gpu", "a GPU that the driver can start"),
     "sensors_failed": Kind(WARNING, "watch", "a value from every sensor"),
     "inforom_corrupted": Kind(WARNING, "contact_support", "an infoROM that can be read"),
@@ -119,6 +121,7 @@ _STEPS = {
     "pcie_width": "reseat the GPU; if the slot is wired so, set severities or pcie_width_min",
     "pcie_generation": "reseat the GPU and check the slot's setting in the firmware",
     "infiniband_ports": "look at the cables and the subnet manager with 'ibstat', or correct infiniband_ports",
+    "roce_ports": "look at the cables and the switch with 'rdma link', or correct roce_ports",
     "process_without_owner": "end what still holds /dev/nvidia* ('fuser -v /dev/nvidia*'), or reset the GPU",
 }  # fmt: skip
 

@@ -562,6 +562,17 @@ def test_ports_of_infiniband_that_should_be_active(tmp_path: Path) -> None:
     (tmp_path / "sys/devices/pci0000:00/mlx5_3/device").mkdir()
     (tmp_path / "sys/devices/pci0000:00/mlx5_3/device/physfn").symlink_to("..")
     assert asked(infiniband_ports=1) == ("1 of 3 ports active", [])
+    assert infiniband.roce_findings(HealthOptions(roce_ports=2), tmp_path)[1][0].found == "1"
+    told, findings = infiniband.roce_findings(HealthOptions(roce_link_downed_max=4), tmp_path)
+    # Of its link the counter of InfiniBand, which is 99 here, says nothing.
+    assert (told, findings) == ("1 of 1 ports active", [])
+    ndevs, net = tmp_path / "sys/devices/pci0000:00/mlx5_2/ports/1/gid_attrs/ndevs", tmp_path / "sys/class/net/eth7"
+    for folder in (ndevs, net):
+        folder.mkdir(parents=True)
+    (ndevs / "0").write_text("eth7\n")
+    (net / "carrier_down_count").write_text("5\n")
+    (flapped,) = infiniband.roce_findings(HealthOptions(roce_link_downed_max=4), tmp_path)[1]
+    assert (flapped.code, flapped.found) == ("roce_link_downed", "that the link of mlx5_2 port 1 went down 5 times")
     assert asked(infiniband_link_downed_max=7)[1] == []
     assert asked(infiniband_link_downed_max=3)[1] == [
         "infiniband_link_downed: that the link of mlx5_0 port 2 went down 7 times"
