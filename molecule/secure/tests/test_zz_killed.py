@@ -45,7 +45,8 @@ def farm() -> dict[str, object]:
     """Return what Nomad has: the GPUs of each node that is ready, and the servers that are alive and vote."""
     token = secrets()["nomad-management"]
     nodes = api(SERVER, "/v1/nodes?resources=true", token)
-    voters = [each["Node"].split(".")[0] for each in api(SERVER, "/v1/operator/raft/configuration", token)["Servers"]]
+    servers = api(SERVER, "/v1/operator/raft/configuration", token)["Servers"]
+    voters = [each["Node"].split(".")[0] for each in servers if each["Voter"]]
     return {
         "servers": sorted(voters),
         **{

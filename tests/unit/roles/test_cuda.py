@@ -74,10 +74,10 @@ def test_what_is_noted_before_the_toolkit_is_installed_is_what_the_removal_reads
     )
     (steps,) = (step["block"] for step in install[0]["block"] if "block" in step)
     note, toolkit = ([step["name"] for step in steps].index(name) for name in (
-        "Note that this toolkit is from here", "Have the CUDA toolkit",
+        "Note that this toolkit is from here, and that nobody has seen it work", "Have the CUDA toolkit",
     ))  # fmt: skip
     assert note < toolkit
-    assert steps[note]["ansible.builtin.copy"]["dest"] == "{{ __cuda_ours_dir }}/{{ cuda_version }}"
+    assert steps[note]["loop"] == ["{{ __cuda_ours_dir }}/{{ cuda_version }}", "{{ __cuda_untried }}"]
     for there, ours in (
         ((), True),
         (("installed cuda-toolkit-13-0=13.0.2-1",), False),
@@ -207,3 +207,13 @@ def test_a_driver_that_is_too_old_for_the_release(version: str, driver: str | No
     assert (
         role_helper.value("__cuda_driver_refusal", {**known, "_common_host": role_helper.host(packages=compat)}) == ""
     )
+
+
+def test_where_nothing_was_tried_nothing_is_wrong() -> None:
+    """Ansible makes the text of an assertion that holds, too."""
+    tries = yaml.safe_load((ROOT / "roles/cuda/tasks/try.yml").read_text(encoding="utf-8"))
+    (wanted,) = (step["ansible.builtin.assert"] for step in tries if "ansible.builtin.assert" in step)
+    known = {**role_helper.variables("cuda"), "__cuda_tried": {"skipped": True}, "inventory_hostname": "bare"}
+    known |= {"that": trust_as_template(f"{{{{ {wanted['that']} }}}}"), "text": trust_as_template(wanted["fail_msg"])}
+    assert role_helper.value("that", known) is True
+    assert "exit code none" in role_helper.value("text", known)
