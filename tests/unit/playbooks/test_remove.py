@@ -69,23 +69,26 @@ def enter(folder: Path, part: str, **variables: Any) -> tuple[int, str]:
 
 
 def forget(folder: Path, farms: list[Farm], *, asks_only: bool = False) -> tuple[int, str]:
-    speakers = [{"host": "a", "api": {"address": farm.url}} for farm in farms]
+    speakers = [{"host": "a", "api": {"address": farm.url, "token": TOKEN}} for farm in farms]
     return enter(
         folder, "forget.yml", __nomad_speakers=speakers, __nomad_asks_only=asks_only, __nomad_node_id=OWN["ID"],
         nomad_node_name="a", __nomad_is_server=False,
     )  # fmt: skip
 
 
+TOKEN = "b7a3c1de-2b1f-4c68-9a51-3f0c1d2e4a5b"
 OWN = {**nomad_helper.make_node(0, 0), "Name": "a"}
 PURGE = f"/v1/node/{OWN['ID']}/purge"
 
 
 def test_of_two_servers_the_first_forgets_the_node_and_the_other_is_not_asked(
-    tmp_path: Path, farms: list[Farm]
+    tmp_path: Path, farms: list[Farm], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("ANSIBLE_VERBOSITY", "3")
     farms[0].nodes = [OWN]
     code, said = forget(tmp_path, farms)
     assert code == 0, said
+    assert f"{farms[0].url} on a" in said and TOKEN not in said
     assert [path for path, _body in farms[0].writes] == [PURGE]
     assert farms[1].requests == []
 
