@@ -231,7 +231,7 @@ def test_a_divided_gpu_is_handed_out_in_parts_beside_whole_ones() -> None:
               "nvidia_mig_gpus": [{"index": 0, "layout": {"3g.40gb": 1, "1g.10gb": 1}}]}  # fmt: skip
     run = run_in_scenario(CONVERGE, "--extra-vars", json.dumps(layout))
     assert run.code == 0, run.output
-    assert {"Divide the GPUs", RESTART} <= set(changed_tasks(run.output)), run.output
+    assert {"Have the instances of the layout", RESTART} <= set(changed_tasks(run.output)), run.output
     assert cordoned() == (False, "")
     parts = dict(MIG.findall(sh("nvidia-smi -L")))
     assert sorted(parts) == ["1g.10gb", "3g.40gb"]
