@@ -59,7 +59,9 @@ def files(node: str, places: str, units: str, other_each_time: re.Pattern[str] |
 
 def whole(node: str) -> dict[str, str]:
     """Return all that is on a node, but what lies on file systems of its own, with its units and packages."""
-    found = {name: told for name, told in files(node, EVERYWHERE, "").items() if not told.lstrip().startswith("transient")}
+    found = {
+        name: told for name, told in files(node, EVERYWHERE, "").items() if not told.lstrip().startswith("transient")
+    }
     for kind in ("passwd", "group"):
         for line in docker("exec", node, "getent", kind).splitlines():
             found[f"{kind} {line.partition(':')[0]}"] = line
