@@ -35,7 +35,8 @@ SH = 'trap "" HUP; %s "$@" & echo $$ >"$0"; wait'
 
 
 def begin(folder: Path, command: list[str]) -> subprocess.Popen[bytes]:
-    started = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    started = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True, env=environment)
     wait_for((folder / "begun").exists)
     return started
 
