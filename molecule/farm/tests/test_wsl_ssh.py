@@ -21,16 +21,13 @@ from tests.simulator import community_general, farm
 from tests.simulator.cache import ROOT
 from tests.simulator.docker import docker
 from tests.simulator.farm import jobs
-from tests.simulator.gpu import faults
 from tests.simulator.windows import PACKAGES
-from tests.simulator.windows.host import SYSTEM32, Distribution, Machine, Windows
 from tests.simulator.windows.sshd import Sshd
 from tests.testinfra import playbooks
 from tests.testinfra.helpers import boot_id, wait_for
 
 FARM = os.environ["GPUFARM_FARM"]
 WSL = f"{FARM}-wsl"
-SECOND = f"{FARM}-second"
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +66,8 @@ def play(inventory: Path, playbook: str, *options: str, collections: Path | None
     return playbooks.Run(result.returncode, result.stdout + result.stderr, {host: int(count) for host, count in counts})
 
 
-def site(inventory: Path, collections: Path | None = None, nodes: str = "wsl") -> playbooks.Run:
-    return play(inventory, "playbooks/site.yml", "--limit", f"server,{nodes}", collections=collections)
+def site(inventory: Path) -> playbooks.Run:
+    return play(inventory, "playbooks/site.yml", "--limit", "server,wsl")
 
 
 def role(inventory: Path) -> playbooks.Run:
@@ -83,17 +80,12 @@ def cut_at(expression: str | None) -> None:
         machine.cut = expression
 
 
-def nodes(name: str = "wsl") -> list[dict[str, Any]]:
-    return [each for each in jobs.api(FARM, "/v1/nodes") if each["Name"] == name]
+def nodes() -> list[dict[str, Any]]:
+    return [each for each in jobs.api(FARM, "/v1/nodes") if each["Name"] == "wsl"]
 
 
-def works(name: str = "wsl") -> bool:
-    return [(each["Status"], each["SchedulingEligibility"]) for each in nodes(name)] == [("ready", "eligible")]
-
-
-def forget(name: str) -> None:
-    for each in nodes(name):
-        jobs.nomad(FARM, "operator", "api", "-X", "POST", f"/v1/node/{each['ID']}/purge")
+def works() -> bool:
+    return [(each["Status"], each["SchedulingEligibility"]) for each in nodes()] == [("ready", "eligible")]
 
 
 @pytest.fixture
@@ -104,7 +96,8 @@ def fresh() -> None:
     docker("rm", "--force", "--volumes", WSL)
     farm.start_node(FARM, node, image)
     farm.wait_for_systemd(WSL)
-    forget("wsl")
+    for each in nodes():
+        jobs.nomad(FARM, "operator", "api", "-X", "POST", f"/v1/node/{each['ID']}/purge")
 
 
 @pytest.mark.usefixtures("fresh")
@@ -123,7 +116,7 @@ def test_distribution_becomes_a_node_though_the_connection_is_cut(inventory: Pat
     wait_for("the node works", works)
     # This way and no other.
     assert {program for program, _line in farm.windows(FARM).calls()[begun:]} == {
-        "ssh", "powershell.exe", SYSTEM32,
+        "ssh", "powershell.exe", r"C:\Windows\System32\wsl.exe",
     }  # fmt: skip
 
     # Nothing of Windows' user, whom it does not know.
@@ -171,52 +164,3 @@ def test_distribution_ends_and_comes_back_though_the_connection_is_cut(
     assert run.code == 0, run.output
     assert boot_id(WSL) != boot
     wait_for("the node works again", works)
-    # The whole farm's playbook goes by that shell, too.
-    run = site(inventory, community_general.newer())
-    assert (run.code, run.changed["wsl"]) == (0, 0), playbooks.changed_tasks(run.output)
-
-
-@pytest.fixture
-def second(tmp_path: Path) -> Iterator[Windows]:
-    """Another Windows machine, with a new distribution and a card of its own."""
-    image = docker("inspect", "--format", "{{.Config.Image}}", WSL).strip()
-    profile = farm.nodes()["wsl"]["profile"]
-    farm.start_node(FARM, farm.Node(SECOND, "second", "trixie", {"GPUFARM_GPU_PROFILE": profile}), image)
-    try:
-        farm.wait_for_systemd(SECOND)
-        gpus = docker("exec", SECOND, "cat", faults.PROFILE_PATH)
-        (uuid,) = re.findall("uuid: (GPU-[0-9a-f-]+)", gpus)
-        own = gpus.replace(uuid, f"{uuid[:-1]}{'0' if uuid[-1] != '0' else '1'}")
-        docker("exec", "-i", SECOND, "/bin/sh", "-c", faults.WRITE_COMMAND, stdin=own.encode())
-        yield Windows.create(tmp_path / "pc2", Machine("pc2", [Distribution("second", container=SECOND, default=True)]))
-    finally:
-        docker("rm", "--force", "--volumes", SECOND)
-        forget("second")
-
-
-def test_one_run_makes_nodes_by_the_local_connection_and_by_ssh(second: Windows, tmp_path: Path) -> None:
-    """Of the inventory plugin's distributions, one of this machine's Windows and one of another machine's."""
-    inventory = tmp_path / "inventory"
-    shutil.copytree(farm.INVENTORY, inventory)
-    (source,) = inventory.glob("*.wsl.yml")
-    config = yaml.safe_load(source.read_text(encoding="utf-8"))
-    with Sshd(second, ["alice"]) as sshd:
-        client = sshd.folder / "client"
-        client.write_text(sshd.client_configuration("pc2"), encoding="utf-8")
-        config["windows_hosts"].append(
-            {"name": "pc2", "connection": "ssh", "user": "alice", "ssh_arguments": ["-F", str(client)]}
-        )
-        source.write_text(yaml.safe_dump(config), encoding="utf-8")
-        begun = len(farm.windows(FARM).calls())
-        run = site(inventory, nodes="wsl,second")
-        assert run.code == 0, run.output
-        assert run.changed["second"] > 0
-        wait_for("both nodes work", lambda: works() and works("second"))
-        ways = {program for program, _line in farm.windows(FARM).calls()[begun:]}
-        others = {program for program, _line in second.calls()}
-        assert (SYSTEM32 in ways, "ssh" in ways) == (True, False)
-        assert (SYSTEM32 in others, "ssh" in others) == (True, True)
-        run = site(inventory, nodes="wsl,second")
-        assert (run.code, run.changed["wsl"], run.changed["second"]) == (0, 0, 0), playbooks.changed_tasks(run.output)
-    jobs.load_image(FARM, "second")
-    assert jobs.run_gpu_docker(FARM, node="second", count=1).node == "second"
