@@ -29,7 +29,7 @@ STAYS = (
     r"/etc/(default|init\.d)/docker$",
     r"/etc/rc\d\.d/[KS]\d\ddocker$",
     r"group docker$|/etc/cni(/|$)",
-    r"/etc/systemd/system/(multi-user|sockets)\.target\.wants(/docker\.(service|socket))?$",
+    r"/etc/systemd/system/(multi-user|sockets)\.target\.wants(/(docker|containerd)\.(service|socket))?$",
     # Which of several programs a name means, of packages that stay.
     r"/etc/alternatives/|/usr/sbin/(arp|eb|ip|ip6)tables(-save|-restore)?$",
     # The double's: what a driver of that version has.
