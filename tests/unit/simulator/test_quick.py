@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator
@@ -159,10 +160,12 @@ class Node:
 
 
 @pytest.fixture
-def fresh(tmp_path: Path) -> Iterator[Node]:
-    made = Node(tmp_path)
-    yield made
-    made.end()
+def fresh() -> Iterator[Node]:
+    # The address of a socket may not be as long as the paths of tests that run beside others.
+    with tempfile.TemporaryDirectory() as folder:
+        made = Node(Path(folder))
+        yield made
+        made.end()
 
 
 @pytest.fixture
