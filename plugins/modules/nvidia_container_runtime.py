@@ -190,7 +190,7 @@ class Engines:
         """Run what reads an engine's settings, or fail with what it said."""
         answer = answer_of(command, ANSWER_S)
         if answer.returncode != 0:
-            lines = (answer.error or answer.stderr).strip().splitlines()
+            lines = answer.stderr.strip().splitlines()
             # As nvidia-ctk logs: time="..." level=error msg="..."
             said = re.sub(r'^time=\S+ level=\w+ msg="(.*)"$', r"\1", lines[-1] if lines else "nothing")
             expected = "Docker's settings as a JSON object" if engine == "docker" else "settings that it can read"
