@@ -229,9 +229,9 @@ def test_mig_known_to_the_kernel_is_listed_beside_the_main_call(tmp_path: Path) 
 
 
 def test_mig_that_only_nvidia_smi_knows_is_listed_afterwards(tmp_path: Path) -> None:
-    run = Recorder({FULL: (0, A100_MIG), LIST: (0, mig_list(A100_UUID)), NVLINK: (0, "")})
+    run = Recorder({FULL: (0, A100_MIG), LIST: (0, mig_list(A100_UUID)), NVLINK: (0, ""), WAYS: (0, "")})
     facts = collect(ALL, run=run, root=str(tmp_path))
-    assert run.calls == [[FULL, NVLINK], [LIST]]
+    assert run.calls == [[FULL, NVLINK, WAYS], [LIST]]
     device = facts["gpus"][0]["mig_devices"][1]
     assert (device["profile"], device["gpu_instance_id"], device["memory_total_mib"]) == ("2g.20gb", 2, 19968)
     assert device["uuid"] == "MIG-00000001-0000-0000-0000-000000000001"
