@@ -6,6 +6,7 @@ Such a test is told in the last lines, and fails the run where CI is set, unless
 from __future__ import annotations
 
 import os
+import re
 import zlib
 from itertools import islice
 from pathlib import Path
@@ -46,6 +47,8 @@ LONG = (
 
 # Parts of the ids of tests that run Ansible.
 RUNS = ("tests/unit/playbooks/", "tests/unit/roles/")
+OTHER_GENERATION = Path(__file__).with_name("other-generation.sh")
+SHARE = 3
 
 
 def in_order(tests: list[str]) -> list[str]:
@@ -79,19 +82,32 @@ def reporter_of(config: pytest.Config) -> pytest.TerminalReporter | None:
     return None if hasattr(config, "workerinput") else config.pluginmanager.get_plugin("terminalreporter")
 
 
-def shared(tests: list[str], share: int) -> list[str]:
-    """Return the tests of which one in ``share`` is enough: which one is decided by its name, always the same one.
+def share_of_the_other(tests: list[str]) -> list[str]:
+    """Return the tests that the other generation of Python and Ansible runs: one in SHARE, always the same ones.
 
-    Each of them is a run of Ansible. The other generation of Ansible shows by some of them that it reads what this one
-    reads; what a case of them says of the collection, this one has shown already.
+    By them it shows that it reads and runs what this one does. What each says of the collection is shown by either.
     """
-    return [test for test in tests if any(part in test for part in RUNS) and zlib.crc32(test.encode()) % share]
+    alone = re.findall(r"--ignore=(\S+)", OTHER_GENERATION.read_text(encoding="utf-8"))
+    return [test for test in tests if not test.startswith(tuple(alone)) and zlib.crc32(test.encode()) % SHARE == 0]
+
+
+def of_this_run(tests: list[str]) -> list[str]:
+    """Return the tests that are this run's; with neither variable, all.
+
+    A run of Ansible is made by one of the two generations, and a test of the plugins' code by this one in any case.
+    """
+    if os.environ.get("GPUFARM_GENERATION") == "other":
+        return share_of_the_other(tests)
+    if os.environ.get("GPUFARM_GENERATION") == "this":
+        done = {test for test in share_of_the_other(tests) if any(part in test for part in RUNS)}
+        return [test for test in tests if test not in done]
+    return tests
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    left = set(shared([item.nodeid for item in items], int(os.environ.get("GPUFARM_SHARE", "1"))))
-    config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left])
-    items[:] = [item for item in items if item.nodeid not in left]
+    ours = set(of_this_run([item.nodeid for item in items]))
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in ours])
+    items[:] = [item for item in items if item.nodeid in ours]
     place = {test: number for number, test in enumerate(in_order([item.nodeid for item in items]))}
     items.sort(key=lambda item: place[item.nodeid])
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import in_order, shared
+from tests.conftest import in_order, of_this_run
 
 ROOT = Path(__file__).resolve().parents[2]
 SKIPPED = """
@@ -99,11 +99,18 @@ def test_long_tests_begin_first_and_none_waits_behind_another() -> None:
     assert in_order(units) == units
 
 
-def test_of_runs_of_ansible_a_part_is_shared_and_always_the_same_one() -> None:
+def test_a_run_of_ansible_is_made_by_one_generation_and_plugins_by_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [f"tests/unit/{kind}/test_x.py::test_{number}" for kind in ("playbooks", "roles") for number in range(300)]
-    others = [f"tests/unit/plugins/test_x.py::test_{number}" for number in range(300)]
-    left = shared([*runs, *others], 3)
-    assert left == shared([*runs, *others], 3)
-    assert set(left) < set(runs)
-    assert 350 < len(left) < 450
-    assert not shared(runs, 1)
+    plugins = [f"tests/unit/plugins/test_x.py::test_{number}" for number in range(300)]
+    # The other generation cannot run it.
+    turns = [f"tests/unit/roles/test_turns.py::test_{number}" for number in range(300)]
+    tests = [*runs, *plugins, *turns]
+    monkeypatch.delenv("GPUFARM_GENERATION", raising=False)
+    assert of_this_run(tests) == tests
+    monkeypatch.setenv("GPUFARM_GENERATION", "other")
+    other = of_this_run(tests)
+    assert other == of_this_run(tests)
+    assert 150 < len(set(other) & set(runs)) < 250 and 70 < len(set(other) & set(plugins)) < 130
+    assert not set(other) & set(turns)
+    monkeypatch.setenv("GPUFARM_GENERATION", "this")
+    assert of_this_run(tests) == [test for test in tests if test not in set(other) & set(runs)]
