@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ OURS = {"node_maintenance_owner": "gpufarm.core"}
 RESTART = "Start a device plugin again that misses GPUs which are well"
 GATE = "Cordon sick nodes and uncordon healthy ones"
 IMAGE = "docker.io/library/gpufarm-test:1"
+MIG = re.compile(r"MIG (\S+) +Device +\d+: \(UUID: (MIG-\S+)\)")
 
 
 def sh(script: str) -> str:
@@ -35,12 +37,18 @@ def get(*what: str) -> Any:
     return json.loads(kubectl("get", *what, "--output=json"))
 
 
+def handed_out() -> dict[str, int]:
+    """Return what the node has to hand out of GPUs and their parts."""
+    found = get("node", NODE)["status"]["allocatable"].items()
+    return {name: int(number) for name, number in found if name.startswith("nvidia.com/") and number != "0"}
+
+
 def allocatable() -> int:
-    """Return how many GPUs the node has to hand out."""
-    return int(get("node", NODE)["status"]["allocatable"].get("nvidia.com/gpu", 0))
+    """Return how many whole GPUs the node has to hand out."""
+    return handed_out().get("nvidia.com/gpu", 0)
 
 
-def pod(name: str, gpus: int) -> None:
+def pod(name: str, gpus: int, resource: str = "nvidia.com/gpu") -> None:
     """Have a pod that lists the GPUs that it sees, and holds them."""
     kubectl("create", "--filename=-", stdin={
         "apiVersion": "v1",
@@ -56,7 +64,7 @@ def pod(name: str, gpus: int) -> None:
                 "name": "work",
                 "image": IMAGE,
                 "command": ["sh", "-c", "nvidia-smi -L; exec sleep infinity"],
-                "resources": {"limits": {"nvidia.com/gpu": gpus}},
+                "resources": {"limits": {resource: gpus}},
             }],
         },
     })  # fmt: skip
@@ -217,6 +225,28 @@ def test_a_node_that_is_out_comes_back_when_its_gpus_are_well() -> None:
     assert (run.code, run.changed) == (0, {NODE: 0}), run.output
 
 
+def test_a_divided_gpu_is_handed_out_in_parts_beside_whole_ones() -> None:
+    """By NVIDIA's device plugin, which is started again for it. The run itself verifies that the cluster has them."""
+    layout = {"nvidia_mig_layout": "disabled",
+              "nvidia_mig_gpus": [{"index": 0, "layout": {"3g.40gb": 1, "1g.10gb": 1}}]}  # fmt: skip
+    run = run_in_scenario(CONVERGE, "--extra-vars", json.dumps(layout))
+    assert run.code == 0, run.output
+    assert {"Have the instances of the layout", RESTART} <= set(changed_tasks(run.output)), run.output
+    assert cordoned() == (False, "")
+    parts = dict(MIG.findall(sh("nvidia-smi -L")))
+    assert sorted(parts) == ["1g.10gb", "3g.40gb"]
+    whole = {"nvidia.com/gpu": 3}
+    assert handed_out() == {**whole, **{f"nvidia.com/mig-{profile}": 1 for profile in parts}}
+    labels = get("node", NODE)["metadata"]["labels"]
+    assert {labels[f"nvidia.com/mig-{profile}.count"] for profile in parts} == {"1"}
+    pod("part", 1, "nvidia.com/mig-1g.10gb")
+    seen("part")
+    assert MIG.findall(kubectl("logs", "part")) == [("1g.10gb", parts["1g.10gb"])]
+    kubectl("delete", "pod", "part", "--wait=true")
+    run = run_in_scenario(CONVERGE, "--check", "--extra-vars", json.dumps(layout))
+    assert (run.code, run.changed) == (0, {NODE: 0}), changed_tasks(run.output)
+
+
 def test_a_node_whose_group_nobody_has_told_is_not_changed() -> None:
     run = enter(OUT, node_maintenance_change="another driver", __node_maintenance_of_kubernetes=False)
     assert run.code == 2 and "Expected: a host of the group kubernetes_nodes" in words(run.output), run.output
@@ -238,6 +268,6 @@ def test_removal_leaves_a_node_that_hands_out_nothing() -> None:
     assert [name for name in node["metadata"]["labels"] if name.startswith("nvidia.com/")] == []
     assert "taints" not in node["spec"]
     assert get("daemonsets", "--all-namespaces")["items"] == []
-    wait_for("the node has no GPU to hand out", lambda: allocatable() == 0)
+    wait_for("the node has no GPU to hand out", lambda: handed_out() == {})
     run = enter(*parts, **gone)
     assert (run.code, run.changed) == (0, {NODE: 0}), run.output
