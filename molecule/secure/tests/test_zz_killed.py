@@ -5,6 +5,7 @@ Its name is the last one: the node and the server that it takes away are built a
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import re
@@ -65,6 +66,8 @@ def farm() -> dict[str, object]:
 def killed(host: str, moments: list[str], later: float) -> bool:
     """Kill a run so many seconds after one of the tasks has begun, as if the control machine lost its power.
 
+    Ansible's workers are in sessions of their own and would come to the end of their tasks, so they are killed as well.
+
     Return whether that was: a run that has none of them comes to its end.
     """
     inventory = str(Path(os.environ["MOLECULE_INVENTORY_FILE"]).parent)
@@ -76,8 +79,11 @@ def killed(host: str, moments: list[str], later: float) -> bool:
         "--limit",
         host,
     ]
+    mark = f"GPUFARM_KILLED={random.SystemRandom().getrandbits(64)}"
+    name, _, value = mark.partition("=")
+    own = {**environment(os.environ["GPUFARM_FARM"]), "PYTHONUNBUFFERED": "1", name: value}
     with subprocess.Popen(
-        command, cwd=ROOT, env={**environment(os.environ["GPUFARM_FARM"]), "PYTHONUNBUFFERED": "1"}, text=True,
+        command, cwd=ROOT, env=own, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
     ) as run:  # fmt: skip
         assert run.stdout
@@ -85,9 +91,24 @@ def killed(host: str, moments: list[str], later: float) -> bool:
             heading = re.match(r"(?:TASK|RUNNING HANDLER) \[(?:\S+ : )?(.*)\]", line)
             if heading and heading[1] in moments:
                 time.sleep(later)
-                os.killpg(run.pid, signal.SIGKILL)
+                os.kill(run.pid, signal.SIGKILL)
+                while left := processes(mark):
+                    for pid in left:
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(pid, signal.SIGKILL)
                 return run.wait() == -signal.SIGKILL
     return False
+
+
+def processes(mark: str) -> list[int]:
+    """Return the living processes that were begun with this in their environment, and forks of theirs."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            # Empty for one that has ended and waits for its parent to ask how.
+            if mark.encode() in (folder / "environ").read_bytes().split(b"\0"):
+                found.append(int(folder.name))
+    return found
 
 
 def tasks_of_the_first_run(mark: str) -> list[str]:
