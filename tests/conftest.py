@@ -92,13 +92,14 @@ def share_of_the_other(tests: list[str]) -> list[str]:
 
 
 def of_this_run(tests: list[str]) -> list[str]:
-    """Return the tests that are this run's; with neither variable, all.
+    """Return the tests that are this run's: all, where no other one shares them.
 
     A run of Ansible is made by one of the two generations, and a test of the plugins' code by this one in any case.
     """
-    if os.environ.get("GPUFARM_GENERATION") == "other":
+    generation = os.environ.get("GPUFARM_GENERATION")
+    if generation == "other":
         return share_of_the_other(tests)
-    if os.environ.get("GPUFARM_GENERATION") == "this":
+    if generation == "this":
         done = {test for test in share_of_the_other(tests) if any(part in test for part in RUNS)}
         return [test for test in tests if test not in done]
     return tests

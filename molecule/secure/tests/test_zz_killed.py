@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,7 @@ PLACES = (
 )
 # A certificate and its key are others each time.
 OTHER_EACH_TIME = re.compile(r"/etc/nomad\.d/tls/agent(-key)?\.pem$")
+MARK = "GPUFARM_KILLED"
 UNITS = "nomad.service 'gpufarm-*' 'nvidia-*' docker.service"
 
 
@@ -79,9 +81,8 @@ def killed(host: str, moments: list[str], later: float) -> bool:
         "--limit",
         host,
     ]
-    mark = f"GPUFARM_KILLED={random.SystemRandom().getrandbits(64)}"
-    name, _, value = mark.partition("=")
-    own = {**environment(os.environ["GPUFARM_FARM"]), "PYTHONUNBUFFERED": "1", name: value}
+    mark = str(uuid.uuid4())
+    own = {**environment(os.environ["GPUFARM_FARM"]), "PYTHONUNBUFFERED": "1", MARK: mark}
     with subprocess.Popen(
         command, cwd=ROOT, env=own, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
@@ -101,12 +102,12 @@ def killed(host: str, moments: list[str], later: float) -> bool:
 
 
 def processes(mark: str) -> list[int]:
-    """Return the living processes that were begun with this in their environment, and forks of theirs."""
+    """Return the living processes that were begun with the mark in their environment, and forks of theirs."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             # Empty for one that has ended and waits for its parent to ask how.
-            if mark.encode() in (folder / "environ").read_bytes().split(b"\0"):
+            if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
                 found.append(int(folder.name))
     return found
 
