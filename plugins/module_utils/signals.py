@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -65,7 +64,7 @@ def ended_with_controller() -> Iterator[None]:
         now = _session()
         gone = before and now and now[0] == before[0] and now[1] != before[1]
         try:
-            os.write(sys.stdout.fileno(), b"\n")
+            os.write(1, b"\n")
         except BlockingIOError:
             pass
         except OSError:

@@ -131,7 +131,7 @@ options:
       - Command that has to end well before a program takes the place of the one that is there; C(%s) in it becomes the
         path of the new one. Where it fails, or has not ended after five minutes, what it prints is told, and the old
         program and its receipt stay.
-      - It runs without a shell, and only where the program would be replaced.
+      - It runs without a shell, so nothing in it is expanded, and only where the program would be replaced.
     type: str
   receipt_dir:
     description:
@@ -447,8 +447,7 @@ def validate(command: str | None, path: str, name: str) -> None:
     """Let the task's own command have its word on the new program."""
     if not command:
         return
-    words_of = shlex.split(command.replace("%s", shlex.quote(path)))
-    (answer,) = run_commands([[os.path.expandvars(Path(each).expanduser()) for each in words_of]], VALIDATE_S)
+    (answer,) = run_commands([shlex.split(command.replace("%s", shlex.quote(path)))], VALIDATE_S)
     if answer.returncode != 0:
         lines = f"{answer.error or answer.stdout}\n{answer.stderr}".splitlines()
         words = " ".join(clean(line).strip() for line in lines if line.strip())[:WORDS]

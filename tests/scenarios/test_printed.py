@@ -28,7 +28,7 @@ TARGETS = {
     "demo-down": f"{BIN}/python -m tests.simulator.demo down",
     "test": f"sh tests/run.sh {BIN}",
     "lint": f"sh tests/lint.sh {BIN}",
-    "bench": f"{BIN}/python tests/bench/nvidia_smi.py",
+    "bench": f"PYTHON={BIN}/python sh tests/bench/run.sh",
 }
 
 

@@ -14,7 +14,7 @@ kept = os.path.normpath(os.path.join(os.path.dirname(__file__), "../../../.cache
 os.makedirs(kept, exist_ok=True)
 archives.keep(kept)
 spare.instead(kept)
-if any(os.path.basename(word) == "ansible-playbook" for word in sys.orig_argv[1:3]):
+if any(os.path.basename(word) == "ansible-playbook" for word in getattr(sys, "orig_argv", ())[1:3]):
     import copies  # type: ignore[import-not-found]
 
     copies.share()

@@ -133,13 +133,13 @@ def test_a_program_that_is_refused_replaces_none(
     # It runs as it will be, so nobody may have it open for writing, in the folder in which it will be.
     log = tmp_path / "log"
     judge = tmp_path / "judge"
-    judge.write_text(f'#!/bin/sh\n"$1"; echo "$? $#" "$1" >>{log}; echo "cannot\\033[31m start" >&2; exit $2\n')
+    judge.write_text(f'#!/bin/sh\n"$1"; code=$?; echo "$code $#" "$@" >>{log}; echo "cannot\\033[31m start" >&2; exit $2\n')
     judge.chmod(0o755)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("WORDS", "0")
-    assert node.run(validate="~/judge %s $WORDS")["changed"]
-    (code, count, path) = log.read_text().split()
-    assert (code, count, Path(path).parent) == ("7", "2", node.dest)
+    # Nothing is expanded, and a script stays as it is.
+    monkeypatch.setenv("WORDS", "1")
+    assert node.run(validate=f"{judge} %s 0 '$WORDS' a//b ~")["changed"]
+    code, count, path, *rest = log.read_text().split()
+    assert (code, count, Path(path).parent, rest) == ("7", "5", node.dest, ["0", "$WORDS", "a//b", "~"])
     before = node.files()
     result = node.run(version="1.3.0", validate=f"{judge} %s 1")
     assert_says(
