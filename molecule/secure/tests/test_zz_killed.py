@@ -122,8 +122,8 @@ def tasks_of_the_first_run(mark: str) -> list[str]:
 @pytest.mark.parametrize(
     ("node", "count", "least", "also"),
     [
-        (OTHER_SERVER, 3, 2, "data"),
-        (NODE, 10, 8, "data,container_toolkit,docker,driver"),
+        (OTHER_SERVER, 2, 1, "data"),
+        (NODE, 4, 3, "data,container_toolkit,docker,driver"),
     ],
 )
 def test_a_run_that_is_killed_at_any_moment_is_brought_to_its_end_by_the_next(

@@ -5,7 +5,8 @@
 
 A module that one run has packed is there for the next, as it is for the next task of the same run; so is the code
 into which a template was compiled. Plugins of templates, which each process of a task would load for itself, are
-loaded by its parent. Nobody looks for garbage in a run that ends soon.
+loaded by its parent. What Ansible does without a module needs no process of its own. Nobody looks for garbage in a run
+that ends soon.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from typing import Any
 
 import jinja2
 from ansible import constants
+from ansible._internal import _task as tasks
 from ansible._internal._templating import _jinja_bits as templating
+from ansible.executor.process import worker
 from ansible.plugins.callback import CallbackBase
 from ansible.plugins.loader import filter_loader, test_loader
 from ansible.release import __version__
@@ -123,6 +126,40 @@ class Compiled:
             mine.rename(self._folder / key)
 
 
+# Actions that are no module, and neither wait nor change what is outside of Ansible.
+IN_ANSIBLE = frozenset(
+    f"ansible.builtin.{name}"
+    for name in ("assert", "debug", "fail", "include_role", "include_tasks", "set_fact", "validate_argument_spec")
+)
+
+
+def without_processes(process: Any) -> None:
+    """Have tasks of Ansible itself done by who would begin a process for each.
+
+    Such a process changes its own copies of the task and of the variables, so these are copied; its answer takes the same
+    way. The other generation's processes are others, and begin.
+    """
+    begin = process.start
+
+    def start(of: Any) -> None:
+        task = of._task
+        if task.resolved_action not in IN_ANSIBLE or task.timeout or task.until:
+            begin(of)
+            return
+        own = task.copy(exclude_parent=True)
+        own._parent = task._parent
+        with tasks.TaskContext(own):
+            answer = worker.TaskExecutor(
+                of._host, own, dict(of._task_vars), of._play_context, of._loader, of._shared_loader_obj, of._final_q,
+                of._variable_manager,
+            ).run()  # fmt: skip
+        of._final_q.send_task_result(
+            worker._RawTaskResult(host=of._host, task=own, return_data=answer, task_fields=own.dump_attrs())
+        )
+
+    process.start = start
+
+
 class CallbackModule(CallbackBase):  # type: ignore[misc]
     CALLBACK_VERSION = 2.0
     CALLBACK_TYPE = "aggregate"
@@ -138,6 +175,8 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
                 filter_loader.get(name)
         test_loader.get("ansible.builtin.defined")
         Compiled().share(templating.AnsibleEnvironment)
+        if hasattr(worker, "_RawTaskResult"):
+            without_processes(worker.WorkerProcess)
         of_this_run = Path(constants.DEFAULT_LOCAL_TMP) / "ansiballz_cache"
         if not of_this_run.exists():
             of_this_run.symlink_to(folder())
