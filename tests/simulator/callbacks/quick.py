@@ -136,8 +136,8 @@ IN_ANSIBLE = frozenset(
 def without_processes(process: Any) -> None:
     """Have tasks of Ansible itself done by who would begin a process for each.
 
-    Such a process changes its own copies of the task and of the variables, so these are copied; its answer takes the same
-    way. The other generation's processes are others, and begin.
+    Such a process changes its own copies of the task and of the variables, so these are copied; its answer takes the
+    same way. The other generation's processes are others, and begin.
     """
     begin = process.start
 
