@@ -141,7 +141,7 @@ def test_when_certificates_end_and_for_whom_they_are(host: Host, tmp_path: Path)
     for name in names:
         key = ec.generate_private_key(ec.SECP256R1())
         # Without a zone it is UTC.
-        begin, end = (datetime.datetime(int(name) - ago, 1, 2, 3, 4, 5) for ago in (1, 0))  # noqa: DTZ001
+        begin, end = (datetime.datetime(int(name) - ago, 1, 2, 3, 4, 5) for ago in (1, 0))
         of = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
         names_of = [x509.DNSName(f"client.{name}.nomad"), x509.DNSName("localhost")]
         extension = x509.Extension(x509.SubjectAlternativeName.oid, False, x509.SubjectAlternativeName(names_of))
