@@ -86,7 +86,8 @@ def share_of_the_other(tests: list[str]) -> list[str]:
     By them it shows that it reads and runs what this one does. What each says of the collection is shown by either.
     """
     alone = re.findall(r"--ignore=(\S+)", OTHER_GENERATION.read_text(encoding="utf-8"))
-    return [test for test in tests if not test.startswith(tuple(alone)) and zlib.crc32(test.encode()) % SHARE == 0]
+    units = [test for test in tests if test.startswith("tests/unit/") and not test.startswith(tuple(alone))]
+    return [test for test in units if zlib.crc32(test.encode()) % SHARE == 0]
 
 
 def of_this_run(tests: list[str]) -> list[str]:

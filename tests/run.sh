@@ -32,7 +32,7 @@ if wait "$other_generation"; then cat .cache/other-generation.log; else failed="
 GPUFARM_DOCKER=$("$bin/python" -m tests.simulator.exec)
 GPUFARM_LEFT_OUT=$(grep "^left out:" .cache/other-generation.log || true)
 export GPUFARM_DOCKER GPUFARM_LEFT_OUT
-# What runs Ansible is run by one of the two generations, if both are there.
+# Each unit test is run by one of the two generations, if both are there.
 grep -q "^left out: the unit tests on a second Python" .cache/other-generation.log || export GPUFARM_GENERATION=this
 # In the order of tests/conftest.py.
 "$bin/python" -m pytest -n "${GPUFARM_TEST_PROCESSES:-3}" --dist load --maxschedchunk 1 --durations 40 --durations-min 5 \

@@ -104,13 +104,15 @@ def test_each_test_is_run_by_one_generation(monkeypatch: pytest.MonkeyPatch) -> 
     plugins = [f"tests/unit/plugins/test_x.py::test_{number}" for number in range(300)]
     # The other generation cannot run it.
     turns = [f"tests/unit/roles/test_turns.py::test_{number}" for number in range(300)]
-    tests = [*runs, *plugins, *turns]
+    # It runs unit tests alone.
+    scenarios = [f"tests/scenarios/test_scenarios.py::test_scenario[{number}]" for number in range(300)]
+    tests = [*runs, *plugins, *turns, *scenarios]
     monkeypatch.delenv("GPUFARM_GENERATION", raising=False)
     assert of_this_run(tests) == tests
     monkeypatch.setenv("GPUFARM_GENERATION", "other")
     other = of_this_run(tests)
     assert other == of_this_run(tests)
     assert 150 < len(set(other) & set(runs)) < 250 and 70 < len(set(other) & set(plugins)) < 130
-    assert not set(other) & set(turns)
+    assert not set(other) & {*turns, *scenarios}
     monkeypatch.setenv("GPUFARM_GENERATION", "this")
     assert of_this_run(tests) == [test for test in tests if test not in set(other)]

@@ -121,6 +121,9 @@ def test_distribution_becomes_a_node_though_the_connection_is_cut(inventory: Pat
 
     # Nothing of Windows' user, whom it does not know.
     assert "alice" not in docker("exec", WSL, "ls", "/")
+    # verify.yml is a part of it.
+    run = site(inventory)
+    assert (run.code, run.changed["wsl"]) == (0, 0), playbooks.changed_tasks(run.output)
     jobs.load_image(FARM, "wsl")
     assert jobs.run_gpu_docker(FARM, node="wsl", count=1).node == "wsl"
 

@@ -133,8 +133,8 @@ def test_a_program_that_is_refused_replaces_none(
     # It runs as it will be, so nobody may have it open for writing, in the folder in which it will be.
     log = tmp_path / "log"
     judge = tmp_path / "judge"
-    told = f'echo "$code $#" "$@" >>{log}; echo "cannot\\033[31m start" >&2'
-    judge.write_text(f'#!/bin/sh\n"$1"; code=$?; {told}; exit $2\n')
+    says = f'echo "$code $#" "$@" >>{log}; echo "cannot\\033[31m start" >&2'
+    judge.write_text(f'#!/bin/sh\n"$1"; code=$?; {says}; exit $2\n')
     judge.chmod(0o755)
     # Nothing is expanded, and a script stays as it is.
     monkeypatch.setenv("WORDS", "1")
