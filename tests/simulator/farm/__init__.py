@@ -161,7 +161,9 @@ def start_node(farm: str, node: Node, image: str) -> bool:
             return False
         docker("rm", "--force", "--volumes", node.container)
     flags = node_flags() + (DEVICE_RULES if node.suite == KUBERNETES else [])
-    for name, value in node.environment.items():
+    # Where there is a mirror, it is the collection's own roles that come.
+    short = {"GPUFARM_SHORT_LISTS": "1"} if exists("container", f"{farm}-mirror") else {}
+    for name, value in {**short, **node.environment}.items():
         flags += ["--env", f"{name}={value}"]
     bundle = ca_bundle()
     if bundle:

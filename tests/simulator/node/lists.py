@@ -1,16 +1,18 @@
-"""Leaves in apt's lists what a node has and may get, run while its image is made.
+"""Makes apt's lists of what a node has and may get by the collection's roles, run while its image is made.
 
-With all of Debian's 63,000 packages each apt-get costs a second of a processor, and each change of a source two. What
-is left is Debian's own, and apt takes it for the whole list until the distribution's changes.
+With all of Debian's 63,000 packages each apt-get costs a second of a processor, and each change of a source two. These
+are Debian's own, and apt takes them for the whole list until the distribution's changes. Nodes of a farm have them
+(gpufarm-node-init); nodes for other roles, of which nobody knows what they install, have all.
 """
 
 from __future__ import annotations
 
-import os
 import re
+import shutil
 from pathlib import Path
 
 LISTS = Path("/var/lib/apt/lists")
+SHORT = Path("/usr/share/gpufarm-simulator/lists")
 INSTALLED = Path("/var/lib/dpkg/status")
 # What roles and scenarios install, besides what depends on it. Who needs another one is told by apt that there is none.
 MAY_COME = (
@@ -53,13 +55,13 @@ def kept(text: str, wanted: list[str]) -> str:
 
 
 def main() -> None:
-    """Rewrite the lists in place; their times stay, by which apt asks whether there are newer ones."""
+    """Write the short lists; they have the others' times, by which apt asks whether there are newer ones."""
+    SHORT.mkdir()
     installed = re.findall(r"^Package: (\S+)$", INSTALLED.read_text(encoding="utf-8"), re.MULTILINE)
     for path in LISTS.glob("*_Packages"):
-        status = path.stat()
-        text = kept(path.read_text(encoding="utf-8"), [*installed, *MAY_COME.split()])
-        path.write_text(text, encoding="utf-8")
-        os.utime(path, (status.st_atime, status.st_mtime))
+        short = SHORT / path.name
+        short.write_text(kept(path.read_text(encoding="utf-8"), [*installed, *MAY_COME.split()]), encoding="utf-8")
+        shutil.copystat(path, short)
 
 
 if __name__ == "__main__":
