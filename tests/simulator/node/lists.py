@@ -18,10 +18,10 @@ INSTALLED = Path("/var/lib/dpkg/status")
 MAY_COME = (
     "acl age apparmor apt-utils autofs bridge-utils busybox-static cachefilesd cgroupfs-mount conntrack "
     "containerd containernetworking-plugins curl dbus-user-session dkms docker-cli docker.io dnsmasq "
-    "e2fsprogs etcd-server ethtool file gcc git gnupg gnupg2 gpg iptables infiniband-diags jq kmod linux- "
-    "headers-amd64 logrotate make mokutil nfs-common nfs-kernel-server openssh-client openssh-server "
+    "e2fsprogs etcd-server ethtool file gcc git gnupg gnupg2 gpg infiniband-diags iptables jq kmod libarchive13t64 "
+    "linux-headers-amd64 logrotate make mokutil nfs-common nfs-kernel-server openssh-client openssh-server "
     "openssl pciutils podman prometheus-node-exporter psmisc python3-venv rsync runc screen seccomp socat "
-    "sqv tini tuned unattended-upgrades unzip util-linux util-linux-extra wget xfsprogs xz-utils zstd "
+    "sqv tini tuned unattended-upgrades unzip user-mode-linux util-linux util-linux-extra wget xfsprogs xz-utils zstd "
 )
 KIND = re.compile(r"^(?:Pre-Depends|Depends|Recommends): (.*)$", re.MULTILINE)
 PROVIDES = re.compile(r"^Provides: (.*)$", re.MULTILINE)
