@@ -19,7 +19,7 @@ from ansible_collections.gpufarm.core.tests.unit.patience import PATIENCE_S
 from ansible_collections.gpufarm.core.tests.unit.playbooks import playbook_helper
 from ansible_collections.gpufarm.core.tests.unit.roles import role_helper
 
-from tests.simulator.windows import drvfs
+from tests.simulator.preloaded import DRVFS, preloaded
 
 ROOT = Path(__file__).resolve().parents[3]
 NAMES = (
@@ -399,7 +399,7 @@ def test_a_host_volume_on_a_drive_of_windows_takes_no_permissions(
 ) -> None:
     drive = tmp_path / "mnt/c"
     drive.mkdir(parents=True)
-    monkeypatch.setenv("LD_PRELOAD", str(drvfs.preloaded()))
+    monkeypatch.setenv("LD_PRELOAD", str(preloaded(DRVFS)))
     monkeypatch.setenv("DRVFS", str(drive))
     volumes = [
         {"name": "results", "path": str(drive / "temp")}, {"name": "scratch", "path": str(tmp_path / "srv/scratch")},
