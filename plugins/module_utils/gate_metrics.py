@@ -9,7 +9,6 @@ A state is a series for each value that it can have, 1 for the one that holds. W
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +39,7 @@ METRICS: dict[str, tuple[str, str]] = {
         "node.",
     ),
     "gpufarm_gpu_ecc_errors_total": ("counter", "Memory errors since the driver was loaded."),
+    "gpufarm_gpu_clocks_event_seconds_total": ("counter", "How long this reason has held the clocks of a GPU down."),
     "gpufarm_gpu_check_timestamp_seconds": ("gauge", "When the GPU was without work and computed at this level last."),
     "gpufarm_gpu_check_success": ("gauge", "Whether it did so as it should."),
     "gpufarm_gpu_xids": (
@@ -50,18 +50,19 @@ METRICS: dict[str, tuple[str, str]] = {
 """Type and meaning of every metric, in their order."""
 
 if TYPE_CHECKING:
-    Sample = tuple[str, Mapping[str, Any], int]
+    Sample = tuple[str, Mapping[str, Any], float]
 
 
 def text_of(status: Mapping[str, Any]) -> str:
     """All that the status tells."""
-    samples: dict[str, Counter[str]] = {name: Counter() for name in METRICS}
+    samples: dict[str, dict[str, float]] = {name: {} for name in METRICS}
     for name, labels, value in _samples(status):
         # Prometheus takes no series twice; what has the same labels, as two problems of one code, counts together.
-        samples[name][f"{name}{_labels(labels)}"] += value
+        series = f"{name}{_labels(labels)}"
+        samples[name][series] = samples[name].get(series, 0) + value
     return "".join(
         f"# HELP {name} {words}\n# TYPE {name} {kind}\n"
-        + "".join(f"{series} {value:d}\n" for series, value in samples[name].items())
+        + "".join(f"{series} {value}\n" for series, value in samples[name].items())
         for name, (kind, words) in METRICS.items()
         if samples[name]
     )
@@ -95,6 +96,10 @@ def _gpus(gpus: Iterable[Mapping[str, Any]]) -> Iterator[Sample]:
         for kind in ("corrected", "uncorrected"):
             if gpu[f"ecc_{kind}"] is not None:
                 yield "gpufarm_gpu_ecc_errors_total", {**_of(gpu), "kind": kind}, gpu[f"ecc_{kind}"]
+        for name, microseconds in gpu["clocks_event_reasons_counters"].items():
+            if microseconds is not None:
+                labels = {**_of(gpu), "reason": name.removesuffix("_us")}
+                yield "gpufarm_gpu_clocks_event_seconds_total", labels, microseconds / 1e6
 
 
 def _problems(status: Mapping[str, Any]) -> Iterator[Sample]:

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.facts import empty_gpu
 from ansible_collections.gpufarm.core.plugins.module_utils.text import utc
 
 FAILED = "failed"
@@ -49,8 +50,7 @@ def of_probe(
         "gpus": [
             {
                 **{key: gpu[key] for key in ("index", "uuid", "name", "pci_bus_id", "verdict")},
-                "ecc_corrected": known["ecc"]["corrected"]["volatile"],
-                "ecc_uncorrected": known["ecc"]["uncorrected"]["volatile"],
+                **_measured(known),
                 "checks": (checks or {}).get(gpu["uuid"], {}),
                 "check_left_out": (left_out or {}).get(gpu["uuid"]),
             }
@@ -63,6 +63,15 @@ def of_probe(
     }
 
 
+def _measured(gpu: Mapping[str, Any]) -> dict[str, Any]:
+    """What nvidia-smi counts of a GPU."""
+    return {
+        "ecc_corrected": gpu["ecc"]["corrected"]["volatile"],
+        "ecc_uncorrected": gpu["ecc"]["uncorrected"]["volatile"],
+        "clocks_event_reasons_counters": gpu["clocks_event_reasons_counters"],
+    }
+
+
 def remember(status: Mapping[str, Any], last: Mapping[str, Any]) -> dict[str, Any]:
     """The status with the GPUs that the last one had and that this run did not see.
 
@@ -72,7 +81,7 @@ def remember(status: Mapping[str, Any], last: Mapping[str, Any]) -> dict[str, An
     seen = status["gpus"] or []
     names = {gpu[key] for gpu in seen for key in ("uuid", "pci_bus_id") if gpu[key]}
     gone = [
-        {**gpu, "index": None, "ecc_corrected": None, "ecc_uncorrected": None, "verdict": MISSING if counted else None}
+        {**gpu, "index": None, **_measured(empty_gpu()), "verdict": MISSING if counted else None}
         for gpu in last.get("gpus") or []
         if not names & {gpu.get("uuid"), gpu.get("pci_bus_id")}
     ]

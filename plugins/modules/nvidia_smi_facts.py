@@ -571,6 +571,32 @@ ansible_facts:
               type: list
               elements: str
               sample: [gpu_idle]
+            clocks_event_reasons_counters:
+              description: >-
+                For how many microseconds each of these has held the clocks down, as the driver counts them. Drivers
+                since 580 or so.
+              type: dict
+              contains:
+                sw_power_cap_us:
+                  description: The power limit.
+                  type: int
+                  sample: 31637354094
+                sync_boost_us:
+                  description: Another GPU of its group, which all have the clocks of the slowest.
+                  type: int
+                  sample: 0
+                sw_thermal_slowdown_us:
+                  description: The driver, because of the temperature of the GPU or of its memory.
+                  type: int
+                  sample: 0
+                hw_thermal_slowdown_us:
+                  description: The card itself, because it was too hot.
+                  type: int
+                  sample: 0
+                hw_power_brake_slowdown_us:
+                  description: A signal from outside, such as that of a power supply.
+                  type: int
+                  sample: 0
             pcie:
               description: The PCI Express link. From subset V(pcie).
               type: dict

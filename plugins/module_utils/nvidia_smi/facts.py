@@ -39,7 +39,7 @@ SUBSETS: dict[str, tuple[str, ...]] = {
     "temperature": ("temperature_gpu_c", "temperature_memory_c", "temperature_limits"),
     "utilization": ("utilization_gpu_percent", "utilization_memory_percent"),
     "ecc": ("ecc", "recovery_action"),
-    "clocks": ("performance_state", "clocks", "clocks_event_reasons"),
+    "clocks": ("performance_state", "clocks", "clocks_event_reasons", "clocks_event_reasons_counters"),
     "pcie": ("pcie",),
     "fabric": ("fabric_state", "fabric_status", "fabric_health"),
     "processes": ("processes",),
@@ -105,6 +105,14 @@ class Clocks(TypedDict):
     graphics_max_mhz: int | None
     sm_max_mhz: int | None
     memory_max_mhz: int | None
+
+
+class ClocksEventReasonsCounters(TypedDict):
+    sw_power_cap_us: int | None
+    sync_boost_us: int | None
+    sw_thermal_slowdown_us: int | None
+    hw_thermal_slowdown_us: int | None
+    hw_power_brake_slowdown_us: int | None
 
 
 class Pcie(TypedDict):
@@ -210,6 +218,7 @@ class Gpu(TypedDict):
     performance_state: str | None
     clocks: Clocks
     clocks_event_reasons: list[str] | None
+    clocks_event_reasons_counters: ClocksEventReasonsCounters
     pcie: Pcie
     fabric_state: str | None
     fabric_status: str | None
@@ -240,8 +249,11 @@ class Facts(TypedDict):
 
 _NESTED = {
     record.__name__: record
-    for record in (TemperatureLimits, EccCounts, RemappedRows, RetiredPages, Ecc, Clocks, Pcie, FabricHealth)
-}
+    for record in (
+        TemperatureLimits, EccCounts, RemappedRows, RetiredPages, Ecc, Clocks, ClocksEventReasonsCounters, Pcie,
+        FabricHealth,
+    )
+}  # fmt: skip
 
 
 def _empty(record: type) -> dict[str, Any]:

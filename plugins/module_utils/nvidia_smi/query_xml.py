@@ -11,6 +11,7 @@ from typing import Any, NoReturn, cast
 from ansible_collections.gpufarm.core.plugins.module_utils.commands import MAX_OUTPUT_BYTES
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.facts import (
     Answer,
+    ClocksEventReasonsCounters,
     Ecc,
     FabricHealth,
     Gpu,
@@ -195,6 +196,21 @@ def _clocks_event_reasons(gpu: _Node) -> list[str] | None:
     return active if known else None
 
 
+def _clocks_event_reasons_counters(gpu: _Node) -> ClocksEventReasonsCounters:
+    """How long each reason was active; the XML has shorter words for some than its list of reasons and --query-gpu."""
+
+    def counter(name: str) -> int | None:
+        return int_of(gpu.value(f"clocks_event_reasons_counters/clocks_event_reasons_counters_{name}"), "us")
+
+    return {
+        "sw_power_cap_us": counter("sw_power_cap"),
+        "sync_boost_us": counter("sync_boost"),
+        "sw_thermal_slowdown_us": counter("sw_therm_slowdown"),
+        "hw_thermal_slowdown_us": counter("hw_therm_slowdown"),
+        "hw_power_brake_slowdown_us": counter("hw_power_brake"),
+    }
+
+
 def _processes(gpu: _Node) -> list[Process] | None:
     element = gpu.find("processes")
     if element is None:
@@ -374,6 +390,7 @@ def _gpu_of_xml(element: _Node, index: int) -> Gpu:
                 "memory_max_mhz": int_of(element.value("max_clocks/mem_clock"), "MHz"),
             },
             "clocks_event_reasons": _clocks_event_reasons(element),
+            "clocks_event_reasons_counters": _clocks_event_reasons_counters(element),
             "pcie": {
                 "generation_current": int_of(link.value("pcie_gen/current_link_gen")),
                 "generation_max": int_of(link.value("pcie_gen/max_link_gen")),

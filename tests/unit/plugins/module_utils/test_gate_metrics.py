@@ -38,6 +38,8 @@ def facts(*numbers: int) -> dict[str, Any]:
     gpus = copy.deepcopy(gpus)
     for gpu in gpus:
         gpu["ecc"]["corrected"]["volatile"], gpu["ecc"]["uncorrected"]["volatile"] = 5, 0
+        held = dict.fromkeys(gpu["clocks_event_reasons_counters"], 0)
+        gpu["clocks_event_reasons_counters"] = {**held, "sw_power_cap_us": 31637354094, "sync_boost_us": None}
     return {**empty_facts("linux"), "available": True, "gpus": gpus}
 
 
@@ -55,10 +57,10 @@ def sick(number: int, **gpu: Any) -> dict[str, Any]:
     return known
 
 
-def series(told: dict[str, Any]) -> dict[str, int]:
+def series(told: dict[str, Any]) -> dict[str, float]:
     lines = [line for line in gate_metrics.text_of(told).splitlines() if not line.startswith("#")]
     pairs = [line.rpartition(" ") for line in lines]
-    found = {name: int(value) for name, _space, value in pairs}
+    found = {name: float(value) for name, _space, value in pairs}
     assert len(found) == len(lines), "a series twice"
     return found
 
@@ -105,6 +107,10 @@ def test_a_healthy_node() -> None:
     verdicts = [told[f'gpufarm_gpu_verdict{{{of(1)},verdict="{verdict}"}}'] for verdict in gate_status.VERDICTS]
     assert verdicts == [1, 0, 0, 0]
     assert told[f'gpufarm_gpu_ecc_errors_total{{{of(0)},kind="corrected"}}'] == 5
+    held = "gpufarm_gpu_clocks_event_seconds_total"
+    assert told[f'{held}{{{of(0)},reason="sw_power_cap"}}'] == 31637.354094
+    assert told[f'{held}{{{of(0)},reason="hw_thermal_slowdown"}}'] == 0
+    assert f'{held}{{{of(0)},reason="sync_boost"}}' not in told
     for level, passed in (("start", 0), ("quick", 1)):
         assert told[f'gpufarm_gpu_check_timestamp_seconds{{{of(1)},level="{level}"}}'] == 1769882400
         assert told[f'gpufarm_gpu_check_success{{{of(1)},level="{level}"}}'] == passed
@@ -136,7 +142,7 @@ def test_a_gpu_that_vanished_is_missing_until_it_is_back() -> None:
     assert told[f'gpufarm_gpu_verdict{{{of(1)},verdict="ok"}}'] == 0
     assert told[f'gpufarm_gpu_verdict{{{of(0)},verdict="missing"}}'] == 0
     # Nobody asked it.
-    assert f'gpufarm_gpu_ecc_errors_total{{{of(1)},kind="corrected"}}' not in told
+    assert not [name for name in told if re.match("gpufarm_gpu_(ecc|clocks)", name) and UUIDS[1] in name]
     assert told["gpufarm_node_gpus_found"] == 1
     later = gate_status.remember(status(facts(0)), SAMPLES["gone"])
     assert series(later)[f'gpufarm_gpu_verdict{{{of(1)},verdict="missing"}}'] == 1
@@ -162,7 +168,9 @@ def test_a_gpu_that_no_more_tells_its_uuid_is_not_missing() -> None:
 def test_what_is_unknown_is_no_number(name: str) -> None:
     unknown = {**SAMPLES[name], "healthy": None, "state": None}
     told = series(unknown)
-    for metric in ("gate_state", "node_healthy", "node_gpus_found", "node_gpus_expected", "gpu_verdict", "gpu_ecc"):
+    for metric in (
+        "gate_state", "node_healthy", "node_gpus_found", "node_gpus_expected", "gpu_verdict", "gpu_ecc", "gpu_clocks",
+    ):  # fmt: skip
         assert not [series for series in told if series.startswith(f"gpufarm_{metric}")], metric
     assert ("gpufarm_probe_timestamp_seconds" in told) is (name == "hung")
     # It is known that they were there.

@@ -109,9 +109,20 @@ TYPES: dict[str, type] = {
     "pid": int,
     "type": str,
 }
-UNITS = {"mib": int, "w": float, "c": int, "percent": int, "mhz": int}
+UNITS = {"mib": int, "w": float, "c": int, "percent": int, "mhz": int, "us": int}
 MIG_KEYS = {"index", "uuid", "profile", "gpu_instance_id", "compute_instance_id", "memory_total_mib"}
 PROCESS_KEYS = {"pid", "type", "name", "cpu_affinity", "memory_used_mib", "gpu_instance_id", "compute_instance_id"}
+
+
+# What nvidia-smi's XML has counted as what.
+COUNTERS = "clocks_event_reasons_counters/clocks_event_reasons_counters"
+COUNTED = {
+    "sw_power_cap_us": "sw_power_cap",
+    "sync_boost_us": "sync_boost",
+    "sw_thermal_slowdown_us": "sw_therm_slowdown",
+    "hw_thermal_slowdown_us": "hw_therm_slowdown",
+    "hw_power_brake_slowdown_us": "hw_power_brake",
+}
 
 
 def type_of(key: str) -> type:
@@ -205,6 +216,7 @@ def test_recording_agrees_with_an_independent_reading(path: Path) -> None:
             ("temperature_limits.margin_c", "temperature/gpu_temp_tlimit", " C"),
             ("temperature_limits.slowdown_margin_c", "temperature/gpu_temp_slow_tlimit_threshold", " C"),
             ("temperature_limits.shutdown_margin_c", "temperature/gpu_temp_max_tlimit_threshold", " C"),
+            *((f"clocks_event_reasons_counters.{key}", f"{COUNTERS}_{tag}", " us") for key, tag in COUNTED.items()),
         ):
             found = element.findtext(tag)
             section, _dot, name = key.rpartition(".")
@@ -400,6 +412,18 @@ def test_clocks_event_reasons_are_null_where_unsupported_and_empty_where_none_is
     assert nvidia_smi.parse_query_xml(document)["gpus"][0]["clocks_event_reasons"] is None
     document = ONE_GPU.replace(">Active</clocks", ">Not Active</clocks")
     assert nvidia_smi.parse_query_xml(document)["gpus"][0]["clocks_event_reasons"] == []
+
+
+def test_each_counter_of_clocks_held_down_is_read_in_microseconds() -> None:
+    document = ONE_GPU
+    for number, tag in enumerate(COUNTED.values(), 1):
+        name = f"clocks_event_reasons_counters_{tag}"
+        document = document.replace(f"<{name}>0 us</{name}>", f"<{name}>{number} us</{name}>")
+    counters = nvidia_smi.parse_query_xml(document)["gpus"][0]["clocks_event_reasons_counters"]
+    assert counters == {key: number for number, key in enumerate(COUNTED, 1)}
+    for text in ("N/A", "3 ms"):
+        gpu = nvidia_smi.parse_query_xml(document.replace("2 us</", f"{text}</"))["gpus"][0]
+        assert gpu["clocks_event_reasons_counters"] == {**counters, "sync_boost_us": None}
 
 
 def test_processes_are_null_where_they_cannot_be_seen() -> None:
@@ -728,6 +752,10 @@ def test_fields_agree_with_query_gpu_of_the_same_moment() -> None:
         "clocks.max.graphics": gpu["clocks"]["graphics_max_mhz"],
         "clocks.max.sm": gpu["clocks"]["sm_max_mhz"],
         "clocks.max.memory": gpu["clocks"]["memory_max_mhz"],
+        **{
+            f"clocks_event_reasons_counters.{key[:-3]}": count
+            for key, count in gpu["clocks_event_reasons_counters"].items()
+        },
     }
     assert {field: str(value) for field, value in same.items()} == {field: asked[field] for field in same}
     assert float(asked["temperature.memory"]) == pytest.approx(gpu["temperature_memory_c"], abs=2)

@@ -69,3 +69,13 @@ def test_a_missing_control_node_is_told_with_what_to_look_at(
     assert (found["available"], found["reason"]) == (False, "access_blocked")
     assert "ended with exit code 17" in found["message"]
     assert "/dev/nvidiactl" in found["message"].rpartition("system. ")[2]
+
+
+def test_how_long_clocks_were_held_down(node: MakeNode, facts: Callable[..., dict[str, Any]]) -> None:
+    machine = node("h200-x2")
+    section = "clocks_event_reasons_counters"
+    machine.change(lambda profile: faults.set_value(profile, 1, f"{section}.{section}_hw_therm_slowdown", "5000000 us"))
+    first, second = (gpu[section] for gpu in facts(machine, "clocks")["gpus"])
+    assert set(first.values()) == {0}
+    assert second == {**first, "hw_thermal_slowdown_us": 5000000}
+    assert machine.csv(f"{section}.hw_thermal_slowdown", "-i", "1") == [["5000000"]]
