@@ -40,6 +40,9 @@ METRICS: dict[str, tuple[str, str]] = {
     ),
     "gpufarm_gpu_ecc_errors_total": ("counter", "Memory errors since the driver was loaded."),
     "gpufarm_gpu_clocks_event_seconds_total": ("counter", "How long this reason has held the clocks of a GPU down."),
+    "gpufarm_gpu_utilization_ratio": ("gauge", "Share of the time in which something ran on the GPU, at the probe."),
+    "gpufarm_gpu_power_draw_watts": ("gauge", "What the GPU drew at the probe."),
+    "gpufarm_gpu_power_limit_watts": ("gauge", "What the GPU may draw, by the limit that is in force."),
     "gpufarm_gpu_check_timestamp_seconds": ("gauge", "When the GPU was without work and computed at this level last."),
     "gpufarm_gpu_check_success": ("gauge", "Whether it did so as it should."),
     "gpufarm_gpu_xids": (
@@ -96,6 +99,14 @@ def _gpus(gpus: Iterable[Mapping[str, Any]]) -> Iterator[Sample]:
         for kind in ("corrected", "uncorrected"):
             if gpu[f"ecc_{kind}"] is not None:
                 yield "gpufarm_gpu_ecc_errors_total", {**_of(gpu), "kind": kind}, gpu[f"ecc_{kind}"]
+        percent = gpu["utilization_gpu_percent"]
+        for metric, value in (
+            ("gpufarm_gpu_utilization_ratio", None if percent is None else percent / 100),
+            ("gpufarm_gpu_power_draw_watts", gpu["power_draw_w"]),
+            ("gpufarm_gpu_power_limit_watts", gpu["power_limit_enforced_w"]),
+        ):
+            if value is not None:
+                yield metric, _of(gpu), value
         for name, microseconds in gpu["clocks_event_reasons_counters"].items():
             if microseconds is not None:
                 labels = {**_of(gpu), "reason": name.removesuffix("_us")}

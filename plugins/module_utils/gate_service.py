@@ -12,9 +12,10 @@ of Ansible is needed. C(main) writes a status file at the end of each run, whate
     asked), reason (null when healthy or unknown), action (of the gate, or failed) and message, state (open, or who
     keeps the node closed: node, farm, maintenance, others; null when Nomad could not be asked), problems (as
     nvidia_gpu_health returns them), nomad_problems (as nomad_gpu_verify returns them; null when Nomad could not be
-    asked), gpus (index, uuid, name, pci_bus_id, verdict, ecc_corrected, ecc_uncorrected and
-    clocks_event_reasons_counters, as nvidia_smi_facts returns them, of each; a verdict of missing where nvidia-smi lists
-    it no more, null where nobody knows; null for all before the first probe),
+    asked), gpus (index, uuid, name, pci_bus_id, verdict, ecc_corrected and ecc_uncorrected of each,
+    with clocks_event_reasons_counters, utilization_gpu_percent, power_draw_w and power_limit_enforced_w, as
+    nvidia_smi_facts returns them; a verdict of missing where nvidia-smi lists it no more, null where nobody knows; null
+    for all before the first probe),
     gpus_expected (null where nobody said), gpus_found (that answer; null where nvidia-smi cannot tell), xids (code,
     uuid, pci_bus_id, count), kernel_log (where they were read, with partial and why where it has lost its beginning),
     probed_at and checked_at (times in UTC)

@@ -64,11 +64,14 @@ def of_probe(
 
 
 def _measured(gpu: Mapping[str, Any]) -> dict[str, Any]:
-    """What nvidia-smi counts of a GPU."""
+    """What nvidia-smi counts and measures of a GPU."""
     return {
         "ecc_corrected": gpu["ecc"]["corrected"]["volatile"],
         "ecc_uncorrected": gpu["ecc"]["uncorrected"]["volatile"],
         "clocks_event_reasons_counters": gpu["clocks_event_reasons_counters"],
+        "utilization_gpu_percent": gpu["utilization_gpu_percent"],
+        "power_draw_w": gpu["power_draw_w"],
+        "power_limit_enforced_w": gpu["power_limit_enforced_w"],
     }
 
 

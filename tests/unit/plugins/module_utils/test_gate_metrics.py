@@ -26,6 +26,8 @@ RULES = COLLECTION / "examples/prometheus/gpufarm.rules.yml"
 DASHBOARD = COLLECTION / "examples/grafana/gpufarm.json"
 UUIDS = [f"GPU-0000000{number}-1111-2222-3333-444444444444" for number in range(4)]
 
+MEASURED = ("utilization_ratio", "power_draw_watts", "power_limit_watts")
+
 promtool = pytest.mark.skipif(not shutil.which("promtool"), reason="promtool is not installed")
 
 
@@ -38,6 +40,7 @@ def facts(*numbers: int) -> dict[str, Any]:
     gpus = copy.deepcopy(gpus)
     for gpu in gpus:
         gpu["ecc"]["corrected"]["volatile"], gpu["ecc"]["uncorrected"]["volatile"] = 5, 0
+        gpu["utilization_gpu_percent"], gpu["power_draw_w"], gpu["power_limit_enforced_w"] = 37, 26.5, 70.0
         held = dict.fromkeys(gpu["clocks_event_reasons_counters"], 0)
         gpu["clocks_event_reasons_counters"] = {**held, "sw_power_cap_us": 31637354094, "sync_boost_us": None}
     return {**empty_facts("linux"), "available": True, "gpus": gpus}
@@ -111,6 +114,8 @@ def test_a_healthy_node() -> None:
     assert told[f'{held}{{{of(0)},reason="sw_power_cap"}}'] == 31637.354094
     assert told[f'{held}{{{of(0)},reason="hw_thermal_slowdown"}}'] == 0
     assert f'{held}{{{of(0)},reason="sync_boost"}}' not in told
+    measured = [told[f"gpufarm_gpu_{name}{{{of(1)}}}"] for name in MEASURED]
+    assert measured == [0.37, 26.5, 70]
     for level, passed in (("start", 0), ("quick", 1)):
         assert told[f'gpufarm_gpu_check_timestamp_seconds{{{of(1)},level="{level}"}}'] == 1769882400
         assert told[f'gpufarm_gpu_check_success{{{of(1)},level="{level}"}}'] == passed
@@ -130,6 +135,12 @@ def test_problems_of_gpus_and_of_nomad() -> None:
     assert (told['gpufarm_node_verdict{verdict="critical"}'], told["gpufarm_node_healthy"]) == (1, 0)
 
 
+def test_what_a_card_does_not_measure_is_no_number() -> None:
+    told = series(status(sick(1, utilization_gpu_percent=None, power_draw_w=None, power_limit_enforced_w=None)))
+    for name in MEASURED:
+        assert [number for number in (0, 1) if f"gpufarm_gpu_{name}{{{of(number)}}}" in told] == [0]
+
+
 def test_two_problems_of_one_code_are_one_series() -> None:
     twice = status(facts(0))
     twice["problems"] = [{"code": "check_failed", "severity": "warning", "uuid": None, "pci_bus_id": None}] * 2
@@ -142,7 +153,7 @@ def test_a_gpu_that_vanished_is_missing_until_it_is_back() -> None:
     assert told[f'gpufarm_gpu_verdict{{{of(1)},verdict="ok"}}'] == 0
     assert told[f'gpufarm_gpu_verdict{{{of(0)},verdict="missing"}}'] == 0
     # Nobody asked it.
-    assert not [name for name in told if re.match("gpufarm_gpu_(ecc|clocks)", name) and UUIDS[1] in name]
+    assert not [name for name in told if re.match("gpufarm_gpu_(ecc|clocks|util|power)", name) and UUIDS[1] in name]
     assert told["gpufarm_node_gpus_found"] == 1
     later = gate_status.remember(status(facts(0)), SAMPLES["gone"])
     assert series(later)[f'gpufarm_gpu_verdict{{{of(1)},verdict="missing"}}'] == 1
@@ -170,6 +181,7 @@ def test_what_is_unknown_is_no_number(name: str) -> None:
     told = series(unknown)
     for metric in (
         "gate_state", "node_healthy", "node_gpus_found", "node_gpus_expected", "gpu_verdict", "gpu_ecc", "gpu_clocks",
+        *(f"gpu_{name}" for name in MEASURED),
     ):  # fmt: skip
         assert not [series for series in told if series.startswith(f"gpufarm_{metric}")], metric
     assert ("gpufarm_probe_timestamp_seconds" in told) is (name == "hung")
