@@ -388,6 +388,10 @@ checks:
       description: V(ok), V(not_needed) without NVSwitch, V(not_installed), C(skipped) and why, or C(failed) and why.
       type: str
       sample: not_needed
+    fabric_manager_version:
+      description: Version of the installed Fabric Manager. V(null) without NVSwitch, or where it is not known.
+      type: str
+      sample: 580.159.04
     infiniband:
       description: How many ports are active, of how many; C(skipped) where neither O(infiniband_ports) nor
         O(infiniband_link_downed_max) is set.

@@ -11,26 +11,35 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.gpufarm.core.plugins.module_utils.commands import program_path, run_commands
+from ansible_collections.gpufarm.core.plugins.module_utils.commands import Command, program_path, run_commands
 from ansible_collections.gpufarm.core.plugins.module_utils.health.options import PROCESS_WAIT
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.facts import Facts, Gpu
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.node import HOST_PID_NAMESPACE
+from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.values import version_of
 from ansible_collections.gpufarm.core.plugins.module_utils.text import clean, utc
 
 FABRIC_MANAGER = "nvidia-fabricmanager.service"
 
 
-def fabric_manager_state(root: Path, search: str | None, timeout: float) -> str:
-    """Whether Fabric Manager runs, on a host that has NVSwitches."""
+def fabric_manager_state(root: Path, search: str | None, timeout: float) -> tuple[str, str | None]:
+    """Whether Fabric Manager runs, on a host that has NVSwitches, and the version that is installed there."""
     if not _entries(root / "proc/driver/nvidia-nvswitch/devices") and not any(
         (root / "dev").glob("nvidia-nvswitch[0-9]*")
     ):
-        return "not_needed"
+        return "not_needed", None
     program = program_path("systemctl", search)
     if program is None:
-        return "skipped: there is no systemctl"
-    argv = [program, "show", FABRIC_MANAGER, "--property=LoadState,ActiveState,Result"]
-    (command,) = run_commands([argv], timeout)
+        return "skipped: there is no systemctl", None
+    asked = [[program, "show", FABRIC_MANAGER, "--property=LoadState,ActiveState,Result"]]
+    manager = program_path("nv-fabricmanager", search)
+    if manager is not None:
+        asked.append([manager, "--version"])
+    command, *others = run_commands(asked, timeout)
+    version = next((version_of(other.stdout.partition(":")[2]) for other in others if other.returncode == 0), None)
+    return _state_of_unit(command), version
+
+
+def _state_of_unit(command: Command) -> str:
     state = dict(line.partition("=")[::2] for line in command.stdout.splitlines())
     if "ActiveState" not in state:
         return f"skipped: systemctl says {command.words[:120] or 'nothing'!r}"

@@ -54,13 +54,15 @@ def probe(options: HealthOptions, *, root: str = "/", search: str | None = None)
     processes, orphans = processes_without_owner(facts, base, lambda: ask(["!min", "processes"]))
     infiniband, of_ports = infiniband_findings(options, base)
     roce, of_roce = roce_findings(options, base)
+    fabric_manager, fabric_manager_version = fabric_manager_state(base, search, options.timeout)
     checks = {
         "nvidia_smi": "ok" if facts["reason"] is None else facts["reason"],
         "kernel_log": kernel_log,
         "acknowledged": acknowledged,
         "acknowledged_gpus": {uuid: told for uuid, (told, _at) in own.items()},
         "dcgm": dcgm,
-        "fabric_manager": fabric_manager_state(base, search, options.timeout),
+        "fabric_manager": fabric_manager,
+        "fabric_manager_version": fabric_manager_version,
         "infiniband": infiniband,
         "roce": roce,
         "processes": processes,

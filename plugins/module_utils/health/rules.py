@@ -205,7 +205,15 @@ def findings_of_node(facts: Facts, options: HealthOptions, checks: Mapping[str, 
             )
     fabric_manager = str(checks.get("fabric_manager"))
     if fabric_manager.startswith("failed"):
-        yield Finding("fabric_manager", fabric_manager.partition(": ")[2])
+        version, driver = checks.get("fabric_manager_version"), facts["driver_version"]
+        other = version is not None and driver is not None and version != driver
+        yield Finding(
+            "fabric_manager",
+            fabric_manager.partition(": ")[2]
+            + (f", in version {version}" if version is not None else "")
+            + (f" where the driver has {driver}" if other else ""),
+            next_step=f"install Fabric Manager {driver} and start it" if other else "",
+        )
     # It may run elsewhere, as outside of a virtual machine; then the GPUs say that their fabric is complete.
     elif fabric_manager == "not_installed" and not any(gpu["fabric_state"] == "Completed" for gpu in facts["gpus"]):
         yield Finding("fabric_manager", f"no unit {FABRIC_MANAGER}")

@@ -260,6 +260,8 @@ def test_every_problem_of_a_node_as_recorded() -> None:
         {"kernel_log": "unreadable: dmesg says no"},
         {"dcgm": "failed: no host engine"},
         {"fabric_manager": "failed: it is inactive"},
+        {"fabric_manager": "failed: it is inactive", "fabric_manager_version": "580.159.04"},
+        {"fabric_manager": "failed: it is inactive", "fabric_manager_version": "580.95.05"},
         {"fabric_manager": "not_installed"},
     ]
     told = {str(check): judge(facts_of(), [], [], HealthOptions(), host="n", checks=check) for check in checks}
@@ -456,6 +458,23 @@ def test_fabric_manager_may_run_elsewhere() -> None:
     assert codes(broken) == [("fabric_not_ready", "critical"), ("fabric_manager", "critical")]
     failed = judge(facts_of(fabric_state="Completed"), [], [], HealthOptions(), checks={"fabric_manager": "failed: x"})
     assert codes(failed) == [("fabric_manager", "critical")]
+
+
+def test_fabric_manager_that_does_not_run_is_told_with_its_version() -> None:
+    def told(version: str | None, driver: str | None = "580.159.04") -> tuple[str, str]:
+        checks = {"fabric_manager": "failed: it is inactive", "fabric_manager_version": version}
+        facts = {**facts_of(), "driver_version": driver}
+        (problem,) = judge(facts, [], [], HealthOptions(), checks=checks)["problems"]
+        return problem["found"], problem["message"].partition("Next step: ")[2]
+
+    read = "read 'journalctl -u nvidia-fabricmanager'; its version must be exactly that of the driver."
+    assert told("580.95.05") == (
+        "it is inactive, in version 580.95.05 where the driver has 580.159.04",
+        "install Fabric Manager 580.159.04 and start it.",
+    )
+    assert told("580.159.04") == ("it is inactive, in version 580.159.04", read)
+    assert told("580.159.04", None) == ("it is inactive, in version 580.159.04", read)
+    assert told(None) == ("it is inactive", read)
 
 
 def test_memory_of_dead_processes() -> None:
@@ -1394,7 +1413,9 @@ def test_no_probe_takes_longer_though_everything_hangs(
 
 def fabric_manager(programs: Path, output: str) -> str:
     program(programs, "systemctl", f'echo "$*" >"$0.call"\n{printing(output)}')
-    return health_node.fabric_manager_state(programs.parent, str(programs), 300)
+    state, version = health_node.fabric_manager_state(programs.parent, str(programs), 300)
+    assert version is None
+    return state
 
 
 def test_fabric_manager_matters_where_there_are_nvswitches(programs: Path) -> None:
@@ -1418,12 +1439,31 @@ def test_fabric_manager_matters_where_there_are_nvswitches(programs: Path) -> No
     assert (programs / "systemctl.call").read_text(encoding="utf-8") == call
     (programs / "systemctl").unlink()
     state = health_node.fabric_manager_state(programs.parent, str(programs), 300)
-    assert state == "skipped: there is no systemctl"
+    assert state == ("skipped: there is no systemctl", None)
     (programs.parent / "dev/nvidia-nvswitch0").unlink()
     (programs.parent / "proc/driver/nvidia-nvswitch/devices").mkdir(parents=True)
-    assert health_node.fabric_manager_state(programs.parent, str(programs), 300) == "not_needed"
+    assert health_node.fabric_manager_state(programs.parent, str(programs), 300) == ("not_needed", None)
     (programs.parent / "proc/driver/nvidia-nvswitch/devices/0000:05:00.0").touch()
     assert health_node.fabric_manager_state(programs.parent, str(programs), 300) == state
+
+
+@pytest.mark.parametrize(
+    ("said", "version"),
+    [
+        ("Fabric Manager version is : 580.95.05", "580.95.05"),
+        ("Fabric Manager version is : ", None),
+        ("580.95.05", None),
+        ("", None),
+    ],
+)
+def test_version_of_fabric_manager(programs: Path, said: str, version: str | None) -> None:
+    (programs.parent / "dev").mkdir()
+    (programs.parent / "dev/nvidia-nvswitch0").touch()
+    program(programs, "systemctl", printing("LoadState=loaded\nActiveState=active"))
+    program(programs, "nv-fabricmanager", f'[ "$*" = --version ] || exit 1\n{printing(said)}')
+    assert health_node.fabric_manager_state(programs.parent, str(programs), 300) == ("ok", version)
+    program(programs, "nv-fabricmanager", printing(said, 1))
+    assert health_node.fabric_manager_state(programs.parent, str(programs), 300) == ("ok", None)
 
 
 def with_processes(root: Path, *pids: int, namespace: str = health_node.HOST_PID_NAMESPACE) -> dict[str, Any]:
@@ -1532,6 +1572,18 @@ def test_one_gpu_is_acknowledged_and_no_other(node: Path) -> None:
     assert counts(probe(node)) == []
     os.utime(node.parent / "acknowledged", (1500, 1500))
     assert counts(probe(node)) == [1] and counts(probe(node, xid_since="3200")) == []
+
+
+def test_probe_tells_of_a_fabric_manager_of_another_version(node: Path) -> None:
+    assert probe(node)["checks"]["fabric_manager_version"] is None
+    (node.parent / "dev").mkdir()
+    (node.parent / "dev/nvidia-nvswitch0").touch()
+    program(node, "systemctl", printing("LoadState=loaded\nActiveState=failed\nResult=exit-code"))
+    program(node, "nv-fabricmanager", printing("Fabric Manager version is : 580.95.05"))
+    result = probe(node)
+    assert result["checks"]["fabric_manager_version"] == "580.95.05"
+    (problem,) = [problem for problem in result["problems"] if problem["code"] == "fabric_manager"]
+    assert "in version 580.95.05 where the driver has 580.159.04" in problem["message"]
 
 
 def test_probe_reads_no_kernel_log_under_wsl(node: Path) -> None:
