@@ -341,6 +341,16 @@ ansible_facts:
               description: Such as V(None), V(Pass-Through), V(VGPU) or V(Host VGPU).
               type: str
               sample: Pass-Through
+            vgpu_licensed_product:
+              description: What a vGPU needs a licence of, in its guest alone.
+              type: str
+              sample: NVIDIA AI Enterprise
+            vgpu_license_status:
+              description: >-
+                Whether it has that licence, in the words of C(nvidia-smi), such as V(Unlicensed (Restricted\)) or
+                V(Licensed (Expiry: 2026-7-7 16:1:44 GMT\)).
+              type: str
+              sample: Unlicensed (Restricted)
             addressing_mode:
               description: Whether the GPU can address the host's memory, V(HMM), V(ATS) or V(None).
               type: str

@@ -80,6 +80,7 @@ PROBLEMS: dict[str, Kind] = {
     "fabric_manager": Kind(
         CRITICAL, "check_configuration", "an active unit nvidia-fabricmanager on a host with NVSwitch"
     ),
+    "vgpu_unlicensed": Kind(WARNING, "check_configuration", "a vGPU with its licence, without which it gets slower"),
     "persistence_off": Kind(WARNING, "check_configuration", "persistence mode Enabled"),
     "process_without_owner": Kind(WARNING, "reset_gpu", "a living process for all memory in use"),
     "mig_pending": Kind(WARNING, "reset_gpu", "one MIG mode before and after a reset"),
@@ -116,6 +117,7 @@ _STEPS = {
     "fabric_manager": "read 'journalctl -u nvidia-fabricmanager'; its version must be exactly that of the driver",
     "fabric_not_ready": "check that nvidia-fabricmanager runs and has the driver's version, then reset the GPUs",
     "persistence_off": "enable nvidia-persistenced, or set persistence_required to false",
+    "vgpu_unlicensed": "read 'journalctl -u nvidia-gridd', and check the token in /etc/nvidia/ClientConfigToken",
     "temperature": "check fans, air flow and dust, and the load of the neighbours",
     "hw_slowdown": "check cooling and power supply of the node",
     "pcie_width": "reseat the GPU; if the slot is wired so, set severities or pcie_width_min",

@@ -30,6 +30,8 @@ SUBSETS: dict[str, tuple[str, ...]] = {
         "vbios_version",
         "gsp_firmware_version",
         "virtualization_mode",
+        "vgpu_licensed_product",
+        "vgpu_license_status",
         "addressing_mode",
         "driver_model",
         "inforom_corrupted",
@@ -197,6 +199,8 @@ class Gpu(TypedDict):
     vbios_version: str | None
     gsp_firmware_version: str | None
     virtualization_mode: str | None
+    vgpu_licensed_product: str | None
+    vgpu_license_status: str | None
     addressing_mode: str | None
     driver_model: str | None
     inforom_corrupted: bool | None

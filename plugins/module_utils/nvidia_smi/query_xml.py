@@ -362,6 +362,8 @@ def _gpu_of_xml(element: _Node, index: int) -> Gpu:
             "vbios_version": text_of(element.value("vbios_version")),
             "gsp_firmware_version": text_of(element.value("gsp_firmware_version")),
             "virtualization_mode": text_of(element.value("gpu_virtualization_mode/virtualization_mode")),
+            "vgpu_licensed_product": text_of(element.value("vgpu_software_licensed_product/licensed_product_name")),
+            "vgpu_license_status": text_of(element.value("vgpu_software_licensed_product/license_status")),
             "addressing_mode": text_of(element.value("addressing_mode")),
             "driver_model": text_of(element.value("driver_model/current_dm")),
             "memory_free_mib": _mib(element, "fb_memory_usage/free"),

@@ -546,6 +546,10 @@ static void write_rows(const struct writer *writer, const struct row *rows)
         else
             for (int i = 1; i <= row->depth; i++)
                 snprintf(key + strlen(key), sizeof(key) - strlen(key), "%s%s", i > 1 ? "." : "", path[i]);
+        if (row->flags & ROW_OPTIONAL && !known(ask(writer->device, value, "%s.%s", key, row[1].xml))) {
+            skip_below = row->depth;
+            continue;
+        }
         if (row->key && !*row->key) {
             /* A section that the GPU does not have at all is one N/A. */
             if (nvml.query(writer->device, key, value, sizeof(value)) == NVML_SUCCESS) {

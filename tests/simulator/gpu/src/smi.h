@@ -8,6 +8,7 @@ enum {
     ROW_HEX = 4,        /* the text puts 0x before it */
     ROW_DEEPER = 8,     /* the text indents it one step more */
     ROW_IF_KNOWN = 16,  /* shown only where the profile has a value */
+    ROW_OPTIONAL = 64,  /* a section that is not there where the profile has no value for its first row */
     ROW_TLIMIT = 32,    /* shown unless the model gives plain temperature thresholds instead */
 };
 

@@ -178,6 +178,16 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ),
     ({"fabric_state": "In Progress"}, {}, "fabric_not_ready", "critical"),
     ({"fabric_state": "Completed", "fabric_status": "Insufficient Resources"}, {}, "fabric_not_ready", "critical"),
+    (
+        {
+            "virtualization_mode": "VGPU",
+            "vgpu_licensed_product": "NVIDIA AI Enterprise",
+            "vgpu_license_status": "Unlicensed (Restricted)",
+        },
+        {},
+        "vgpu_unlicensed",
+        "warning",
+    ),
     ({"persistence_mode": "Disabled"}, {}, "persistence_off", "warning"),
     ({"mig_mode_pending": "Enabled"}, {}, "mig_pending", "warning"),
 ]
@@ -241,6 +251,9 @@ def test_one_problem(changes: dict[str, Any], options: dict[str, Any], code: str
         ({"fabric_state": "Completed", "fabric_status": "Success"}, {}),
         ({"persistence_mode": "Disabled"}, {"persistence_required": False}),
         ({"recovery_action": "None"}, {}),
+        ({"virtualization_mode": "VGPU", "vgpu_license_status": "Licensed (Expiry: 2026-7-7 16:1:44 GMT)"}, {}),
+        ({"virtualization_mode": "VGPU"}, {}),
+        ({"virtualization_mode": "Pass-Through", "vgpu_license_status": "Unlicensed (Restricted)"}, {}),
     ],
 )
 def test_no_problem(changes: dict[str, Any], options: dict[str, Any]) -> None:

@@ -82,6 +82,8 @@ TYPES: dict[str, type] = {
     "vbios_version": str,
     "gsp_firmware_version": str,
     "virtualization_mode": str,
+    "vgpu_licensed_product": str,
+    "vgpu_license_status": str,
     "addressing_mode": str,
     "driver_model": str,
     "ecc": dict,
@@ -424,6 +426,26 @@ def test_each_counter_of_clocks_held_down_is_read_in_microseconds() -> None:
     for text in ("N/A", "3 ms"):
         gpu = nvidia_smi.parse_query_xml(document.replace("2 us</", f"{text}</"))["gpus"][0]
         assert gpu["clocks_event_reasons_counters"] == {**counters, "sync_boost_us": None}
+
+
+@pytest.mark.parametrize(
+    ("status", "told"),
+    [
+        ("Licensed (Expiry: 2026-7-7 16:1:44 GMT)", "Licensed (Expiry: 2026-7-7 16:1:44 GMT)"),
+        ("Unlicensed (Restricted)", "Unlicensed (Restricted)"),
+        ("N/A", None),
+    ],
+)
+def test_licence_of_a_vgpu_is_read(status: str, told: str | None) -> None:
+    """Built from a recording and what was published of guests, of which there is no recording."""
+    product = "<licensed_product_name>NVIDIA AI Enterprise</licensed_product_name>"
+    section = f"{product}<license_status>{status}</license_status>"
+    document = ONE_GPU.replace(
+        "</gpu_virtualization_mode>",
+        f"</gpu_virtualization_mode><vgpu_software_licensed_product>{section}</vgpu_software_licensed_product>",
+    )
+    gpu = nvidia_smi.parse_query_xml(document)["gpus"][0]
+    assert (gpu["vgpu_licensed_product"], gpu["vgpu_license_status"]) == ("NVIDIA AI Enterprise", told)
 
 
 def test_processes_are_null_where_they_cannot_be_seen() -> None:

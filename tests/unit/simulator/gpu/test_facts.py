@@ -79,3 +79,22 @@ def test_how_long_clocks_were_held_down(node: MakeNode, facts: Callable[..., dic
     assert set(first.values()) == {0}
     assert second == {**first, "hw_thermal_slowdown_us": 5000000}
     assert machine.csv(f"{section}.hw_thermal_slowdown", "-i", "1") == [["5000000"]]
+
+
+def test_a_guest_tells_the_licence_of_its_vgpu(node: MakeNode, facts: Callable[..., dict[str, Any]]) -> None:
+    machine = node("h200-x2")
+    section = "vgpu_software_licensed_product"
+    for key, text in (
+        ("gpu_virtualization_mode.virtualization_mode", "VGPU"),
+        (f"{section}.licensed_product_name", "NVIDIA AI Enterprise"),
+        (f"{section}.license_status", "Unlicensed (Restricted)"),
+    ):
+        machine.change(lambda profile, key=key, text=text: faults.set_value(profile, 1, key, text))
+    whole, vgpu = facts(machine, "board")["gpus"]
+    assert (whole["vgpu_licensed_product"], whole["vgpu_license_status"]) == (None, None)
+    assert (vgpu["vgpu_licensed_product"], vgpu["vgpu_license_status"]) == (
+        "NVIDIA AI Enterprise",
+        "Unlicensed (Restricted)",
+    )
+    assert len(machine.xml().findall(f"gpu/{section}")) == 1
+    assert machine.output("-q").count("        License Status ") == 1
