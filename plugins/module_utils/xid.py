@@ -6,7 +6,7 @@
 An Xid is the number under which the driver reports a fault of a GPU in the kernel log; SXid is the same for an
 NVSwitch. What to do about each follows NVIDIA's catalogue for Ampere and newer (docs.nvidia.com/deploy/xid-errors), as
 it was on 29 October 2025, and its list for older GPUs where that one says that a number is no longer used. The words
-are our own.
+are our own. C(tests/xids.py) reads a newer one, by which the rows are tested.
 
 The severity says what an Xid means for the next job on the GPU, not for the one that met it: C(ignore) for a fault of
 the job itself, C(critical) where the GPU must be reset or worse before it can be trusted, C(warning) for the rest.

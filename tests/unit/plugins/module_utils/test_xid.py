@@ -6,7 +6,10 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
+import json
 import tracemalloc
+from pathlib import Path
 
 import pytest
 from ansible_collections.gpufarm.core.plugins.module_utils import xid, xid_events
@@ -53,29 +56,36 @@ def test_catalogue_and_actions_as_recorded() -> None:
     assert_recorded("xid", {"catalogue": rows, "actions": xid.ACTIONS})
 
 
-# NVIDIA's immediate action for each number, by the name it has in the catalogue, where the GPU is to be reset or more.
-MORE_THAN_A_RESTART = {
-    "RESET_GPU": {46, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158},
-    "RESTART_BM": {79},
-    "RESTART_VM": {151},
-    "CHECK_MECHANICALS": {54},
-    "WORKFLOW_XID_48": {48},
-    "WORKFLOW_NVLINK_ERR": {74},
-    "WORKFLOW_NVLINK5_ERR": {144, 145, 146, 147, 148, 149, 150},
-    "XID_154": {154},
-}
-# "Unused" there, or older than that catalogue, or newer than its table of actions.
-NOT_BY_IT = {57, 58, 61, *range(162, 173)}
+# As tests/xids.py has read NVIDIA's catalogue.
+NVIDIA = json.loads((Path(__file__).parents[1] / "fixtures/xid/immediate.json").read_text(encoding="utf-8"))
+IMMEDIATE = {action: set(numbers) for action, numbers in NVIDIA["immediate"].items()}
+# By these no GPU is reset; the first two are of numbers that are unused, or newer than its actions.
+NOT_BY_IT = ("CONTACT_SUPPORT", "")
+LESS_THAN_A_RESET = {*NOT_BY_IT, "CHECK_UVM", "IGNORE", "RESTART_APP", "UPDATE_SWFW", "WORKFLOW_XID_45"}
 
 
 def test_what_is_critical_is_what_the_catalogue_of_nvidia_resets() -> None:
-    """As it was on 29 October 2025, so that a change of a row is one of NVIDIA's, or has a reason here."""
+    """So that a change of a row is one of NVIDIA's, or has a reason here."""
     critical = {number for number, row in xid.CATALOGUE.items() if row.severity == "critical"}
-    assert critical - NOT_BY_IT == set().union(*MORE_THAN_A_RESTART.values())
-    assert {number for number in critical & NOT_BY_IT if number < 100} == {57, 58, 61}
+    beyond = set().union(*(IMMEDIATE[action] for action in NOT_BY_IT))
+    assert critical - beyond == set().union(*(IMMEDIATE[action] for action in IMMEDIATE.keys() - LESS_THAN_A_RESET))
+    # Of GPUs older than that catalogue.
+    assert {number for number in critical & beyond if number < 100} == {57, 58, 61}
     assert lookup(79).action == lookup(151).action == "reboot"
-    named = {lookup(number).action for number in MORE_THAN_A_RESTART["RESET_GPU"] - {136}}
+    named = {lookup(number).action for number in IMMEDIATE["RESET_GPU"] - {136}}
     assert named == {"reset_gpu"} and lookup(136).action == "check_nvlink"
+
+
+def test_what_has_an_action_in_the_catalogue_of_nvidia_has_a_row() -> None:
+    known = set().union(*IMMEDIATE.values())
+    assert known - IMMEDIATE["CONTACT_SUPPORT"] <= xid.CATALOGUE.keys() <= known
+
+
+def test_the_date_of_the_catalogue_is_told() -> None:
+    day = datetime.date.fromisoformat(NVIDIA["date"])
+    checks = (Path(__file__).parents[4] / "docs/checks.md").read_text(encoding="utf-8")
+    for text in (str(xid.__doc__), checks):
+        assert f"{day.day} {day:%B %Y}" in text
 
 
 @pytest.mark.parametrize("number", [13, 31, 43, 45, 68])
