@@ -8,6 +8,7 @@ plugins/module_utils/xid.py is tested: where a new one makes tests fail, NVIDIA 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import json
 import re
@@ -40,19 +41,21 @@ def _rows(archive: zipfile.ZipFile, sheet: str, shared: list[str]) -> list[dict[
 
 def immediate(spreadsheet: Path) -> dict[str, list[int]]:
     """The numbers of each immediate action; of the empty one those for which there is none yet."""
-    with zipfile.ZipFile(spreadsheet) as archive:
-        names = archive.namelist()
+    sheets: list[list[dict[str, str]]] = []
+    # Whatever else it is, as the page on which it is offered, has no sheet.
+    with contextlib.suppress(zipfile.BadZipFile, KeyError), zipfile.ZipFile(spreadsheet) as archive:
         shared = [_text(item) for item in ET.fromstring(archive.read("xl/sharedStrings.xml"))]  # noqa: S314  (as above)
-        for sheet in sorted(name for name in names if name.startswith("xl/worksheets/sheet")):
-            header, *rows = _rows(archive, sheet, shared) or [{}]
-            columns = {text: column for column, text in header.items()}
-            if {KIND, NUMBER, ACTION} <= columns.keys():
-                break
-        else:
-            sys.exit(
-                f"xids: found no sheet in {spreadsheet} whose first row has the columns {KIND}, {NUMBER} and {ACTION}. "
-                "Expected: NVIDIA's Xid-Catalog.xlsx. Next step: look whether NVIDIA names its columns otherwise now."
-            )
+        names = sorted(name for name in archive.namelist() if name.startswith("xl/worksheets/sheet"))
+        sheets = [_rows(archive, name, shared) for name in names]
+    for rows in sheets:
+        columns = {text: column for column, text in (rows or [{}])[0].items()}
+        if {KIND, NUMBER, ACTION} <= columns.keys():
+            break
+    else:
+        sys.exit(
+            f"xids: found no sheet in {spreadsheet} whose first row has the columns {KIND}, {NUMBER} and {ACTION}. "
+            "Expected: NVIDIA's Xid-Catalog.xlsx. Next step: look whether NVIDIA names its columns otherwise now."
+        )
     actions = defaultdict(list)
     for row in rows:
         number = row.get(columns[NUMBER], "")

@@ -83,6 +83,16 @@ FIELDS: dict[str, tuple[str, Callable[[str], Any], float | None]] = {
     "fabric.health.route_unhealthy": ("fabric_health.route_unhealthy", str, None),
     "fabric.health.access_timeout_recovery": ("fabric_health.access_timeout_recovery", str, None),
     "fabric.health.incorrect_configuration": ("fabric_health.incorrect_configuration", str, None),
+    **{
+        f"clocks_event_reasons_counters.{name}": (f"clocks_event_reasons_counters.{name}_us", integer, 0)
+        for name in (
+            "sw_power_cap",
+            "sync_boost",
+            "sw_thermal_slowdown",
+            "hw_thermal_slowdown",
+            "hw_power_brake_slowdown",
+        )
+    },
 }
 
 

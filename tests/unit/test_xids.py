@@ -65,3 +65,10 @@ def test_columns_of_other_names_are_refused(tmp_path: Path) -> None:
     path = spreadsheet(tmp_path / "other.xlsx", [], [("Type", *HEADER[1:]), *ROWS])
     with pytest.raises(SystemExit, match=r"found no sheet in .*other\.xlsx whose first row has the columns Type "):
         xids.immediate(path)
+
+
+def test_another_file_is_refused(tmp_path: Path) -> None:
+    page = tmp_path / "analyzing-xid-catalog.html"
+    page.write_text("<html></html>", encoding="utf-8")
+    with pytest.raises(SystemExit, match="found no sheet in "):
+        xids.immediate(page)

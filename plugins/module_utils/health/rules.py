@@ -160,9 +160,14 @@ def _gpu_settings(gpu: Gpu, options: HealthOptions) -> Iterator[Finding]:
         )
         yield Finding("fabric_unhealthy", f"a fabric with {named}", severity=severity)
     license_status = gpu["vgpu_license_status"]
-    # A whole GPU that a guest has to itself needs none to compute.
-    if gpu["virtualization_mode"] == "VGPU" and license_status and license_status.startswith("Unlicensed"):
-        yield Finding("vgpu_unlicensed", f"license status {license_status} of {gpu['vgpu_licensed_product']}")
+    # A whole GPU that a guest has to itself needs none to compute. While a vGPU asks for its own, it is not restricted.
+    if (
+        gpu["virtualization_mode"] == "VGPU"
+        and (license_status or "").startswith("Unlicensed")
+        and "Unrestricted" not in (license_status or "")
+    ):
+        of = f" of {gpu['vgpu_licensed_product']}" if gpu["vgpu_licensed_product"] else ""
+        yield Finding("vgpu_unlicensed", f"license status {license_status}{of}")
     if options.persistence_required and gpu["persistence_mode"] == "Disabled":
         yield Finding("persistence_off", "persistence mode Disabled")
     now, later = gpu["mig_mode"], gpu["mig_mode_pending"]

@@ -253,11 +253,18 @@ def test_one_problem(changes: dict[str, Any], options: dict[str, Any], code: str
         ({"recovery_action": "None"}, {}),
         ({"virtualization_mode": "VGPU", "vgpu_license_status": "Licensed (Expiry: 2026-7-7 16:1:44 GMT)"}, {}),
         ({"virtualization_mode": "VGPU"}, {}),
+        ({"virtualization_mode": "VGPU", "vgpu_license_status": "Unlicensed (Unrestricted)"}, {}),
         ({"virtualization_mode": "Pass-Through", "vgpu_license_status": "Unlicensed (Restricted)"}, {}),
     ],
 )
 def test_no_problem(changes: dict[str, Any], options: dict[str, Any]) -> None:
     assert verdict_of(facts_of(**changes), **options)["problems"] == []
+
+
+def test_a_vgpu_whose_product_is_not_known_is_told_without_it() -> None:
+    facts = facts_of(virtualization_mode="VGPU", vgpu_license_status="Unlicensed (Restricted)")
+    (problem,) = verdict_of(facts)["problems"]
+    assert problem["found"] == "license status Unlicensed (Restricted)"
 
 
 def test_every_problem_of_a_gpu_as_recorded() -> None:

@@ -56,7 +56,7 @@ def test_catalogue_and_actions_as_recorded() -> None:
     assert_recorded("xid", {"catalogue": rows, "actions": xid.ACTIONS})
 
 
-# As tests/xids.py has read NVIDIA's catalogue.
+# NVIDIA's catalogue as of its date, as tests/xids.py writes one that it reads.
 NVIDIA = json.loads((Path(__file__).parents[1] / "fixtures/xid/immediate.json").read_text(encoding="utf-8"))
 IMMEDIATE = {action: set(numbers) for action, numbers in NVIDIA["immediate"].items()}
 # By these no GPU is reset; the first two are of numbers that are unused, or newer than its actions.
