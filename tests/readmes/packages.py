@@ -182,7 +182,7 @@ def rows(host: Host) -> dict[str, str]:
         for branch in BRANCHES:
             found |= {f"driver {branch}: {name}": text for name, text in driver(host, branch)}
         found["kernel headers"] = codes(value("_common_family", given)["headers"])
-    found["CUDA"] = code(argument("cuda", "install.yml", "Have the CUDA toolkit", "name", given))
+    found["CUDA"] = codes(argument("cuda", "install.yml", "Have the CUDA toolkit", "name", given))
     found["Docker"] = codes(value("__docker_wanted", given))
     found |= {
         f"toolkit's repository: {name}": text for name, text in repository(host, "__container_toolkit_repository")

@@ -16,6 +16,17 @@ def test_toolkit_of_the_version_that_was_asked_for(host: Host) -> None:
     assert version["cuda"]["version"].startswith("13.0")
 
 
+def test_parts_come_with_what_they_need_alone(host: Host) -> None:
+    packages = host.check_output("dpkg-query --show --showformat '${db:Status-Status} ${Package}\n'").splitlines()
+    found = sorted(line.split()[1] for line in packages if re.fullmatch(r"installed \S+-13-0", line))
+    notes = host.check_output("ls /var/lib/gpufarm/cuda").split()
+    needed = ["cuda-cudart-dev-13-0", "cuda-nvcc-13-0"]
+    if host.backend.get_hostname() == "cuda-wsl":
+        assert (found, notes) == ([*needed, "libnvvm-13-0"], needed)
+    else:
+        assert (found, "cuda-toolkit-13-0" in notes) == ([*needed, "cuda-toolkit-13-0", "libnvvm-13-0"], True)
+
+
 def test_no_driver_came_with_it(host: Host) -> None:
     packages = host.check_output("dpkg-query --show --showformat '${Package}\n'").splitlines()
     assert not [name for name in packages if name.startswith(("nvidia-driver", "libnvidia-ml", "cuda-drivers"))]
@@ -58,17 +69,17 @@ def test_a_node_without_a_gpu_is_refused_or_left_as_it_is() -> None:
 def test_verification_tells_what_is_wrong() -> None:
     version = "/usr/local/cuda-13.0/version.json"
     docker("exec", "cuda-linux", "sh", "-c", f"cp -p {version} /root/ && sed -i s/13.0.2/13.1.0/ {version}")
-    docker("exec", "cuda-wsl", "sh", "-c", f"cp -p {version} /root/ && : >{version}")
+    docker("exec", "cuda-wsl", "dpkg", "--remove", "cuda-nvcc-13-0")
     run = enter("cuda/verify")
-    for node in ("cuda-linux", "cuda-wsl"):
-        docker("exec", node, "mv", "/root/version.json", version)
+    docker("exec", "cuda-linux", "mv", "/root/version.json", version)
     assert run.code != 0
     told = words(run.output)
     next_step = "Expected: CUDA 13.0. Next step: reinstall the package cuda-toolkit-13-0."
     assert re.search(rf'cuda-linux: {version} says "[^}}]*"13\.1\.0".*?{next_step}', told), told
-    assert f'cuda-wsl: {version} says "nothing". {next_step}' in told
-    run = enter("cuda/verify")
-    assert run.code == 0, run.output
+    assert "cuda-wsl: not installed: cuda-nvcc-13-0. Expected: all of cuda_packages. Next step: run gpufarm" in told
+    run = enter("cuda/main")
+    assert (run.code, run.changed["cuda-linux"]) == (0, 0), run.output
+    assert "Have the CUDA toolkit" in changed_tasks(run.output), run.output
 
 
 def test_a_compiler_that_is_none_is_told() -> None:

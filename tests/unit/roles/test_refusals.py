@@ -119,6 +119,19 @@ REQUIRED: list[tuple[str, str, dict[str, Any], str]] = [
         "which gpufarm.core.nvidia_driver alone installs. Next step: read apt-get --simulate install "
         "cuda-toolkit-12-8 on this host, and hold or take away what asks for the driver.",
     ),
+    # A part whose upstream asks for the driver.
+    (
+        "cuda/tasks/install.yml",
+        "Require that no driver comes with it",
+        {
+            "__cuda_would_come": {"stdout": "Inst cuda-drivers (580.1-1 x)\nInst cuda-runtime-13-0 (13.0.2-1 x)\n"},
+            "cuda_packages": ["cuda-nvcc", "cuda-runtime"],
+            "_common_is_wsl": False,
+        },
+        "with cuda-nvcc-13-0, cuda-runtime-13-0 would come cuda-drivers. Expected: the toolkit and no part of a "
+        "driver, which gpufarm.core.nvidia_driver alone installs. Next step: read apt-get --simulate install "
+        "cuda-nvcc-13-0 cuda-runtime-13-0 on this host, and hold or take away what asks for the driver.",
+    ),
 ]  # fmt: skip
 
 
