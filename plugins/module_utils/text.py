@@ -29,6 +29,12 @@ def clean_all(value: Any) -> Any:
     return clean(value) if isinstance(value, str) else value
 
 
+def one_line(text: str, limit: int = 400) -> str:
+    """The end of a text, because that is where programs say why they gave up."""
+    flat = " ".join(clean(text).split()).rstrip(".")
+    return flat if len(flat) <= limit else "..." + flat[-limit:]
+
+
 def utc(seconds: float | None = None) -> str:
     """A time in ISO 8601, to the second, in UTC; now where none is given."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))

@@ -20,6 +20,9 @@ description:
     seen all. With O(expected) the UUIDs are compared with those that nvidia-smi lists on the node.
   - The pods run C(nvidia-smi -L) as a user without rights, so they fit the strictest of Kubernetes' pod security
     standards, and tolerate the taint C(nvidia.com/gpu).
+  - With O(level=start) and O(level=quick) each then has its GPU compute by the program of
+    M(gpufarm.core.nvidia_gpu_benchmark), and the answer is judged by what the card itself says that it can do. A GPU
+    that does not start, hangs, computes wrongly or is too slow has failed.
   - MIG devices are proven as the resources that they are in Kubernetes.
   - Its pods are always removed, also after an error and when the time is over.
 extends_documentation_fragment:
@@ -99,6 +102,17 @@ options:
       - Number of GPUs of each node on which a pod runs, free ones first. Which they are is the device plugin's choice.
       - If not set, all of them.
     type: int
+  level:
+    description:
+      - What the pod does. V(list) lists GPUs, and its GPU computes nothing.
+      - V(start) also starts a context on its GPU, writes 64 MiB (or four times the cache, if that is more) and reads
+        each word again, in half a second.
+      - V(quick) takes all figures and checks each result, and tests half of the free memory, in two seconds.
+      - Copies to and from the host are told and not judged, because the pods of a node share its links. So are
+        clocks, the bandwidth of MIG devices, and all speeds where GPUs are shared by time slices or MPS.
+    type: str
+    choices: [list, start, quick]
+    default: list
   namespace:
     description:
       - Namespace of the pods.
@@ -106,10 +120,13 @@ options:
     default: default
   image:
     description:
-      - Image of the pods. Any that has a C library and C(/bin/sh); the container toolkit brings C(nvidia-smi).
+      - Image of the pods. Any that has a C library and C(/bin/sh); the container toolkit brings C(nvidia-smi) and the
+        driver's C(libcuda.so.1). For O(level=start) and O(level=quick) it needs C(python3), 3.8 or newer, and nothing
+        of CUDA.
       - Name a version, so that a node that has it pulls nothing.
+      - If not set, C(docker.io/nvidia/cuda:12.8.1-base-ubuntu24.04), and
+        C(docker.io/library/python:3.13.7-slim-bookworm) for O(level=start) and O(level=quick).
     type: str
-    default: docker.io/nvidia/cuda:12.8.1-base-ubuntu24.04
   runtime_class:
     description:
       - RuntimeClass of the pods, mostly V(nvidia). If not set, the container engine's default runtime, which fits where
@@ -122,6 +139,11 @@ options:
         asked for, but one may be taken meanwhile, and processors and memory may be scarce.
       - Needed where the user may not C(list) pods in all namespaces, as it is not known then which GPUs are free.
     type: str
+  memory_mib:
+    description:
+      - Memory of each pod in MiB, requested and at most. If not set, 256, and 1024 for O(level=start) and
+        O(level=quick), of which 64 are pinned for copies.
+    type: int
   tolerations:
     description:
       - Tolerations of the pods, as Kubernetes has them.
@@ -152,7 +174,14 @@ notes:
     C(task_failed), the pod did not start or did not end well; C(wrong_gpu), two pods saw the same GPU, or one saw a GPU
     that the node does not have; C(gpu_not_seen), the pod saw no GPU, or no pod was given this one; C(extra_gpus_seen),
     the pod saw more than one; C(gpu_unhealthy), the GPU was lost before its pod had a place; C(timeout), there was no
-    verdict in time; C(log_unreadable), the log of the pod could not be read."
+    verdict in time; C(log_unreadable), the log of the pod could not be read; C(no_python), there is no C(python3);
+    C(no_answer), the program that measures did not get that far, or said nothing that tells what its GPU did."
+  - "Those of GPUs that did not do what they should are the codes of M(gpufarm.core.nvidia_gpu_benchmark): C(no_cuda),
+    C(context_failed), C(hung), C(crashed), C(failed), C(memory_errors), C(wrong_results), C(slow_memory), C(slow_fp32)
+    and C(slow_tensor). If there are several, the code is the worst's, and all are told. C(wrong_gpu) comes before
+    them."
+  - The program comes with each pod, packed, in its environment. Each of its steps may take a fourth of O(timeout), 60
+    seconds at most.
   - "The codes of GPUs that are V(busy) are: C(gpu_busy), another pod holds the GPU; C(node_full), the node has no room
     for the pod."
   - "The codes of GPUs that are V(skipped) are: C(not_sampled), O(sample) left it out; C(node_closed), the node is
@@ -168,7 +197,9 @@ notes:
   - The names of its pods begin with C(gpufarm-verify-). Where a run was killed, those that have started end by
     themselves a minute after O(timeout). One that waits for a place goes on waiting, and ends as soon as it starts. The
     next run in the same O(namespace) removes them all, once that minute is over.
-  - Where GPUs are shared by time slices or MPS, several pods may see the same.
+  - Where GPUs are shared by time slices or MPS, several pods may see the same, and each tests its part of the memory.
+  - Under WSL a pod sees all GPUs. With several it is not known which is its own, unless E(NVIDIA_VISIBLE_DEVICES) says
+    so there, and then none computes (C(no_answer)).
 seealso:
   - module: gpufarm.core.kubernetes_gpu_verify
   - module: gpufarm.core.kubernetes_gpu_info
@@ -190,6 +221,13 @@ EXAMPLES = r"""
     namespace: gpu-tests
     image: images.example.com/cuda:12.8.1-base
     timeout: 300
+  delegate_to: localhost
+  run_once: true
+
+- name: Every GPU computes, and as fast as it should
+  gpufarm.core.kubernetes_gpu_job_verify:
+    level: quick
+    runtime_class: nvidia
   delegate_to: localhost
   run_once: true
 
@@ -221,7 +259,7 @@ gpus:
       type: str
       sample: NVIDIA-H100-80GB-HBM3
     uuid:
-      description: UUID of the GPU or MIG device that the pod saw; null where it saw not exactly one, or where none ran.
+      description: UUID of the GPU or MIG device that the pod had; null where that is not known, or where none ran.
       type: str
       sample: GPU-4404041a-04cf-1ccf-9e70-f139a9b1e23c
     verdict:
@@ -251,6 +289,12 @@ gpus:
       description: Seconds from the creation of the pod to the verdict; null when none ran.
       type: float
       sample: 2.9
+    benchmark:
+      description: >-
+        What the GPU did, as RV(gpufarm.core.nomad_gpu_job_verify#module:gpus[].benchmark) has it. Null with
+        O(level=list) and where there is no answer.
+      type: dict
+      sample: null
     message:
       description: Node, found, expected and the next step; null when the verdict is V(ok).
       type: str
@@ -310,7 +354,8 @@ counts:
       type: int
       sample: 0
 table:
-  description: The verdicts by node as text in columns, failed nodes first.
+  description: The verdicts by node as text in columns, failed nodes first. With O(level=quick) also the lowest share,
+    in percent, that a GPU of the node reached of what it can do.
   type: str
   returned: always, once Kubernetes answered
   sample: |-
@@ -339,17 +384,17 @@ from typing import Any, NoReturn
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufarm.core.plugins.module_utils import (
+    gpu_proof,
     gpu_verdicts,
     kubernetes,
     kubernetes_options,
     kubernetes_pods,
-    nomad_jobs,
     signals,
 )
 from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes_pods.judging import judge_together
 from ansible_collections.gpufarm.core.plugins.module_utils.problem import Problem
 
-TOLD = ("node", "resource", "model", "uuid", "verdict", "code", "seen", "isolated", "pod", "duration_s", "message")
+NOT_TOLD = ("expected", "found", "ended")
 
 DEFAULTS = kubernetes_pods.Settings()
 
@@ -361,10 +406,12 @@ def argument_spec() -> dict[str, Any]:
         "nodes": {"type": "list", "elements": "str"},
         "expected": {**expected, "default": []},
         "sample": {"type": "int"},
+        "level": {"type": "str", "choices": list(gpu_proof.LEVELS), "default": DEFAULTS.level},
         "namespace": {"type": "str", "default": DEFAULTS.namespace},
-        "image": {"type": "str", "default": DEFAULTS.image},
+        "image": {"type": "str"},
         "runtime_class": {"type": "str"},
         "priority_class": {"type": "str"},
+        "memory_mib": {"type": "int"},
         "tolerations": {"type": "list", "elements": "dict", "default": list(DEFAULTS.tolerations)},
         "timeout": {"type": "int", "default": DEFAULTS.timeout},
         "parallel": {"type": "int", "default": DEFAULTS.parallel},
@@ -374,12 +421,14 @@ def argument_spec() -> dict[str, Any]:
 
 def read_settings(params: Mapping[str, Any]) -> kubernetes_pods.Settings:
     """The options that say how pods run, checked."""
-    for option in ("sample", "timeout", "parallel"):
+    for option, least in {"sample": 1, "memory_mib": 10, "timeout": 1, "parallel": 1}.items():
         value = params[option]
-        if value is not None and value < 1:
-            raise kubernetes.KubernetesError(f"the option '{option}' is {value}", "at least 1", f"correct '{option}'")
+        if value is not None and value < least:
+            raise kubernetes.KubernetesError(
+                f"the option '{option}' is {value}", f"at least {least}", f"correct '{option}'"
+            )
     for option in ("namespace", "image"):
-        if not params[option]:
+        if params[option] == "":
             raise kubernetes.KubernetesError(f"the option '{option}' is empty", "a name", f"correct '{option}'")
     if params["nodes"] == []:
         raise kubernetes.KubernetesError(
@@ -456,7 +505,7 @@ def prove(client: kubernetes.Client, params: Mapping[str, Any], check_mode: bool
     found = {slot: result for slot, result in results.items() if result is not None}
     judged, more = judge_together(found, own)
     everything = list(judged.values())
-    problems += [*nomad_jobs.problems_of(everything), *more, *run.unproven, *run.left]
+    problems += [*gpu_proof.problems_of(everything), *more, *run.unproven, *run.left]
     # An empty UUID is one that nobody knows.
     return Proof(
         everything, [dataclasses.replace(each, uuid=each.uuid or None) for each in problems], leftovers, warnings
@@ -475,7 +524,8 @@ def _refused(error: kubernetes.KubernetesError, left: list[Problem]) -> NoReturn
 
 
 def told(result: kubernetes_pods.PodResult) -> dict[str, Any]:
-    values = {name: getattr(result, name) for name in TOLD}
+    """A result as it is returned; found and expected are in the problems."""
+    values = {name: value for name, value in dataclasses.asdict(result).items() if name not in NOT_TOLD}
     return {**values, "uuid": result.uuid or None, "model": result.model or None}
 
 
@@ -484,8 +534,8 @@ def result_of(proof: Proof, waited: float) -> dict[str, Any]:
         "changed": bool(proof.leftovers),
         "gpus": [told(result) for result in proof.results],
         "problems": [dataclasses.asdict(problem) for problem in proof.problems],
-        "counts": nomad_jobs.counts(proof.results),
-        "table": nomad_jobs.table(proof.results, proof.problems),
+        "counts": gpu_proof.counts(proof.results),
+        "table": gpu_proof.table(proof.results, proof.problems),
         "leftovers": proof.leftovers,
         "waited_s": round(waited, 1),
     }
@@ -505,7 +555,7 @@ def main() -> None:
         module.warn(f"{platform.node()}: {warning}")
     result = result_of(proof, waited)
     if proof.problems:
-        text = nomad_jobs.message(proof.results, proof.problems, waited)
+        text = gpu_proof.message(proof.results, proof.problems, waited)
         module.fail_json(msg=f"{platform.node()}: {text}", **result)
     module.exit_json(**result)
 

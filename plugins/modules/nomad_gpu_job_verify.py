@@ -420,6 +420,7 @@ from typing import Any, NoReturn
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufarm.core.plugins.module_utils import (
+    gpu_proof,
     gpu_verdicts,
     nomad,
     nomad_jobs,
@@ -436,7 +437,7 @@ def argument_spec() -> dict[str, Any]:
         **nomad_options.argument_spec(),
         "nodes": {"type": "list", "elements": "str"},
         "sample": {"type": "int"},
-        "level": {"type": "str", "choices": list(nomad_jobs.LEVELS), "default": DEFAULTS.level},
+        "level": {"type": "str", "choices": list(gpu_proof.LEVELS), "default": DEFAULTS.level},
         "driver": {"type": "str", "choices": list(nomad_jobs.DRIVERS), "default": DEFAULTS.driver},
         "image": {"type": "str"},
         "priority": {"type": "int", "default": DEFAULTS.priority},
@@ -485,7 +486,7 @@ def read_settings(params: Mapping[str, Any]) -> nomad_jobs.Settings:
 class Proof:
     """What one run found out."""
 
-    results: list[nomad_jobs.Result]
+    results: list[nomad_jobs.JobResult]
     problems: list[Problem]
     leftovers: list[str]
     warnings: list[str]
@@ -504,7 +505,7 @@ def prove(client: nomad.Client, params: Mapping[str, Any], check_mode: bool) -> 
         )
     leftovers, warnings = nomad_jobs.purge_leftovers(client, time.time(), check_mode)
     held = nomad_jobs.held_devices(client) if selected else {}
-    results: dict[nomad_jobs.Pin, nomad_jobs.Result] = {}
+    results: dict[nomad_jobs.Pin, nomad_jobs.JobResult] = {}
     work = []
     for node in selected:
         pins = nomad_jobs.pins_of(node)
@@ -537,10 +538,10 @@ def prove(client: nomad.Client, params: Mapping[str, Any], check_mode: bool) -> 
     except nomad.NomadError as error:
         _refused(error, run.left, params["namespace"])
     everything = list(results.values())
-    return Proof(everything, [*problems, *nomad_jobs.problems_of(everything), *run.left], leftovers, warnings)
+    return Proof(everything, [*problems, *gpu_proof.problems_of(everything), *run.left], leftovers, warnings)
 
 
-def skipped(pin: nomad_jobs.Pin, code: str, found: str, next_step: str) -> nomad_jobs.Result:
+def skipped(pin: nomad_jobs.Pin, code: str, found: str, next_step: str) -> nomad_jobs.JobResult:
     finding = Finding(code, found, "a proof of every GPU", next_step)
     return nomad_jobs.result_of(pin, finding, "skipped")
 
@@ -566,7 +567,7 @@ def _refused(error: nomad.NomadError, left: list[Problem], namespace: str | None
     ) from error
 
 
-def told(result: nomad_jobs.Result) -> dict[str, Any]:
+def told(result: nomad_jobs.JobResult) -> dict[str, Any]:
     """A result as it is returned; found and expected are in the problems."""
     values = dataclasses.asdict(result)
     del values["expected"], values["found"]
@@ -578,8 +579,8 @@ def result_of(proof: Proof, waited: float) -> dict[str, Any]:
         "changed": bool(proof.leftovers),
         "gpus": [told(result) for result in proof.results],
         "problems": [dataclasses.asdict(problem) for problem in proof.problems],
-        "counts": nomad_jobs.counts(proof.results),
-        "table": nomad_jobs.table(proof.results, proof.problems),
+        "counts": gpu_proof.counts(proof.results),
+        "table": gpu_proof.table(proof.results, proof.problems),
         "leftovers": proof.leftovers,
         "waited_s": round(waited, 1),
     }
@@ -604,9 +605,7 @@ def main() -> None:
         module.warn(f"{platform.node()}: {warning}")
     result = result_of(proof, waited)
     if proof.problems:
-        module.fail_json(
-            msg=f"{platform.node()}: {nomad_jobs.message(proof.results, proof.problems, waited)}", **result
-        )
+        module.fail_json(msg=f"{platform.node()}: {gpu_proof.message(proof.results, proof.problems, waited)}", **result)
     module.exit_json(**result)
 
 

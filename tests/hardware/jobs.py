@@ -25,7 +25,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / ".collections"))
 
-from ansible_collections.gpufarm.core.plugins.module_utils import nomad, nomad_jobs
+from ansible_collections.gpufarm.core.plugins.module_utils import gpu_proof, nomad, nomad_jobs
 from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark import measuring
 
 PATIENCE_S = 120
@@ -107,7 +107,7 @@ def ready(client: nomad.Client) -> bool:
     return bool(nodes)
 
 
-def proven(client: nomad.Client, settings: nomad_jobs.Settings) -> list[nomad_jobs.Result]:
+def proven(client: nomad.Client, settings: nomad_jobs.Settings) -> list[nomad_jobs.JobResult]:
     nodes, _problems = nomad_jobs.select_nodes(client.items("/v1/nodes", {"resources": "true"}).items, None)
     work = [(node, nomad_jobs.pins_of(node)) for node in nodes]
     run = nomad_jobs.Run(client, settings, secrets.token_hex(4), time.monotonic() + settings.timeout)
@@ -128,7 +128,7 @@ def memory_mib(level: str, uuid: str) -> int:
     return int(done.stdout)
 
 
-def told(results: Sequence[nomad_jobs.Result]) -> Iterator[str]:
+def told(results: Sequence[nomad_jobs.JobResult]) -> Iterator[str]:
     """What is shown of each GPU."""
     for result in results:
         yield f"{result.uuid} {result.model}: {result.verdict} after {result.duration_s} s"
@@ -142,14 +142,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("nomad", type=Path)
     parser.add_argument("plugin", type=Path)
-    parser.add_argument("--level", choices=nomad_jobs.LEVELS, default="quick")
+    parser.add_argument("--level", choices=gpu_proof.LEVELS, default="quick")
     given = parser.parse_args()
     settings = nomad_jobs.Settings(driver="raw_exec", level=given.level)
     with agent(given.nomad, given.plugin) as client:
         results = proven(client, settings)
     for line in told(results):
         sys.stdout.write(f"{line}\n")
-    sys.stdout.write(f"{nomad_jobs.table(results, nomad_jobs.problems_of(results))}\n")
+    sys.stdout.write(f"{gpu_proof.table(results, gpu_proof.problems_of(results))}\n")
     if settings.computes and results:
         took, has = memory_mib(given.level, results[0].uuid), settings.memory_to_have_mib
         sys.stdout.write(f"a process of the program took {took} MiB; a task has {has} MiB\n")

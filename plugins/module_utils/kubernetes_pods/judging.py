@@ -11,6 +11,13 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from ansible_collections.gpufarm.core.plugins.module_utils.gpu_proof.listing import (
+    MARK,
+    Listing,
+    devices_in,
+    own_device,
+)
+from ansible_collections.gpufarm.core.plugins.module_utils.gpu_proof.work import judge_work
 from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes import (
     Node,
     PodUse,
@@ -26,9 +33,8 @@ from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes_pods.recor
     Slot,
     result_of,
 )
-from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs.listing import Listing, read_listing
-from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs.obstacles import one_line
 from ansible_collections.gpufarm.core.plugins.module_utils.problem import Finding, Problem, problem_of
+from ansible_collections.gpufarm.core.plugins.module_utils.text import one_line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +98,7 @@ def read_state(pod: Mapping[str, Any]) -> State:
 
 
 _STEPS = (
+    (re.compile(r"OOMKilled"), "raise memory_mib"),
     (
         re.compile(r"no runtime for|RuntimeHandler|runtime handler|unknown.*runtime", re.IGNORECASE),
         "run 'nvidia-ctk runtime configure' for the container engine of the node and restart it",
@@ -162,24 +169,28 @@ def unplaced(
     return result_of(slot, finding, pod=pod)
 
 
-def devices_in(said: Listing) -> list[str]:
-    """MIG devices stand for the GPU that they are on."""
-    return [device for gpu, migs in said.gpus for device in (migs or (gpu,))]
-
-
-def judge_log(slot: Slot, text: str, state: State, pod: str) -> PodResult | None:
-    """The verdict on what a container printed; None while it has not said all."""
-    said = read_listing(text)
-    if said.exit_code is None:
-        return None
+def seen_by(said: Listing | None) -> dict[str, Any]:
+    """What a list of GPUs tells of a result, whatever became of its pod."""
+    if said is None:
+        return {}
     seen = devices_in(said)
     isolated = len(seen) == 1 and not said.wsl if seen else None
-    finding = None
+    return {"seen": tuple(seen), "isolated": isolated, "uuid": own_device(said) or ""}
+
+
+_OF_THE_SCRIPT = re.compile(rf"{MARK}|GPU [0-9]+: |\s+MIG |\s*$")
+
+
+def judge_log(slot: Slot, said: Listing, text: str, *, state: State, pod: str, settings: Settings) -> PodResult | None:
+    """The verdict on what a container printed; None while it has not said all."""
+    if said.exit_code is None:
+        return None
+    seen, own = devices_in(said), own_device(said)
+    # What was said on its stderr is in the log as well.
+    words = [one_line(line) for line in text.splitlines() if not _OF_THE_SCRIPT.match(line)]
+    finding, benchmark = None, None
     # nvidia-smi ends with 6 where it finds no device; any other failure is one of nvidia-smi itself.
     if said.exit_code not in (0, 6):
-        words = [
-            one_line(line) for line in text.splitlines() if line.strip() and not line.startswith("gpufarm-verify:")
-        ]
         told = [f"nvidia-smi -L ended with {said.exit_code}", *words[-1:], state.why]
         finding = failed_pod("; ".join(part for part in told if part))
     elif not seen:
@@ -198,8 +209,21 @@ def judge_log(slot: Slot, text: str, state: State, pod: str) -> PodResult | None
             "check that the image does not set NVIDIA_VISIBLE_DEVICES, the device plugin's list strategy, and the mode "
             "of the container toolkit",
         )
-    uuid = seen[0] if len(seen) == 1 else ""
-    return result_of(slot, finding, seen=tuple(seen), isolated=isolated, pod=pod, uuid=uuid)
+    elif settings.computes and own is None:
+        finding = Finding(
+            "no_answer",
+            f"that the container sees {', '.join(seen)}, and nothing says which is its own",
+            "one GPU to compute on",
+            "run nvidia_gpu_benchmark on the node, and prove it here at level list",
+        )
+    elif settings.computes and own is not None:
+        image, stderr = settings.image_to_run, "\n".join(words)
+        finding, benchmark = judge_work(own, said, settings, stderr, image=image, shared=slot.shared)
+    return result_of(slot, finding, **seen_by(said), pod=pod, ended=state.ended, benchmark=benchmark)
+
+
+# Of a result whose code becomes another.
+KEPT = ("uuid", "seen", "isolated", "pod", "duration_s", "benchmark", "ended")
 
 
 def judge_together(
@@ -207,7 +231,8 @@ def judge_together(
 ) -> tuple[dict[Slot, PodResult], list[Problem]]:
     """What only all pods of a node together show: a GPU that two have, one of another node, one that nobody has.
 
-    C(own) are the UUIDs that nvidia-smi lists on a node, where they are known.
+    What else is wrong with a pod or its GPU makes no difference. C(own) are the UUIDs that nvidia-smi lists on a node,
+    where they are known.
     """
     judged = dict(slots)
     problems: list[Problem] = []
@@ -216,14 +241,14 @@ def judge_together(
         by_node.setdefault(slot.node, []).append(slot)
     for node, here in by_node.items():
         known = {uuid.lower(): uuid for uuid in own.get(node, ())}
-        # Of a GPU that is shared on purpose several pods see the same.
-        times = Counter(slots[slot].uuid for slot in here if slots[slot].verdict == "ok" and not slot.shared)
+        # Of a GPU that is shared on purpose several pods see the same, and what a pod has that ended others may get.
+        times = Counter(slots[slot].uuid for slot in here if not (slot.shared or slots[slot].ended))
         for slot in here:
             result = slots[slot]
-            if result.verdict != "ok" or not result.uuid:
+            if not result.uuid:
                 continue
             finding = None
-            if times[result.uuid] > 1:
+            if times[result.uuid] > 1 and not result.ended:
                 finding = Finding(
                     "wrong_gpu",
                     f"GPU {result.uuid} in {times[result.uuid]} pods at once",
@@ -239,15 +264,14 @@ def judge_together(
                     "specification anew",
                 )
             if finding:
-                kept = {key: getattr(result, key) for key in ("uuid", "seen", "isolated", "pod", "duration_s")}
-                judged[slot] = result_of(slot, finding, **kept)
+                judged[slot] = result_of(slot, finding, **{key: getattr(result, key) for key in KEPT})
         problems += _never_seen(node, [judged[slot] for slot in here], known)
     return judged, problems
 
 
 def _never_seen(node: str, results: Sequence[PodResult], known: Mapping[str, str]) -> Iterable[Problem]:
     """GPUs that no pod was given though all that Kubernetes has were handed out."""
-    if any(result.verdict != "ok" or not result.uuid for result in results):
+    if any(result.code == "wrong_gpu" or result.ended or not result.uuid for result in results):
         return []
     seen = {result.uuid.lower() for result in results}
     return [

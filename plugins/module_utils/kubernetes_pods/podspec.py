@@ -8,15 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ansible_collections.gpufarm.core.plugins.module_utils.gpu_proof.script import compute, payload_of_pod, script
 from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes import mapping, text_of
 from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes_pods.records import Settings, Slot
-from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs.jobspec import script
 
 PREFIX = "gpufarm-verify-"
 LABEL = "gpufarm.core/verify"
 """With the name of the run."""
 GIVES_UP_AT = "gpufarm.core/gives-up-at"
 CONTAINER = "see"
+# In the environment: an argument and a variable may have 128 KiB each on Linux, and an object of Kubernetes' 1 MiB.
+PAYLOAD = "GPUFARM_PAYLOAD"
 # What ends a proof that was killed: its pods end by themselves, and a later one removes them. One that has no place yet
 # does not end (activeDeadlineSeconds counts from the start); as soon as it starts it gives up.
 GRACE_S = 60
@@ -32,6 +34,11 @@ def pod_of(name: str, run: str, slot: Slot, settings: Settings, *, seconds: int,
     """What C(POST /api/v1/namespaces/NAMESPACE/pods) takes. It fits the strictest of Kubernetes' pod standards."""
     here = {"key": "metadata.name", "operator": "In", "values": [slot.node]}
     required = {"nodeSelectorTerms": [{"matchFields": [here]}]}
+    memory = f"{settings.memory_to_have_mib}Mi"
+    environment: dict[str, str] = {}
+    if settings.computes:
+        # An image that says nothing of it may get no libcuda.
+        environment = {"NVIDIA_DRIVER_CAPABILITIES": "compute,utility", PAYLOAD: payload_of_pod()}
     spec: dict[str, Any] = {
         "restartPolicy": "Never",
         "activeDeadlineSeconds": seconds,
@@ -50,13 +57,18 @@ def pod_of(name: str, run: str, slot: Slot, settings: Settings, *, seconds: int,
         "containers": [
             {
                 "name": CONTAINER,
-                "image": settings.image,
+                "image": settings.image_to_run,
                 "imagePullPolicy": "IfNotPresent",
                 # An entry point of the image could print anything, or run something else.
-                "command": ["/bin/sh", "-c", _unless_given_up(gives_up_at) + script(seconds)],
+                "command": [
+                    "/bin/sh",
+                    "-c",
+                    _unless_given_up(gives_up_at) + script(seconds, compute_in(slot, settings)),
+                ],
+                "env": [{"name": key, "value": value} for key, value in environment.items()],
                 "resources": {
-                    "requests": {"cpu": "100m", "memory": "256Mi"},
-                    "limits": {"memory": "256Mi", slot.resource: "1"},
+                    "requests": {"cpu": "100m", "memory": memory},
+                    "limits": {"memory": memory, slot.resource: "1"},
                 },
                 "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
             }
@@ -77,6 +89,12 @@ def pod_of(name: str, run: str, slot: Slot, settings: Settings, *, seconds: int,
         },
         "spec": spec,
     }
+
+
+def compute_in(slot: Slot, settings: Settings) -> tuple[str, ...]:
+    """What a pod runs to have its GPU compute; where others have the same at once, with its part of the memory."""
+    share = f"--memory-share {0.5 / max(slot.total, 1):.4f}" if slot.shared else ""
+    return compute(PAYLOAD, settings, share)
 
 
 def _unless_given_up(gives_up_at: int) -> str:

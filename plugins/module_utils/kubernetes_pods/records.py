@@ -7,29 +7,27 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
-from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs import Result
+from ansible_collections.gpufarm.core.plugins.module_utils.gpu_proof import ProofSettings, Result
 from ansible_collections.gpufarm.core.plugins.module_utils.problem import Finding, problem_of
 
-# The container toolkit brings nvidia-smi. The registry is named, because CRI-O takes no short names.
-IMAGE = "docker.io/nvidia/cuda:12.8.1-base-ubuntu24.04"
 TOLERATIONS = ({"key": "nvidia.com/gpu", "operator": "Exists"},)
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(ProofSettings):
     """How the pods run."""
 
+    # CRI-O takes no short names.
+    IMAGE: ClassVar[str] = f"docker.io/{ProofSettings.IMAGE}"
+    IMAGE_WITH_PYTHON: ClassVar[str] = f"docker.io/library/{ProofSettings.IMAGE_WITH_PYTHON}"
+
     namespace: str = "default"
-    image: str = IMAGE
     runtime_class: str | None = None
     priority_class: str | None = None
     tolerations: Sequence[Mapping[str, Any]] = TOLERATIONS
     sample: int | None = None
-    timeout: float = 600
-    parallel: int = 50
-    skip_busy: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +51,8 @@ class PodResult(Result):
 
     resource: str = ""
     pod: str | None = None
+    ended: bool = False
+    """Whether the pod was over by then, so that Kubernetes may have given its GPU to another."""
 
 
 def result_of(slot: Slot, finding: Finding | None, verdict: str | None = None, **more: Any) -> PodResult:
@@ -60,6 +60,8 @@ def result_of(slot: Slot, finding: Finding | None, verdict: str | None = None, *
     if finding is None:
         return PodResult(verdict=verdict or "ok", **given)
     found, expected = finding.found, finding.expected
-    told = problem_of(slot.node, finding.code, found, expected, finding.next_step)
+    uuid = given["uuid"]
+    named = bool(uuid) and uuid not in found
+    told = problem_of(slot.node, finding.code, found, expected, finding.next_step, uuid=uuid, named=named)
     given.update(code=finding.code, expected=expected, found=found, message=told.message)
     return PodResult(verdict=verdict or "failed", **given)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ansible_collections.gpufarm.core.plugins.module_utils import signals
+from ansible_collections.gpufarm.core.plugins.module_utils.gpu_proof.listing import Listing, read_listing
 from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes import (
     Client,
     KubernetesError,
@@ -31,6 +32,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes_pods.judgi
     judge_log,
     read_state,
     refused_pod,
+    seen_by,
     unplaced,
 )
 from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes_pods.podspec import (
@@ -101,10 +103,17 @@ class _Watched:
     state: State | None = None
     unreadable: KubernetesError | None = None
     """Why its log could not be read the last time."""
+    said: Listing | None = None
+    """What it had said when its log was last read, once its GPUs were among it."""
 
     def lasts(self, what: str, seconds: float) -> bool:
         """Whether this has been so for so long; every look has to say it."""
         return time.monotonic() - self.since.setdefault(what, time.monotonic()) >= seconds
+
+    def failed(self, finding: Finding) -> PodResult:
+        """Its result without a word of its own about the end, but with the GPU that it had."""
+        ended = self.state is None or self.state.ended
+        return result_of(self.slot, finding, pod=self.name, ended=ended, **seen_by(self.said))
 
 
 def prove(run: Run, nodes: Sequence[Sequence[Slot]]) -> dict[Slot, PodResult]:
@@ -226,7 +235,7 @@ def _look(run: Run, pending: Sequence[_Watched]) -> dict[str, PodResult]:
     for part in in_parts(to_read):
         logs = run.client.calls([run.client.raw("get", _log_path(run, each.name)) for each in part])
         for each, log in zip(part, logs):
-            result = _judge_started(each, log)
+            result = _judge_started(run, each, log)
             if result is not None:
                 verdicts[each.name] = result
     return verdicts
@@ -253,10 +262,9 @@ def _judge_unstarted(
     state, slot, pod = each.state, each.slot, each.name
     if state is None:
         # A list may be a little older than the answer to who created it.
-        gone = failed_pod("somebody else has removed it")
-        return result_of(slot, gone, pod=pod) if each.lasts("gone", FREE_WAIT_S) else None
+        return each.failed(failed_pod("somebody else has removed it")) if each.lasts("gone", FREE_WAIT_S) else None
     if state.ended or state.waiting in STUCK:
-        return result_of(slot, failed_pod(state.why), pod=pod)
+        return each.failed(failed_pod(state.why))
     if state.unscheduled:
         if not each.lasts("unplaced", FREE_WAIT_S):
             return None
@@ -272,7 +280,7 @@ def _judge_unstarted(
         each.since["unstarted"] = time.monotonic()
         why = _warning(run, pod, "FailedCreatePodSandBox")
         if why:
-            return result_of(slot, failed_pod(why), pod=pod)
+            return each.failed(failed_pod(why))
     return None
 
 
@@ -294,24 +302,29 @@ def _warning(run: Run, pod: str, reason: str | None = None) -> str:
     return " ".join(found.split())[-400:].rstrip(".")
 
 
-def _judge_started(each: _Watched, log: str | KubernetesError) -> PodResult | None:
+def _judge_started(run: Run, each: _Watched, log: str | KubernetesError) -> PodResult | None:
     state = each.state
     if state is None:
         return None
     each.unreadable = log if isinstance(log, KubernetesError) else None
     if not isinstance(log, KubernetesError):
         each.since.pop("unreadable", None)
-        result = judge_log(each.slot, log, state, each.name)
+        said = read_listing(log)
+        if said.visible is not None:
+            each.said = said
+        result = judge_log(each.slot, said, log, state=state, pod=each.name, settings=run.settings)
+        if result is None and len(log.encode("utf-8", "replace")) >= LOG_BYTES:
+            result = each.failed(endless())
         if result is not None:
             return result
     elif log.reason == "Forbidden" or (not state.ended and each.lasts("unreadable", UNREADABLE_WAIT_S)):
-        return result_of(each.slot, unreadable(log), pod=each.name)
+        return each.failed(unreadable(log))
     if not state.ended or not each.lasts("ended", LOG_WAIT_S):
         return None
     if state.why or not isinstance(log, KubernetesError):
-        why = state.why or "its log ends before nvidia-smi has"
-        return result_of(each.slot, failed_pod(why), pod=each.name)
-    return result_of(each.slot, unreadable(log), pod=each.name)
+        why = state.why or f"its log ends before {'its GPU has computed' if each.said else 'nvidia-smi has'}"
+        return each.failed(failed_pod(why))
+    return each.failed(unreadable(log))
 
 
 def unreadable(error: KubernetesError) -> Finding:
@@ -321,10 +334,16 @@ def unreadable(error: KubernetesError) -> Finding:
     return Finding("log_unreadable", error.found, "the log of the pod, as 'kubectl logs' shows it", step)
 
 
+def endless() -> Finding:
+    found = f"a log without its end in the first {LOG_BYTES} bytes"
+    step = "look at it with 'kubectl logs', and name an image whose programs say less"
+    return Finding("log_unreadable", found, "what the pod has to say, and little else", step)
+
+
 def _late(run: Run, each: _Watched, trouble: str) -> PodResult:
     state = each.state
     if each.unreadable and not trouble:
-        return result_of(each.slot, unreadable(each.unreadable), pod=each.name)
+        return each.failed(unreadable(each.unreadable))
     if trouble:
         found = f"no usable answer ({trouble})"
     elif state is None:
@@ -334,14 +353,9 @@ def _late(run: Run, each: _Watched, trouble: str) -> PodResult:
     else:
         why = state.why or _warning(run, each.name)
         found = f"that the pod was still {state.phase or 'in no phase'}" + (f" ({why})" if why else "")
-    return _out_of_time(run, each.slot, found, each.name)
-
-
-def _out_of_time(run: Run, slot: Slot, found: str, pod: str) -> PodResult:
-    seconds = f"{run.settings.timeout:g} s"
-    step = f"look at 'kubectl describe node {slot.node}', and raise 'timeout' where images are large or nodes are many"
-    finding = Finding("timeout", f"{found} when the {seconds} were over", f"a verdict within {seconds}", step)
-    return result_of(slot, finding, pod=pod)
+    seconds, node = f"{run.settings.timeout:g} s", each.slot.node
+    step = f"look at 'kubectl describe node {node}', and raise 'timeout' where images are large or nodes are many"
+    return each.failed(Finding("timeout", f"{found} when the {seconds} were over", f"a verdict within {seconds}", step))
 
 
 # --- removal ---------------------------------------------------------------------------------

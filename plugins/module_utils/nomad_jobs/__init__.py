@@ -21,16 +21,11 @@ from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs.choice imp
 )
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs.jobspec import DRIVERS
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs.records import (
-    LEVELS,
     PRIORITY_MAX,
+    JobResult,
     Pin,
-    Result,
     Settings,
-    counts,
-    message,
-    problems_of,
     result_of,
-    table,
 )
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs.running import (
     Run,

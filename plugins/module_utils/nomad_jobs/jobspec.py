@@ -5,16 +5,12 @@
 
 from __future__ import annotations
 
-import base64
-import functools
-import inspect
 import shlex
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ansible_collections.gpufarm.core.plugins.module_utils import nomad
-from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark import measuring
+from ansible_collections.gpufarm.core.plugins.module_utils.gpu_proof.script import compute, payload_of_task, script
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs.records import Pin, Settings
 
 PREFIX = "gpufarm-verify-"
@@ -38,68 +34,16 @@ LEFTOVER_AGE_S = 3600.0
 DRIVERS = ("docker", "raw_exec")
 
 
-MARK = "gpufarm-verify:"
-
-
 # In the meta of the job, which all of its tasks have in their environment: so it is sent once for each node.
 META_PAYLOAD = "measuring"
 
 
-UNPACK = (
-    "import base64, os, zlib; "
-    f'text = zlib.decompress(base64.b64decode(os.environ["NOMAD_META_{META_PAYLOAD}"])); '
-    'exec(compile(text, "measuring.py", "exec"))'
-)
-
-
-# Seconds for each step of the payload; a fourth of the proof's own time, where that is less, so that what hangs is
-# named before that is over.
-STEP_S = 60.0
-
-
-@functools.lru_cache
-def payload() -> str:
-    """The program that measures, packed; the module has it with it, wherever it runs."""
-    return base64.b64encode(zlib.compress(inspect.getsource(measuring).encode(), 9)).decode()
-
-
-def compute(pin: Pin, settings: Settings) -> tuple[str, ...]:
-    """What a task runs to have its GPU compute, whose answer is one line."""
-    if not settings.computes:
-        return ()
-    step = min(STEP_S, settings.timeout / 4)
+def compute_on(pin: Pin, settings: Settings) -> tuple[str, ...]:
+    """What a task runs to have its GPU compute."""
     uuid = shlex.quote(pin.uuid)
     # Without a container every GPU is in reach, and one that Nomad gave to another is left alone.
     own = "" if settings.driver == "docker" else f' && [ "$NVIDIA_VISIBLE_DEVICES" = {uuid} ]'
-    program = f"python3 -c {shlex.quote(UNPACK)} --level {settings.level} --format json --timeout {step:g}"
-    return (
-        f"if [ $code = 0 ]{own}; then",
-        f"answer=$({program} --devices {uuid})",
-        "computed=$?",
-        f"""printf '%s\\n' "{MARK} answer $answer" "{MARK} computed $computed\"""",
-        "fi",
-    )
-
-
-def script(linger: int, compute: Sequence[str] = ()) -> str:
-    """What the task runs: its environment, the platform, the GPUs, and how nvidia-smi ended as the last line."""
-    return "\n".join(
-        (
-            # WSL's folder is not on the PATH of services.
-            "PATH=$PATH:/usr/bin:/bin:/usr/lib/wsl/lib",
-            "export PATH",
-            # No braces around the variable: Nomad would put its own value there, whatever the task has.
-            f'echo "{MARK} visible $NVIDIA_VISIBLE_DEVICES"',
-            f'case "$(uname -r)" in *[Mm]icrosoft*) echo "{MARK} wsl";; esac',
-            f'if [ -e /dev/dxg ]; then echo "{MARK} wsl"; fi',
-            "nvidia-smi -L",
-            "code=$?",
-            *compute,
-            f'echo "{MARK} end $code"',
-            f"sleep {linger}",
-            "exit $code",
-        )
-    )
+    return compute(f"NOMAD_META_{META_PAYLOAD}", settings, f"--devices {uuid}", only_if=own)
 
 
 def group_name(number: int) -> str:
@@ -121,7 +65,7 @@ def job_of(
         "TaskGroups": [_group(number, pin, settings, linger) for number, pin in enumerate(pins)],
     }
     if settings.computes:
-        job["Meta"][META_PAYLOAD] = payload()
+        job["Meta"][META_PAYLOAD] = payload_of_task()
     if node["node_pool"]:
         job["NodePool"] = node["node_pool"]
     if settings.namespace:
@@ -130,7 +74,7 @@ def job_of(
 
 
 def _group(number: int, pin: Pin, settings: Settings, linger: int) -> dict[str, Any]:
-    runs = script(linger, compute(pin, settings))
+    runs = script(linger, compute_on(pin, settings))
     config: dict[str, Any] = {"command": "/bin/sh", "args": ["-c", runs]}
     if settings.driver == "docker":
         # An entry point of the image could print anything, or run something else.

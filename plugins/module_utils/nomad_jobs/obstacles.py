@@ -12,7 +12,7 @@ from typing import Any
 
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs.records import Pin
 from ansible_collections.gpufarm.core.plugins.module_utils.problem import Finding
-from ansible_collections.gpufarm.core.plugins.module_utils.text import clean
+from ansible_collections.gpufarm.core.plugins.module_utils.text import one_line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,12 +104,6 @@ def telling_event(events: Iterable[Mapping[str, Any]]) -> str | None:
         if text and weight >= rank:
             told, rank = text, weight
     return told
-
-
-def one_line(text: str, limit: int = 400) -> str:
-    """The end of a text, because that is where programs say why they gave up."""
-    flat = " ".join(clean(text).split()).rstrip(".")
-    return flat if len(flat) <= limit else "..." + flat[-limit:]
 
 
 _FAILED_STEPS = (

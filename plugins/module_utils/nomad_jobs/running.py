@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ansible_collections.gpufarm.core.plugins.module_utils import nomad
+from ansible_collections.gpufarm.core.plugins.module_utils.gpu_proof.listing import read_listing
+from ansible_collections.gpufarm.core.plugins.module_utils.gpu_proof.work import judge_work
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs.choice import busy_finding
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs.jobspec import (
     PREFIX,
@@ -22,26 +24,22 @@ from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs.jobspec im
     job_of,
     leftovers,
 )
-from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs.listing import (
-    judge_listing,
-    judge_work,
-    read_listing,
-)
+from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs.listing import judge_listing
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs.obstacles import (
     Obstacle,
     explain_placement,
     failed_task,
     newest_failures,
-    one_line,
     telling_event,
 )
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs.records import (
+    JobResult,
     Pin,
-    Result,
     Settings,
     result_of,
 )
 from ansible_collections.gpufarm.core.plugins.module_utils.problem import Finding, Problem, problem_of
+from ansible_collections.gpufarm.core.plugins.module_utils.text import one_line
 
 # Within a run only; what is still lost at its end has the code log_unreadable.
 LOG_LOST = "log_lost"
@@ -101,7 +99,7 @@ def held_devices(client: nomad.Client, node_id: str | None = None) -> dict[tuple
     return nomad.devices_in_use(client.items("/v1/allocations", query).items)
 
 
-def prove(run: Run, work: Sequence[tuple[nomad.Node, Sequence[Pin]]]) -> dict[Pin, Result]:
+def prove(run: Run, work: Sequence[tuple[nomad.Node, Sequence[Pin]]]) -> dict[Pin, JobResult]:
     """Run the jobs of all nodes and judge every pin. Whatever happens, the jobs are purged."""
     if not work:
         return {}
@@ -119,9 +117,9 @@ def prove(run: Run, work: Sequence[tuple[nomad.Node, Sequence[Pin]]]) -> dict[Pi
     return {pin: result for future in futures for pin, result in future.result().items()}
 
 
-def prove_node(run: Run, node: nomad.Node, pins: Sequence[Pin]) -> dict[Pin, Result]:
+def prove_node(run: Run, node: nomad.Node, pins: Sequence[Pin]) -> dict[Pin, JobResult]:
     """One node's job from its registration to its end, and another one for logs that were lost."""
-    results: dict[Pin, Result] = {}
+    results: dict[Pin, JobResult] = {}
     for attempt, linger in enumerate(LINGER_S, start=1):
         again = [pin for pin in pins if pin not in results or results[pin].code == LOG_LOST]
         if again and (not results or run.seconds_left() > linger):
@@ -129,11 +127,11 @@ def prove_node(run: Run, node: nomad.Node, pins: Sequence[Pin]) -> dict[Pin, Res
     return {pin: _settled(result) for pin, result in results.items()}
 
 
-def _settled(result: Result) -> Result:
+def _settled(result: JobResult) -> JobResult:
     return dataclasses.replace(result, code="log_unreadable") if result.code == LOG_LOST else result
 
 
-def _prove_once(run: Run, name: str, node: nomad.Node, pins: Sequence[Pin], linger: int) -> dict[Pin, Result]:
+def _prove_once(run: Run, name: str, node: nomad.Node, pins: Sequence[Pin], linger: int) -> dict[Pin, JobResult]:
     if run.stop.is_set():
         raise Stopped
     if run.seconds_left() <= 0:
@@ -213,14 +211,14 @@ class _Watched:
     index: int = 0
 
 
-def _watch(run: Run, name: str, pins: Sequence[Pin]) -> dict[Pin, Result]:
+def _watch(run: Run, name: str, pins: Sequence[Pin]) -> dict[Pin, JobResult]:
     """Wait for every task group of a job and judge each as soon as it has ended."""
     began = time.monotonic()
     job = _Watched({group_name(number): pin for number, pin in enumerate(pins)})
-    results: dict[Pin, Result] = {}
+    results: dict[Pin, JobResult] = {}
     while True:
         trouble: nomad.NomadError | None = None
-        verdicts: dict[str, Result] = {}
+        verdicts: dict[str, JobResult] = {}
         try:
             verdicts = _look(run, name, job)
         except nomad.NomadError as error:
@@ -237,13 +235,13 @@ def _watch(run: Run, name: str, pins: Sequence[Pin]) -> dict[Pin, Result]:
         run.pause(PAUSE_S)
 
 
-def _look(run: Run, name: str, job: _Watched) -> dict[str, Result]:
+def _look(run: Run, name: str, job: _Watched) -> dict[str, JobResult]:
     """The verdicts that one look at a job gives, by task group."""
     answer = run.client.items(f"/v1/job/{name}/allocations", {}, job.index, min(LOOK_S, max(0.0, run.seconds_left())))
     job.stubs = {stub.get("TaskGroup") or "": stub for stub in answer.items}
     # A log may still grow when nothing else changes.
     job.index = 0 if job.ended.keys() & job.pending.keys() else answer.index
-    verdicts: dict[str, Result] = {}
+    verdicts: dict[str, JobResult] = {}
     for group, pin in job.pending.items():
         if _ended(job.stubs.get(group)):
             waited = time.monotonic() - job.ended.setdefault(group, time.monotonic())
@@ -281,7 +279,7 @@ def _obstacles(run: Run, name: str, unplaced: Mapping[str, Pin]) -> dict[str, Ob
     }
 
 
-def _judge_exhausted(run: Run, pin: Pin, obstacle: Obstacle) -> Result:
+def _judge_exhausted(run: Run, pin: Pin, obstacle: Obstacle) -> JobResult:
     verdict = "busy" if run.settings.skip_busy else "failed"
     if obstacle.device:
         holder = held_devices(run.client, pin.node_id).get((pin.node_id, pin.uuid))
@@ -289,7 +287,7 @@ def _judge_exhausted(run: Run, pin: Pin, obstacle: Obstacle) -> Result:
     return result_of(pin, obstacle.finding, verdict)
 
 
-def _judge_late(run: Run, job: _Watched, group: str, trouble: nomad.NomadError | None) -> Result:
+def _judge_late(run: Run, job: _Watched, group: str, trouble: nomad.NomadError | None) -> JobResult:
     pin, stub, obstacle = job.pending[group], job.stubs.get(group), job.obstacles.get(group)
     if stub is not None and run.settings.computes:
         # What hangs in the driver is beyond any signal, and so its task may never end, though it has said all.
@@ -322,7 +320,7 @@ def assigned_devices(allocation: Mapping[str, Any]) -> list[str]:
     return [uuid for device in resources.get("Devices") or () for uuid in device.get("DeviceIDs") or ()]
 
 
-def _judge_allocation(run: Run, pin: Pin, stub: Mapping[str, Any], last: bool) -> Result | None:
+def _judge_allocation(run: Run, pin: Pin, stub: Mapping[str, Any], last: bool) -> JobResult | None:
     """The verdict on a task that has ended; None while its log is not complete, unless this is the last look."""
     name = str(stub["ID"])
     try:
@@ -337,7 +335,7 @@ def _judge_allocation(run: Run, pin: Pin, stub: Mapping[str, Any], last: bool) -
         return result_of(pin, finding, allocation_id=name)
 
 
-def _judge(run: Run, pin: Pin, name: str, last: bool) -> Result | None:
+def _judge(run: Run, pin: Pin, name: str, last: bool) -> JobResult | None:
     # The list of a job's allocations does not tell their devices.
     allocation = run.client.call("GET", f"/v1/allocation/{name}") or {}
     assigned = assigned_devices(allocation)
@@ -364,7 +362,8 @@ def _judge(run: Run, pin: Pin, name: str, last: bool) -> Result | None:
     if listing.exit_code in (0, 6):
         finding, seen, isolated = judge_listing(pin, assigned, listing, run.settings.driver)
         if finding is None and run.settings.computes:
-            finding, benchmark = judge_work(pin, listing, run.settings, stderr)
+            image = run.settings.image_to_run if run.settings.driver == "docker" else None
+            finding, benchmark = judge_work(pin.uuid, listing, run.settings, stderr, image=image)
     elif listing.exit_code is None and state.get("StartedAt") and not (stopped or state.get("Failed")):
         found = f"a log of the task without its end, {LOG_WAIT_S:g} s after the task"
         finding = dataclasses.replace(_unreadable(None), code=LOG_LOST, found=found)

@@ -345,7 +345,9 @@ class Cluster:
         if fate.status is not None:
             pod["status"] = copy.deepcopy(fate.status)
             return
-        taken = {each["gpu"] for each in self.pods if each.get("node") == name and each.get("resource") == resource}
+        # The kubelet takes the GPU of a pod that has ended for free.
+        holds = [each for each in self.pods if each["status"]["phase"] not in ("Succeeded", "Failed")]
+        taken = {each["gpu"] for each in holds if each.get("node") == name and each.get("resource") == resource}
         free = [gpu for gpu in self.devices_of(name, resource) if gpu not in taken]
         if not free:
             pod["status"] = unplaced(
@@ -354,8 +356,11 @@ class Cluster:
             return
         pod.update(node=name, resource=resource, gpu=free[0])
         pod["spec"]["nodeName"] = name
-        pod.setdefault("log", listing_of(free[:1] if fate.sees is None else fate.sees, fate.exit_code, fate.wsl))
-        pod["status"] = {"phase": "Running", "containerStatuses": [{"name": "see", "ready": True, "state": RUNNING}]}
+        sees, work = free[:1] if fate.sees is None else fate.sees, fate.does(free[0])
+        pod.setdefault("log", listing_of(sees, None if fate.after else fate.exit_code, fate.wsl, work))
+        pod["status"] = fate.after or {
+            "phase": "Running", "containerStatuses": [{"name": "see", "ready": True, "state": RUNNING}]
+        }  # fmt: skip
 
     def devices_of(self, node: str, resource: str) -> list[str]:
         number = int(node.removeprefix("node"))
@@ -386,6 +391,10 @@ class Fate:
     exit_code: int = 0
     wsl: bool = False
     log: str | None = None
+    after: dict[str, Any] | None = None
+    """The status that it has once it has listed its GPU, and gets no further."""
+    does: Callable[[str], str] = lambda _uuid: ""
+    """What is printed of the work of the GPU that it was given."""
 
 
 def unplaced(message: str) -> dict[str, Any]:
@@ -404,9 +413,9 @@ def ended(reason: str, exit_code: int, message: str = "", started: bool = True) 
     return {"phase": "Failed", "containerStatuses": [{"name": "see", "ready": False, "state": state}]}
 
 
-def listing_of(devices: list[str], exit_code: int = 0, wsl: bool = False) -> str:
-    """What the script of a pod prints."""
-    lines = ["gpufarm-verify: visible void", *(["gpufarm-verify: wsl"] if wsl else [])]
+def listing_of(devices: list[str], exit_code: int | None = 0, wsl: bool = False, work: str = "") -> str:
+    """What the script of a pod prints; without a code it does not get to its end."""
+    lines = []
     for number, uuid in enumerate(devices):
         if uuid.startswith("MIG-"):
             lines.append(f"GPU 0: {MODEL} (UUID: {uuid_of(99, 0)})")
@@ -415,7 +424,9 @@ def listing_of(devices: list[str], exit_code: int = 0, wsl: bool = False) -> str
             lines.append(f"GPU {number}: {MODEL} (UUID: {uuid})")
     if not devices:
         lines.append("No devices found.")
-    return "\n".join([*lines, f"gpufarm-verify: end {exit_code}", ""])
+    lines += [*(["gpufarm-verify: wsl"] if wsl else []), "gpufarm-verify: visible void"]
+    end = "" if exit_code is None else f"gpufarm-verify: end {exit_code}\n"
+    return "\n".join([*lines, work + end])
 
 
 def merge(target: dict[str, Any], patch: dict[str, Any]) -> None:

@@ -10,19 +10,24 @@ job's constraint names, and without such a constraint the first one there is.
 
 from __future__ import annotations
 
+import ast
 import copy
 import dataclasses
 import http.server
+import inspect
 import json
 import math
 import threading
 import time
 import urllib.parse
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import nomad_helper as farm
 
+# Of what a GPU did.
+CODES_OF_WORK = {"context_failed", "memory_errors", "wrong_results", "slow_memory", "slow_fp32", "slow_tensor"}
 RECORDED: dict[str, Any] = farm.recorded("jobs-1.11.3")
 RECORDED_NODE = "6f147e38-ae1f-6715-e8fc-46638c4fbdfa"
 RECORDED_UUIDS = (
@@ -32,6 +37,16 @@ RECORDED_UUIDS = (
     "GPU-3e7bd34d-1ed9-e50f-bd5d-efb3ee9be693",
 )
 RECORDED_WSL_UUID = "GPU-323c8947-8478-b3a5-69f7-a496b426e4bb"
+
+
+def codes_in(module: ModuleType) -> set[str]:
+    """The codes that a source gives to findings and problems."""
+    place = {"Finding": 0, "problem_of": 1, "skipped": 1}
+    calls = [node for node in ast.walk(ast.parse(inspect.getsource(module))) if isinstance(node, ast.Call)]
+    named = [(call, getattr(call.func, "id", None) or getattr(call.func, "attr", "")) for call in calls]
+    arguments = [call.args[place[name]] for call, name in named if name in place and len(call.args) > place[name]]
+    parts = [part for argument in arguments for part in ast.walk(argument) if isinstance(part, ast.Constant)]
+    return {part.value for part in parts if isinstance(part.value, str)}
 
 
 def log_of(name: str, uuid: str) -> str:
@@ -50,10 +65,15 @@ def answer_of(uuid: str, **changes: Any) -> dict[str, Any]:
     return {"devices": [device]}
 
 
-def log_that_says(uuid: str, answer: Any, computed: int | None = 0) -> str:
-    """The log of a task whose program said this, as text or as what becomes JSON."""
+def lines_that_say(answer: Any, computed: int | None = 0) -> str:
+    """The lines of a log whose program said this, as text or as what becomes JSON."""
     text = answer if isinstance(answer, str) else json.dumps(answer)
-    told = f"gpufarm-verify: answer {text}\n" + ("" if computed is None else f"gpufarm-verify: computed {computed}\n")
+    return f"gpufarm-verify: answer {text}\n" + ("" if computed is None else f"gpufarm-verify: computed {computed}\n")
+
+
+def log_that_says(uuid: str, answer: Any, computed: int | None = 0) -> str:
+    """The log of a task whose program said this."""
+    told = lines_that_say(answer, computed)
     return log_of("docker", uuid).replace("gpufarm-verify: end", f"{told}gpufarm-verify: end")
 
 

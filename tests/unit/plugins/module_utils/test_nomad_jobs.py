@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from ansible_collections.gpufarm.core.plugins.module_utils import nomad, nomad_jobs
+from ansible_collections.gpufarm.core.plugins.module_utils import gpu_proof, nomad, nomad_jobs
 from ansible_collections.gpufarm.core.plugins.module_utils import problem as problem_utils
+from ansible_collections.gpufarm.core.plugins.module_utils.gpu_proof import script
+from ansible_collections.gpufarm.core.plugins.module_utils.gpu_proof.listing import Listing, read_listing
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad import client as nomad_client
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs import jobspec, obstacles, running
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs import listing as job_listing
@@ -129,9 +131,9 @@ def test_the_payload_comes_once_with_the_job() -> None:
     node = described()
     pins = nomad_jobs.pins_of(node)
     job = jobspec.job_of("x", node, pins, nomad_jobs.Settings(level="quick"), gives_up_at=0, linger=2)["Job"]
-    assert job["Meta"]["measuring"] == jobspec.payload()
+    assert job["Meta"]["measuring"] == script.payload_of_task()
     # One string of an environment has 128 KiB on Linux.
-    assert len(jobspec.payload()) < 32768 and jobspec.payload() not in str(job["TaskGroups"])
+    assert len(script.payload_of_task()) < 32768 and script.payload_of_task() not in str(job["TaskGroups"])
     (task,) = job["TaskGroups"][1]["Tasks"]
     assert task["Config"]["image"].startswith("python:") and task["Resources"]["MemoryMB"] == 1024
     assert task["Env"] == {"NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
@@ -148,7 +150,7 @@ def test_what_only_lists_has_no_payload() -> None:
     job = jobspec.job_of("x", node, nomad_jobs.pins_of(node), nomad_jobs.Settings(), gives_up_at=0, linger=2)["Job"]
     (task,) = job["TaskGroups"][0]["Tasks"]
     assert set(job["Meta"]) == {"created_by", "gives_up_at"} and "Env" not in task
-    assert task["Config"]["args"] == [jobspec.script(2)] and "python" not in str(job)
+    assert task["Config"]["args"] == [script.script(2)] and "python" not in str(job)
     assert task["Resources"]["MemoryMB"] == 256
 
 
@@ -162,7 +164,7 @@ def test_raw_exec_has_no_image() -> None:
 
 
 def test_the_script_finds_the_folder_of_wsl() -> None:
-    begin = jobspec.script(0).splitlines()[:2]
+    begin = script.script(0).splitlines()[:2]
     ended = subprocess.run(
         ["/bin/sh", "-c", "\n".join([*begin, 'printf %s "$PATH"'])],
         env={"PATH": "/own"},
@@ -182,16 +184,16 @@ def test_the_script_in_a_real_shell(tmp_path: Path, ends: int, seen: list[str]) 
     if ends == 127 and Path("/usr/bin/nvidia-smi").exists():
         pytest.skip("this machine has nvidia-smi")
     environment = {**os.environ, "PATH": str(tmp_path), "NVIDIA_VISIBLE_DEVICES": "GPU-1"}
-    script = jobspec.script(0)
+    text = script.script(0)
     answer = subprocess.run(
-        ["/bin/sh", "-c", script], capture_output=True, text=True, env=environment, check=False, timeout=PATIENCE_S
+        ["/bin/sh", "-c", text], capture_output=True, text=True, env=environment, check=False, timeout=PATIENCE_S
     )
-    listing_read = job_listing.read_listing(answer.stdout)
+    listing_read = read_listing(answer.stdout)
     assert answer.returncode == listing_read.exit_code == ends
     assert job_listing.devices_seen(listing_read, "GPU-1") == seen
     assert listing_read.visible == "GPU-1"
     # Nomad replaces ${...} in a task's arguments before any shell sees it.
-    assert "${" not in script
+    assert "${" not in text
 
 
 # --- leftovers -------------------------------------------------------------------------------
@@ -215,31 +217,31 @@ def test_only_old_jobs_of_our_own_are_leftovers() -> None:
 # --- what the task saw -----------------------------------------------------------------------
 
 
-def listing(name: str) -> job_listing.Listing:
-    return job_listing.read_listing(helper.RECORDED[name]["stdout"]["text"])
+def listing(name: str) -> Listing:
+    return read_listing(helper.RECORDED[name]["stdout"]["text"])
 
 
 def test_recorded_logs() -> None:
-    assert listing("docker") == job_listing.Listing([(PIN.uuid, ())], "void", False, 0)
-    assert listing("wsl") == job_listing.Listing([(helper.RECORDED_WSL_UUID, ())], "void", True, 0)
+    assert listing("docker") == Listing([(PIN.uuid, ())], "void", False, 0)
+    assert listing("wsl") == Listing([(helper.RECORDED_WSL_UUID, ())], "void", True, 0)
     raw = listing("raw_exec")
     assert [gpu for gpu, _migs in raw.gpus] == list(helper.RECORDED_UUIDS) and raw.visible == PIN.uuid
 
 
 def test_a_log_that_is_cut_off_and_one_with_carriage_returns() -> None:
     text = helper.RECORDED["docker"]["stdout"]["text"]
-    assert job_listing.read_listing(text.rpartition("gpufarm")[0]).exit_code is None
-    assert job_listing.read_listing(text.replace("\n", "\r\n")) == listing("docker")
-    assert job_listing.read_listing("").gpus == []
+    assert read_listing(text.rpartition("gpufarm")[0]).exit_code is None
+    assert read_listing(text.replace("\n", "\r\n")) == listing("docker")
+    assert read_listing("").gpus == []
 
 
 def test_a_log_with_characters_that_steer_a_terminal() -> None:
     text = (
         "GPU 0: A100\x1b[2J (UUID: GPU-\x9b1)\n\tMIG 1g.10gb\x00 Device 0: (UUID: MIG-2)\ngpufarm-verify: end 0\x00\n"
     )
-    listing_read = job_listing.read_listing(text)
+    listing_read = read_listing(text)
     assert listing_read.exit_code == 0 and all(gpu.isprintable() for gpu, _migs in listing_read.gpus)
-    assert job_listing.read_listing(text.replace("\x9b", "")).gpus == [("GPU-1", ("MIG-2",))]
+    assert read_listing(text.replace("\x9b", "")).gpus == [("GPU-1", ("MIG-2",))]
     assert obstacles.failed_task([], "gone\x1b[2J\x07 wrong.", None).found.isprintable()
 
 
@@ -247,7 +249,7 @@ def judged(
     pin: nomad_jobs.Pin, text: str, driver: str = "docker", assigned: Sequence[str] | None = None
 ) -> tuple[str | None, list[str], bool | None]:
     given = [pin.uuid] if assigned is None else assigned
-    finding, seen, isolated = job_listing.judge_listing(pin, given, job_listing.read_listing(text), driver)
+    finding, seen, isolated = job_listing.judge_listing(pin, given, read_listing(text), driver)
     return finding.code if finding else None, seen, isolated
 
 
@@ -505,7 +507,7 @@ def work_of(server: FakeNomad) -> list[tuple[Mapping[str, Any], Sequence[nomad_j
     return [(node, nomad_jobs.pins_of(node)) for node in nodes]
 
 
-def proven(server: FakeNomad, **settings: Any) -> dict[str, nomad_jobs.Result]:
+def proven(server: FakeNomad, **settings: Any) -> dict[str, nomad_jobs.JobResult]:
     """Results by UUID, after the one thing that must hold in every case."""
     results = nomad_jobs.prove(run_of(server, **settings), work_of(server))
     assert server.jobs == {}
@@ -687,7 +689,7 @@ def test_what_a_log_says_that_is_half_there_is_not_judged(
     whole = helper.log_that_says(uuid, helper.answer_of(uuid))
     half = whole[: whole.index('"figures"')].replace('"memory": {', '"memory": {}')
     cut = half[: half.index('"memory": {}') + len('"memory": {}')]
-    assert cut.endswith("{}") and job_listing.read_listing(cut).answer is not None
+    assert cut.endswith("{}") and read_listing(cut).answer is not None
     logs, answer = [cut, cut], nomad_server.log
 
     def log(name: str, stream: str) -> tuple[int, str]:
@@ -788,7 +790,7 @@ def test_a_gpu_that_was_taken_meanwhile(nomad_server: FakeNomad, visible: bool) 
     assert asked[0]["namespace"] == "*" and nomad_server.nodes[0]["ID"] in asked[0]["filter"]
 
 
-def overdue(server: FakeNomad, **settings: Any) -> dict[str, nomad_jobs.Result]:
+def overdue(server: FakeNomad, **settings: Any) -> dict[str, nomad_jobs.JobResult]:
     """Results of a run whose time is over as soon as Nomad has told of the first job's allocations."""
 
     class Overdue(nomad_jobs.Run):
@@ -983,16 +985,16 @@ def test_the_table_has_failed_nodes_first() -> None:
     ]
     results += [nomad_jobs.result_of(pin, bad) for pin in pins[2:4]] + [nomad_jobs.result_of(pins[4], None)]
     lost = problem_utils.problem_of("lost", "node_missing", "none", "one", "look")
-    problems = [*nomad_jobs.problems_of(results), lost]
-    assert [line.split() for line in nomad_jobs.table(results, problems).splitlines()] == [
+    problems = [*gpu_proof.problems_of(results), lost]
+    assert [line.split() for line in gpu_proof.table(results, problems).splitlines()] == [
         ["NODE", "GPUS", "OK", "FAILED", "BUSY", "SKIPPED", "REASONS"],
         ["lost", "0", "0", "0", "0", "0", "node_missing"],
         ["node00001", "3", "1", "2", "0", "0", "wrong_gpu", "(2x)"],
         ["node00000", "2", "1", "0", "1", "0", "gpu_busy"],
     ]
-    assert nomad_jobs.table(results, problems, 1).splitlines()[-1] == "... and 2 more nodes"
-    assert nomad_jobs.table(results, problems, 3) == nomad_jobs.table(results, problems)
-    assert nomad_jobs.counts(results) == {"ok": 2, "failed": 2, "busy": 1, "skipped": 0}
+    assert gpu_proof.table(results, problems, 1).splitlines()[-1] == "... and 2 more nodes"
+    assert gpu_proof.table(results, problems, 3) == gpu_proof.table(results, problems)
+    assert gpu_proof.counts(results) == {"ok": 2, "failed": 2, "busy": 1, "skipped": 0}
 
 
 def test_job_of_which_nomad_tells_no_evaluation_has_no_obstacle() -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from ansible_collections.gpufarm.core.plugins.module_utils import gpu_verdicts, nomad, nomad_jobs
 from ansible_collections.gpufarm.core.plugins.module_utils import problem as problem_utils
+from ansible_collections.gpufarm.core.plugins.module_utils.gpu_proof.listing import Listing
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad import client as nomad_client
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs import listing as job_listing
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs import obstacles, running
@@ -191,8 +192,8 @@ def sentence(finding: problem_utils.Finding | None) -> str:
     return nomad_jobs.result_of(PIN, finding).message or ""
 
 
-def listing(*uuids: str, wsl: bool = False, visible: str = "void") -> job_listing.Listing:
-    return job_listing.Listing([(uuid, ()) for uuid in uuids], visible, wsl, 0)
+def listing(*uuids: str, wsl: bool = False, visible: str = "void") -> Listing:
+    return Listing([(uuid, ()) for uuid in uuids], visible, wsl, 0)
 
 
 def findings() -> Iterator[tuple[str, str]]:
@@ -205,7 +206,7 @@ def findings() -> Iterator[tuple[str, str]]:
         yield "closed", sentence(nomad_jobs.closed_finding(node, f"that {reason}"))
     yield "busy", sentence(nomad_jobs.busy_finding(None))
     yield "busy", sentence(nomad_jobs.busy_finding({"id": "5456", "job_id": "training", "namespace": "ml"}))
-    seen: list[tuple[list[str], job_listing.Listing, str]] = [
+    seen: list[tuple[list[str], Listing, str]] = [
         (["GPU-2"], listing("GPU-1"), "docker"),
         ([], listing("GPU-1"), "docker"),
         (["GPU-1"], listing(), "docker"),
@@ -216,7 +217,7 @@ def findings() -> Iterator[tuple[str, str]]:
         (["GPU-1"], listing("GPU-2"), "raw_exec"),
         (["GPU-1"], listing("GPU-1", "GPU-2"), "docker"),
         (["GPU-1"], listing("GPU-1", visible="all"), "raw_exec"),
-        (["GPU-1"], job_listing.Listing([("GPU-1", ())], None, False, 0), "raw_exec"),
+        (["GPU-1"], Listing([("GPU-1", ())], None, False, 0), "raw_exec"),
     ]
     for assigned, what, driver in seen:
         finding, _seen, _isolated = job_listing.judge_listing(PIN, assigned, what, driver)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import platform
 import re
 import signal
@@ -15,13 +16,22 @@ from typing import Any
 
 import pytest
 import yaml
+from ansible_collections.gpufarm.core.plugins.module_utils import gpu_proof
+from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark import judging as gpu_judging
+from ansible_collections.gpufarm.core.plugins.module_utils.gpu_proof import listing, script, work
 from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes import client as kubernetes_client
-from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes_pods import judging, podspec, running
-from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes_pods.records import Settings, Slot
-from ansible_collections.gpufarm.core.plugins.modules import kubernetes_gpu_job_verify
+from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes_pods import choice, judging, podspec, running
+from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes_pods.records import PodResult, Settings, Slot
+from ansible_collections.gpufarm.core.plugins.modules import kubernetes_gpu_job_verify, nomad_gpu_job_verify
 from ansible_collections.gpufarm.core.tests.unit.patience import PATIENCE_S, wait_for
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import kubernetes_helper as farm
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.kubernetes_helper import Fate
+from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.nomad_jobs_helper import (
+    CODES_OF_WORK,
+    answer_of,
+    codes_in,
+    lines_that_say,
+)
 from ansible_collections.gpufarm.core.tests.unit.plugins.modules import program_helper
 from ansible_collections.gpufarm.core.tests.unit.plugins.modules import release_helper as helper
 from hypothesis import HealthCheck, given, settings
@@ -146,6 +156,192 @@ def test_the_default_pod_tolerates_the_taint_of_gpus() -> None:
     assert "runtimeClassName" not in pod["spec"] and "priorityClassName" not in pod["spec"]
 
 
+# --- what computes ---------------------------------------------------------------------------
+
+
+def does(**changes: Any) -> Any:
+    """What a GPU does that did what a real H100 did, but for these changes."""
+    return lambda uuid: lines_that_say(answer_of(uuid, **changes))
+
+
+WRONG = does(wrong_results={"fp32": 3})
+SLOW = does(figures={"memory_read_gb_per_s": 1000.0, "fp32_tflop_per_s": 9.0, "fp16_tensor_tflop_per_s": 9.0,
+                     "bf16_tensor_tflop_per_s": 9.0})  # fmt: skip
+
+
+@pytest.mark.parametrize("level", ["start", "quick"])
+def test_a_good_farm_computes(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str], level: str) -> None:
+    cluster.fate_of = lambda _pod, _node, _resource: Fate(does=does())
+    result = run(capsys, cluster, level=level, expected=farm.make_expected(2, 2))
+    assert "failed" not in result, result["msg"]
+    assert result["counts"]["ok"] == 4
+    for gpu in result["gpus"]:
+        assert gpu["benchmark"]["percent"]["memory"] > 90 and gpu["uuid"]
+    documented = yaml.safe_load(nomad_gpu_job_verify.RETURN)["gpus"]["contains"]["benchmark"]["contains"]
+    assert set(result["gpus"][0]["benchmark"]) == set(documented)
+    assert run(capsys, cluster)["gpus"][0]["benchmark"] is None
+    all_end(cluster)
+
+
+def test_a_gpu_that_computes_wrongly_and_its_sibling(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster.nodes = cluster.nodes[:1]
+    cluster.fate_of = lambda pod, _node, _resource: Fate(
+        does=WRONG if pod["metadata"]["name"].endswith("-1") else does()
+    )
+    result = run(capsys, cluster, level="quick", expected=farm.make_expected(1, 2))
+    assert verdicts(result) == [("ok", None), ("failed", "wrong_results")]
+    (problem,) = result["problems"]
+    assert problem["uuid"] == farm.uuid_of(0, 1)
+    assert problem["message"] == (
+        f"Node node00000, GPU {farm.uuid_of(0, 1)}: found 3 wrong results of fp32. Expected: the same result as worked "
+        "out on the host. Next step: drain the node and run nvidia_gpu_benchmark at level full; if it stays so, reset "
+        "the GPU, then have the card replaced."
+    )
+    assert [line.split() for line in result["table"].splitlines()] == [
+        ["NODE", "GPUS", "OK", "FAILED", "BUSY", "SKIPPED", "MEMORY%", "FP32%", "TENSOR%", "REASONS"],
+        ["node00000", "2", "1", "1", "0", "0", "94", "96", "61", "wrong_results"],
+    ]
+    assert result["gpus"][1]["benchmark"]["wrong_results"]["fp32"] == 3
+
+
+def test_shared_gpus_are_not_judged_by_speed(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    one = farm.uuid_of(0, 0)
+    cluster.fate_of = lambda _pod, _node, _resource: Fate(sees=[one], does=lambda _uuid: str(SLOW(one)))
+    cluster.nodes = [farm.make_node(0, 2, labels={"nvidia.com/gpu.replicas": "2"})]
+    result = run(capsys, cluster, level="quick")
+    assert verdicts(result) == [("ok", None)] * 2, result["msg"]
+    assert result["gpus"][0]["benchmark"]["percent"]["memory"] < 50
+    cluster.nodes, cluster.fate_of = [farm.make_node(0, 2)], lambda _pod, _node, _resource: Fate(does=SLOW)
+    assert verdicts(run(capsys, cluster, level="quick")) == [("failed", "slow_memory")] * 2
+
+
+def test_a_pod_that_said_nothing_of_its_work(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    said = "Traceback (most recent call last):\nMemoryError\n"
+    cluster.fate_of = lambda _pod, _node, _resource: Fate(does=lambda _uuid: f"{said}gpufarm-verify: computed 1\n")
+    result = run(capsys, cluster, level="start")
+    assert verdicts(result) == [("failed", "no_answer")] * 4 and result["gpus"][0]["uuid"]
+    assert (
+        "ended with 1 and without an answer; its stderr ends with 'Traceback (most recent call last): MemoryError'"
+        in (result["gpus"][0]["message"])
+    )
+
+
+OUT_OF_MEMORY = farm.ended("OOMKilled", 137)
+STILL_RUNS = {"phase": "Running", "containerStatuses": [{"name": "see", "ready": True, "state": farm.RUNNING}]}
+
+
+def test_a_pod_that_ran_out_of_memory_names_its_gpu(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster.nodes = [farm.make_node(0, 1)]
+    cluster.fate_of = lambda _pod, _node, _resource: Fate(after=OUT_OF_MEMORY)
+    result = run(capsys, cluster, level="quick", expected=farm.make_expected(1, 1))
+    assert verdicts(result) == [("failed", "task_failed")]
+    (gpu,), uuid = result["gpus"], farm.uuid_of(0, 0)
+    assert (gpu["uuid"], gpu["seen"], gpu["isolated"]) == (uuid, [uuid], True)
+    assert gpu["message"].startswith(f"Node node00000, GPU {uuid}: found that the pod failed (OOMKilled). ")
+    assert gpu["message"].endswith("Next step: raise memory_mib.") and result["problems"][0]["uuid"] == uuid
+
+
+def test_what_a_pod_had_that_has_ended_another_may_have(
+    cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where a node has no room for two at once, the second gets the GPU of the first, and that is well."""
+    cluster.nodes = cluster.nodes[:1]
+
+    def one_after_the_other(pod: dict[str, Any], _node: str, _resource: str) -> Fate:
+        first = next(each for each in cluster.pods if each["metadata"]["name"].endswith("-0"))
+        if pod is first:
+            return Fate(after=OUT_OF_MEMORY)
+        return Fate(does=does()) if first["status"]["phase"] == "Failed" else Fate(status={"phase": "Pending"})
+
+    cluster.fate_of = one_after_the_other
+    result = run(capsys, cluster, level="quick", expected=farm.make_expected(1, 2))
+    assert verdicts(result) == [("failed", "task_failed"), ("ok", None)], result["msg"]
+    assert [gpu["uuid"] for gpu in result["gpus"]] == [farm.uuid_of(0, 0)] * 2 and len(result["problems"]) == 1
+
+
+def test_a_pod_that_is_late_names_its_gpu(
+    cluster: farm.Cluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.nodes = cluster.nodes[:1]
+    cluster.fate_of = lambda _pod, _node, _resource: Fate(after=STILL_RUNS)
+    # Over when a log was read.
+    monkeypatch.setattr(
+        running.Run, "seconds_left", lambda _run: 0 if any("/log" in path for path in cluster.paths()) else 9
+    )
+    result = run(capsys, cluster, level="start")
+    assert verdicts(result) == [("failed", "timeout")] * 2
+    assert [gpu["uuid"] for gpu in result["gpus"]] == [farm.uuid_of(0, 0), farm.uuid_of(0, 1)]
+    assert f"GPU {farm.uuid_of(0, 1)}: found that the pod was still Running" in result["gpus"][1]["message"]
+
+
+def test_a_list_of_gpus_that_is_half_there_names_none(
+    cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    half = f"GPU 0: {farm.MODEL} (UUID: {farm.uuid_of(0, 0)})\n"
+    cluster.fate_of = lambda _pod, _node, _resource: Fate(farm.ended("OOMKilled", 137), log=half)
+    assert {gpu["uuid"] for gpu in run(capsys, cluster)["gpus"]} == {None}
+
+
+def test_a_log_without_an_end(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = []
+
+    def limits(request: Any) -> bool:
+        asked.extend([request.path] if "/log" in request.path else [])
+        return False
+
+    cluster.answer = limits
+    endless = "x" * running.LOG_BYTES
+    cluster.fate_of = lambda _pod, _node, _resource: Fate(after=STILL_RUNS, does=lambda _uuid: endless)
+    result = run(capsys, cluster, level="start", nodes=["node00000"])
+    assert verdicts(result) == [("failed", "log_unreadable")] * 2 and result["gpus"][0]["uuid"]
+    assert f"a log without its end in the first {running.LOG_BYTES} bytes" in result["msg"]
+    assert asked and all(f"limitBytes={running.LOG_BYTES}" in path for path in asked)
+
+
+def container_of(slot: Slot | None = None, **given: Any) -> dict[str, Any]:
+    pod = podspec.pod_of("a", "run", slot or Slot("n", GPU, 0), Settings(**given), seconds=10, gives_up_at=20)
+    (container,) = pod["spec"]["containers"]
+    return dict(container)
+
+
+def test_a_pod_that_only_lists_has_no_program() -> None:
+    container = container_of()
+    assert (container["image"], container["env"]) == ("docker.io/nvidia/cuda:12.8.1-base-ubuntu24.04", [])
+    assert container["resources"]["limits"]["memory"] == container["resources"]["requests"]["memory"] == "256Mi"
+    assert "python" not in str(container)
+
+
+@pytest.mark.parametrize("level", ["start", "quick"])
+def test_a_pod_that_computes_has_the_program_with_it(level: str) -> None:
+    container = container_of(level=level)
+    assert container["image"].startswith("docker.io/library/python:")
+    assert container["resources"]["limits"]["memory"] == container["resources"]["requests"]["memory"] == "1024Mi"
+    given = {each["name"]: each["value"] for each in container["env"]}
+    assert given == {
+        "NVIDIA_DRIVER_CAPABILITIES": "compute,utility", "GPUFARM_PAYLOAD": script.payload_of_pod()
+    }  # fmt: skip
+    # One string of an environment has 128 KiB on Linux, an object in etcd 1.5 MiB, and there is a pod for each GPU.
+    assert len(given["GPUFARM_PAYLOAD"]) < 32768
+    text = container["command"][-1]
+    assert f"--level {level} --format json --timeout 60)" in text and "--memory-share" not in text
+    # Kubernetes makes one of two, and puts a value where the name of a variable is in $(...).
+    assert "$$" not in text and not [name for name in given if f"$({name})" in text]
+
+
+def test_what_a_pod_is_given_to_compute() -> None:
+    shared = Slot("n", GPU, 0, shared=True, total=8)
+    container = container_of(shared, level="quick", memory_mib=77, image="own:1", timeout=8)
+    assert container["resources"]["limits"]["memory"] == container["resources"]["requests"]["memory"] == "77Mi"
+    assert container["image"] == "own:1" and "--timeout 2 --memory-share 0.0625)" in container["command"][-1]
+
+
+def test_options_reach_the_pod(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    run(capsys, cluster, nodes=["node00001"], sample=1, memory_mib=77, level="start")
+    (pod,) = [body for body in cluster.bodies if body and body.get("kind") == "Pod"]
+    (container,) = pod["spec"]["containers"]
+    assert container["resources"]["limits"]["memory"] == "77Mi" and "--level start" in container["command"][-1]
+
+
 # --- what is not proven ----------------------------------------------------------------------
 
 
@@ -256,6 +452,7 @@ def test_what_is_expected_counts_as_named(cluster: farm.Cluster, capsys: pytest.
         ({"sample": 0}, "the option 'sample' is 0"),
         ({"timeout": 0}, "the option 'timeout' is 0"),
         ({"parallel": 0}, "the option 'parallel' is 0"),
+        ({"memory_mib": 9}, "the option 'memory_mib' is 9. Expected: at least 10"),
         ({"image": ""}, "the option 'image' is empty"),
         ({"namespace": ""}, "the option 'namespace' is empty"),
     ],
@@ -513,6 +710,43 @@ def test_a_gpu_that_no_pod_is_given(cluster: farm.Cluster, capsys: pytest.Captur
     assert run(capsys, cluster, expected=farm.make_expected(1, 3), sample=1)["problems"] == []
 
 
+def computed(uuid: str, code: str | None = None, **more: Any) -> PodResult:
+    """The result of a pod on node n that had this GPU."""
+    verdict = "failed" if code else "ok"
+    return PodResult("n", uuid, "", verdict, code=code, benchmark={"name": uuid}, pod=f"pod-{uuid}", **more)
+
+
+def together(*results: PodResult, own: Any = (), shared: bool = False) -> tuple[list[PodResult], list[Any]]:
+    slots = {Slot("n", GPU, number, shared=shared): result for number, result in enumerate(results)}
+    judged, problems = judging.judge_together(slots, {"n": own})
+    return list(judged.values()), [(problem.code, problem.uuid) for problem in problems]
+
+
+def test_what_computed_badly_is_compared_as_well() -> None:
+    """And which GPU it was comes before what it did."""
+    judged, _problems = together(computed("GPU-1", "wrong_results", duration_s=2.0), computed("GPU-1"))
+    assert [(each.verdict, each.code) for each in judged] == [("failed", "wrong_gpu")] * 2
+    assert judged[0].benchmark == {"name": "GPU-1"} and (judged[0].duration_s, judged[0].pod) == (2.0, "pod-GPU-1")
+    (strange, own), problems = together(computed("GPU-9", "hung"), computed("gpu-1"), own=["GPU-1", "GPU-2"])
+    assert (strange.code, own.code, problems) == ("wrong_gpu", None, []) and strange.benchmark
+    judged, problems = together(computed("GPU-1", "slow_fp32"), own=["GPU-1", "GPU-2"])
+    assert [each.code for each in judged] == ["slow_fp32"] and problems == [("gpu_not_seen", "GPU-2")]
+
+
+def test_what_is_not_compared() -> None:
+    for results, shared in (
+        ((computed("GPU-1", "hung"), computed("GPU-1")), True),
+        ((computed("GPU-1", "task_failed", ended=True), computed("GPU-1")), False),
+        ((computed("", "extra_gpus_seen"), computed("", "extra_gpus_seen")), False),
+    ):
+        judged, problems = together(*results, shared=shared)
+        assert (judged, problems) == (list(results), [])
+    # The GPU of one that ended may have come to another, and then this one's own was left.
+    assert together(computed("GPU-1", "task_failed", ended=True), own=["GPU-1", "GPU-2"])[1] == []
+    (strange,), _problems = together(computed("GPU-9", "task_failed", ended=True), own=["GPU-1"])
+    assert (strange.code, strange.ended) == ("wrong_gpu", True)
+
+
 def test_nothing_separates_gpus_under_wsl(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     cluster.fate_of = lambda _pod, _node, _resource: Fate(sees=MANY, wsl=True)
     result = run(capsys, cluster)
@@ -738,7 +972,9 @@ def test_whatever_a_pod_tells(one: Any, two: Any, log: str) -> None:
         state = judging.read_state(pod)
         assert isinstance(state.why, str) and isinstance(state.started, bool)
         podspec.leftovers([pod], 0)
-        judging.judge_log(Slot("n", GPU, 0), log, state, "pod")
+        for level in gpu_proof.LEVELS:
+            said, given = listing.read_listing(log), Settings(level=level)
+            judging.judge_log(Slot("n", GPU, 0), said, log, state=state, pod="pod", settings=given)
     judging.failed_pod(log)
 
 
@@ -751,11 +987,30 @@ def test_returned_keys_are_the_documented_ones(cluster: farm.Cluster, capsys: py
     assert set(documented["counts"]["contains"]) == set(result["counts"])
 
 
+def test_documentation_spec_and_settings_have_the_same_options() -> None:
+    documented = yaml.safe_load(kubernetes_gpu_job_verify.DOCUMENTATION)["options"]
+    spec = kubernetes_gpu_job_verify.argument_spec()
+    usual = {field.name: field.default for field in dataclasses.fields(Settings)}
+    usual["tolerations"] = list(Settings().tolerations)
+    for name, option in documented.items():
+        assert spec[name]["type"] == option["type"], name
+        assert spec[name].get("default") == option.get("default"), name
+        assert spec[name].get("choices") == option.get("choices"), name
+        assert name == "expected" or spec[name].get("default") == usual.get(name), name
+    assert set(usual) <= set(spec)
+    described = " ".join(documented["image"]["description"])
+    assert all(f"C({Settings(level=level).image_to_run})" in described for level in gpu_proof.LEVELS)
+
+
 def test_every_code_is_documented() -> None:
     """And no other is."""
     folder = Path(running.__file__).parent
-    sources = "".join(path.read_text(encoding="utf-8") for path in folder.glob("*.py"))
-    used = set(re.findall(r'"(\w+_\w+|timeout)",?\s', sources)) & set(re.findall(r'"([a-z_]+)"', sources))
+    codes = set().union(*map(codes_in, (choice, judging, running, work, kubernetes_gpu_job_verify)))
+    assert {"wrong_gpu", "gpu_not_seen", "job_left", "node_closed", "no_python"} <= codes
+    codes |= {code for code, _step in gpu_judging.ERRORS.values()} | CODES_OF_WORK
     notes = " ".join(yaml.safe_load(kubernetes_gpu_job_verify.DOCUMENTATION)["notes"])
+    assert [code for code in sorted(codes) if f"C({code})" not in notes] == []
+    sources = "".join(path.read_text(encoding="utf-8") for path in folder.glob("*.py"))
+    used = set(re.findall(r'"(\w+_\w+|timeout)",?\s', sources)) & set(re.findall(r'"([a-z_]+)"', sources)) | codes
     documented = {word for word in re.findall(r"C\(([a-z_]+)\),", notes) if "_" in word or word == "timeout"}
     assert documented <= used, documented - used

@@ -4,22 +4,20 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import inspect
 import math
 import platform
 import re
 import signal
 import time
 from collections.abc import Iterator
-from types import ModuleType
 from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.gpufarm.core.plugins.module_utils import nomad_jobs
+from ansible_collections.gpufarm.core.plugins.module_utils import gpu_proof, nomad_jobs
 from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark import judging
+from ansible_collections.gpufarm.core.plugins.module_utils.gpu_proof import work
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad import client as nomad_client
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs import (
     choice,
@@ -32,16 +30,17 @@ from ansible_collections.gpufarm.core.plugins.modules import nomad_gpu_job_verif
 from ansible_collections.gpufarm.core.tests.unit.patience import PATIENCE_S, wait_for
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import nomad_helper as farm
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.nomad_jobs_helper import (
+    CODES_OF_WORK,
     RECORDED,
     FakeNomad,
     Fate,
     answer_of,
+    codes_in,
     log_that_says,
 )
 from ansible_collections.gpufarm.core.tests.unit.plugins.modules import program_helper
 from ansible_collections.gpufarm.core.tests.unit.plugins.modules import release_helper as helper
 
-CODES_OF_WORK = {"context_failed", "memory_errors", "wrong_results", "slow_memory", "slow_fp32", "slow_tensor"}
 SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
@@ -396,7 +395,7 @@ def test_documentation_spec_and_settings_have_the_same_options() -> None:
         assert spec[name].get("default") == settings.get(name), name
     assert set(settings) <= set(spec)
     described = " ".join(documented["image"]["description"])
-    for level in nomad_jobs.LEVELS:
+    for level in gpu_proof.LEVELS:
         image = nomad_jobs.Settings(level=level).image_to_run
         assert f"C({image})" in described and re.fullmatch(r"[a-z/]+:\d.*", image)
 
@@ -410,18 +409,8 @@ def test_returned_keys_are_the_documented_ones(nomad_server: FakeNomad, capsys: 
     assert set(documented["counts"]["contains"]) == set(result["counts"])
 
 
-def codes_in(module: ModuleType) -> set[str]:
-    """The codes that a source gives to findings and problems."""
-    place = {"Finding": 0, "problem_of": 1, "skipped": 1}
-    calls = [node for node in ast.walk(ast.parse(inspect.getsource(module))) if isinstance(node, ast.Call)]
-    named = [(call, getattr(call.func, "id", None) or getattr(call.func, "attr", "")) for call in calls]
-    arguments = [call.args[place[name]] for call, name in named if name in place and len(call.args) > place[name]]
-    parts = [part for argument in arguments for part in ast.walk(argument) if isinstance(part, ast.Constant)]
-    return {part.value for part in parts if isinstance(part.value, str)}
-
-
 def test_every_code_is_documented() -> None:
-    codes = set().union(*map(codes_in, (choice, listing, obstacles, running, nomad_gpu_job_verify)))
+    codes = set().union(*map(codes_in, (choice, listing, obstacles, running, work, nomad_gpu_job_verify)))
     assert {"wrong_gpu", "gpu_not_seen", "node_full", "job_left", "node_closed", "no_python"} <= codes
     codes |= {code for code, _step in judging.ERRORS.values()} | CODES_OF_WORK
     notes = " ".join(yaml.safe_load(nomad_gpu_job_verify.DOCUMENTATION)["notes"])

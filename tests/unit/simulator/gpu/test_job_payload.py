@@ -1,4 +1,4 @@
-"""What nomad_gpu_job_verify has a task run, by a real shell and a real Python, on the double of CUDA."""
+"""What the proofs by jobs and by pods have run, by a real shell and a real Python, on the double of CUDA."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ from typing import Any
 
 import pytest
 from ansible_collections.gpufarm.core.plugins.module_utils import nomad_jobs
-from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs import jobspec, listing
+from ansible_collections.gpufarm.core.plugins.module_utils.gpu_proof import script
+from ansible_collections.gpufarm.core.plugins.module_utils.gpu_proof.listing import Listing, read_listing
+from ansible_collections.gpufarm.core.plugins.module_utils.gpu_proof.work import judge_work
+from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes_pods import PodResult, Slot, judging, podspec
+from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes_pods import Settings as PodSettings
+from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs import jobspec
 
 from tests.simulator.gpu import faults
 
@@ -28,14 +33,15 @@ def ran(node: Node, uuid: str, driver: str = "raw_exec", visible: str | None = N
     chosen = nomad_jobs.Settings(driver=driver, **{"level": "start", **settings})
     pin = nomad_jobs.Pin("id", "gpu01", uuid, "any")
     given = {
-        "NOMAD_META_measuring": jobspec.payload(),
+        "NOMAD_META_measuring": script.payload_of_task(),
         "NVIDIA_VISIBLE_DEVICES": uuid if visible is None else visible,
         "PATH": f"{node.root}:{node.build}:{node.environment['PATH']}",
     }
-    done = node.run("/bin/sh", "-c", jobspec.script(0, jobspec.compute(pin, chosen)), extra=given, timeout=120)
+    done = node.run("/bin/sh", "-c", script.script(0, jobspec.compute_on(pin, chosen)), extra=given, timeout=120)
     assert done.returncode == 0, done.stderr
-    read = listing.read_listing(done.stdout)
-    return read, *listing.judge_work(pin, read, chosen, done.stderr)
+    read = read_listing(done.stdout)
+    image = chosen.image_to_run if driver == "docker" else None
+    return read, *judge_work(uuid, read, chosen, done.stderr, image=image)
 
 
 def uuids(node: Node) -> list[str]:
@@ -93,10 +99,10 @@ def test_a_gpu_that_was_given_to_another_is_left_alone(node: MakeNode) -> None:
     assert (read.exit_code, read.computed, read.answer) == (0, None, None)
 
 
-def python(node: Node, text: str) -> None:
-    """Have a python3 of one's own before all others."""
-    path = node.root / "python3"
-    path.write_text(text, encoding="utf-8")
+def program(node: Node, name: str, text: str) -> None:
+    """Have a program of one's own before all others."""
+    path = node.root / name
+    path.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
     path.chmod(0o755)
 
 
@@ -110,7 +116,7 @@ def python(node: Node, text: str) -> None:
 def test_a_task_without_python(node: MakeNode, driver: str, says: str, step: str) -> None:
     made = node("h200-x2")
     # What a shell ends with that finds none.
-    python(made, "#!/bin/sh\nexit 127\n")
+    program(made, "python3", "exit 127")
     _read, finding, benchmark = ran(made, uuids(made)[0], driver)
     assert (finding.code, benchmark) == ("no_python", None)
     assert finding.found.startswith(says) and finding.next_step.startswith(step)
@@ -118,7 +124,7 @@ def test_a_task_without_python(node: MakeNode, driver: str, says: str, step: str
 
 def test_a_python_that_cannot_do_it(node: MakeNode) -> None:
     made = node("h200-x2")
-    python(made, "#!/bin/sh\necho 'SyntaxError: invalid syntax' >&2\nexit 1\n")
+    program(made, "python3", "echo 'SyntaxError: invalid syntax' >&2\nexit 1")
     _read, finding, _benchmark = ran(made, uuids(made)[0])
     assert finding.code == "no_answer"
     assert "ended with 1 and without an answer; its stderr ends with 'SyntaxError: invalid syntax'" in finding.found
@@ -132,7 +138,152 @@ def test_a_program_whose_memory_ends(node: MakeNode) -> None:
     answer = json.loads(read.answer)
     answer["devices"][0]["error"] = error
     killed = dataclasses.replace(read, answer=json.dumps(answer), computed=1)
-    pin = nomad_jobs.Pin("id", "gpu01", uuids(made)[0], "any")
-    finding, _benchmark = listing.judge_work(pin, killed, nomad_jobs.Settings(level="start"), "")
+    settings = nomad_jobs.Settings(level="start")
+    finding, _benchmark = judge_work(uuids(made)[0], killed, settings, "", image=None)
     assert finding is not None and finding.code == "crashed"
     assert finding.next_step.startswith("raise memory_mib (1024) if signal 9 ended it; ")
+
+
+# --- pods ------------------------------------------------------------------------------------
+
+RUNNING = judging.State("Running", started=True, ended=False, waiting="", why="", unscheduled="")
+
+
+def ran_in_pod(
+    node: Node, slot: Slot | None = None, visible: str = "void", ends: int = 0, **settings: Any
+) -> tuple[Listing, PodResult]:
+    """What a pod printed that sees all GPUs of a node, as the module reads it, and how the module judges it."""
+    slot = slot or Slot("gpu01", "nvidia.com/gpu", 0)
+    chosen = PodSettings(**{"level": "start", **settings})
+    pod = podspec.pod_of("pod", "run", slot, chosen, seconds=0, gives_up_at=2**33)
+    (container,) = pod["spec"]["containers"]
+    shell, option, text = container["command"]
+    given = {each["name"]: each["value"] for each in container["env"]}
+    # A container has neither the collection nor, for a user without a name, a place to write to.
+    nothing = dict.fromkeys(("HOME", "TMPDIR"), "/nonexistent") | {"PYTHONPATH": "", "NVIDIA_VISIBLE_DEVICES": visible}
+    path = {"PATH": f"{node.root}:{node.build}:{node.environment['PATH']}"}
+    # Its log has both streams.
+    done = node.run(shell, option, f"exec 2>&1\n{text}", extra=given | nothing | path, timeout=120)
+    assert done.returncode == ends, done.stdout
+    read = read_listing(done.stdout)
+    result = judging.judge_log(slot, read, done.stdout, state=RUNNING, pod="pod", settings=chosen)
+    assert result is not None
+    return read, result
+
+
+def with_one_gpu(node: MakeNode, name: str = "h200-x2") -> Node:
+    made = node(name)
+    made.hide("nvidia1")
+    made.change(small)
+    return made
+
+
+def test_a_pod_whose_gpu_is_well(node: MakeNode) -> None:
+    made = with_one_gpu(node)
+    read, result = ran_in_pod(made, level="quick")
+    assert (result.verdict, result.uuid, result.message) == ("ok", uuids(made)[0], None)
+    assert (read.exit_code, read.computed) == (0, 0) and result.isolated
+    assert result.benchmark is not None and result.benchmark["percent"]["memory"] > 85
+    assert result.benchmark["name"] == "NVIDIA H200" and None not in result.benchmark["figures"].values()
+
+
+@pytest.mark.parametrize(
+    ("change", "settings", "code"),
+    [
+        (lambda it: faults.compute_wrongly(it, 0), {"level": "quick"}, "wrong_results"),
+        (lambda it: faults.slow_memory(it, 0), {"level": "quick"}, "slow_memory"),
+        (lambda it: faults.hang_cuda(it, 0), {"timeout": 8}, "hung"),
+    ],
+)
+def test_a_fault_is_named_by_a_pod(node: MakeNode, change: faults.Change, settings: dict[str, Any], code: str) -> None:
+    made = with_one_gpu(node)
+    made.change(change)
+    _read, result = ran_in_pod(made, **settings)
+    assert (result.verdict, result.code) == ("failed", code) and result.benchmark is not None
+    assert (result.message or "").startswith(f"Node gpu01, GPU {uuids(made)[0]}: found ")
+
+
+def test_a_gpu_that_is_shared_is_not_judged_by_its_speed(node: MakeNode) -> None:
+    """Others take their part of it at the same time, of its memory too. What it does wrongly is still told."""
+    made = with_one_gpu(node)
+    made.change(lambda it: faults.slow_memory(it, 0, 0.1))
+    alone, shared = (Slot("gpu01", "nvidia.com/gpu", 0, shared=shared, total=4) for shared in (False, True))
+    tested = {}
+    for slot in (alone, shared):
+        _read, result = ran_in_pod(made, slot, level="quick")
+        assert (result.code is None) is slot.shared and result.benchmark is not None
+        tested[slot.shared] = result.benchmark["memory"]["tested_mib"]
+    assert tested[True] * 4 == pytest.approx(tested[False], abs=4)
+    made.change(lambda it: faults.compute_wrongly(it, 0))
+    assert ran_in_pod(made, shared, level="quick")[1].code == "wrong_results"
+
+
+def test_a_pod_that_sees_the_gpus_of_others_leaves_them_alone(node: MakeNode) -> None:
+    made = node("h200-x2")
+    read, result = ran_in_pod(made)
+    assert (result.code, read.answer, read.computed, result.benchmark) == ("extra_gpus_seen", None, 2, None)
+    assert result.seen == tuple(uuids(made)) and not result.uuid
+
+
+def test_a_pod_without_a_working_nvidia_smi_computes_nothing(node: MakeNode) -> None:
+    made = with_one_gpu(node)
+    program(made, "nvidia-smi", f"echo 'GPU 0: NVIDIA H200 (UUID: {uuids(made)[0]})'; echo 'Unknown Error'; exit 15")
+    program(made, "python3", f"touch {made.root}/begun")
+    read, result = ran_in_pod(made, ends=15)
+    assert (read.exit_code, read.computed) == (15, None) and not (made.root / "begun").exists()
+    assert (result.code, result.uuid) == ("task_failed", uuids(made)[0])
+    assert "nvidia-smi -L ended with 15; Unknown Error" in (result.found or "")
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "says"),
+    [
+        ("exit 127", "no_python", "no python3 in the image docker.io/library/python:"),
+        ("echo 'SyntaxError: odd' >&2; exit 1", "no_answer", "answer; its stderr ends with 'SyntaxError: odd'"),
+    ],
+)  # fmt: skip
+def test_a_pod_whose_python_cannot_do_it(node: MakeNode, text: str, code: str, says: str) -> None:
+    made = with_one_gpu(node)
+    program(made, "python3", text)
+    _read, result = ran_in_pod(made)
+    assert (result.code, result.benchmark) == (code, None) and says in (result.found or "")
+
+
+def test_a_pod_with_a_mig_device(node: MakeNode) -> None:
+    made = node("a100-mig-x2")
+    made.hide("nvidia1")
+    uuid = made.profile["gpus"][0]["mig_devices"][0]["uuid"]
+    made.change(lambda it: it["gpus"][0]["mig_devices"].__delitem__(slice(1, None)))
+    made.change(small)
+    _read, result = ran_in_pod(made, level="quick")
+    assert (result.verdict, result.uuid) == ("ok", uuid), result.message
+    assert result.benchmark is not None and " MIG " in result.benchmark["name"]
+
+
+def under_wsl(node: MakeNode, gpus: int) -> Node:
+    made = node("rtx4090-wsl")
+    program(made, "uname", "echo 6.6.87.2-microsoft-standard-WSL2")
+    first = made.profile["gpus"][0]
+    more = [{**first, "index": number, "uuid": f"GPU-{number:08x}{first['uuid'][12:]}"} for number in range(1, gpus)]
+    made.change(lambda it: it["gpus"].extend(more))
+    made.change(small)
+    return made
+
+
+@pytest.mark.parametrize("level", ["start", "quick"])
+def test_a_pod_under_wsl(node: MakeNode, level: str) -> None:
+    made = under_wsl(node, 1)
+    read, result = ran_in_pod(made, level=level)
+    assert (result.verdict, result.uuid, result.isolated) == ("ok", uuids(made)[0], False), result.message
+    assert read.wsl and read.computed == 0 and result.benchmark is not None
+
+
+def test_a_pod_under_wsl_that_sees_several(node: MakeNode) -> None:
+    made = under_wsl(node, 2)
+    one, other = uuids(made)
+    read, result = ran_in_pod(made)
+    assert (result.code, read.answer, result.uuid) == ("no_answer", None, "")
+    assert f"sees {one}, {other}, and nothing says which is its own" in (result.found or "")
+    for uuid in (one, other):
+        read, result = ran_in_pod(made, visible=uuid)
+        assert (result.verdict, result.uuid) == ("ok", uuid) and uuid in (read.answer or ""), result.message

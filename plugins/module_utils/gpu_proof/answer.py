@@ -1,7 +1,7 @@
 # Copyright (c) 2026, gpufarm contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the program that measures said, which a task may have cut off, mixed with other output, or made up."""
+"""What the program that measures said, which may be cut off, mixed with other output, or made up."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark import empty_device
 from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark.judging import ERRORS
 from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark.measuring import FIGURES, TENSOR_NAMES
-from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs.records import LEVELS, Pin
+from ansible_collections.gpufarm.core.plugins.module_utils.gpu_proof.records import LEVELS
 from ansible_collections.gpufarm.core.plugins.module_utils.text import clean_all
 
 # What every GPU and every MIG device has; tensor cores are not among it.
@@ -75,7 +75,7 @@ def _fits(value: Any, form: Any) -> bool:
     return bool(form(value))
 
 
-def read_answer(text: str, pin: Pin, level: str) -> dict[str, Any]:
+def read_answer(text: str, uuid: str, level: str) -> dict[str, Any]:
     """The device that an answer tells of, as C(empty_device) has it. C(ValueError) says why there is none."""
     try:
         said = clean_all(json.loads(text))
@@ -86,8 +86,8 @@ def read_answer(text: str, pin: Pin, level: str) -> dict[str, Any]:
         raise ValueError("it does not tell of one device")
     empty = empty_device("")
     device = {**empty, **devices[0]}
-    if device["uuid"] != pin.uuid:
-        raise ValueError(f"it tells of {device['uuid'] or 'no device'} instead of {pin.uuid}")
+    if device["uuid"] != uuid:
+        raise ValueError(f"it tells of {device['uuid'] or 'no device'} instead of {uuid}")
     odd = [key for key, value in device.items() if key not in empty or not _fits(value, _FORMS.get(key, (_number,)))]
     if odd:
         raise ValueError(f"it has not the form of an answer: {', '.join(odd)}")

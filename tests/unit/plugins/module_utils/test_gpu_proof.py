@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from ansible_collections.gpufarm.core.plugins.module_utils import nomad_jobs
-from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs import listing as job_listing
+from ansible_collections.gpufarm.core.plugins.module_utils.gpu_proof import ProofSettings
+from ansible_collections.gpufarm.core.plugins.module_utils.gpu_proof.listing import Listing, read_listing
+from ansible_collections.gpufarm.core.plugins.module_utils.gpu_proof.work import judge_work
 from ansible_collections.gpufarm.core.plugins.module_utils.problem import Finding
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.nomad_jobs_helper import (
     RECORDED_UUIDS,
@@ -23,11 +24,10 @@ from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.nomad_jobs
 )
 
 UUID, OTHER = RECORDED_UUIDS[:2]
-PIN = nomad_jobs.Pin("id", "gpu01", UUID, "any")
 
 
 def judged_log(log: str, level: str = "quick") -> tuple[Finding | None, dict[str, Any] | None]:
-    return job_listing.judge_work(PIN, job_listing.read_listing(log), nomad_jobs.Settings(level=level), "")
+    return judge_work(UUID, read_listing(log), ProofSettings(level=level), "", image="any")
 
 
 def judged(answer: Any, computed: int | None = 0, level: str = "quick") -> tuple[Finding | None, dict[str, Any] | None]:
@@ -131,7 +131,7 @@ def test_an_error_that_the_end_does_not_bear_out() -> None:
 
 
 def test_an_end_that_is_no_number_of_an_end() -> None:
-    read = job_listing.read_listing(f"gpufarm-verify: computed {'1' * 5000}\ngpufarm-verify: end {'0' * 5000}\n")
+    read = read_listing(f"gpufarm-verify: computed {'1' * 5000}\ngpufarm-verify: end {'0' * 5000}\n")
     assert (read.computed, read.exit_code) == (None, None)
 
 
@@ -176,7 +176,7 @@ def mutated(chance: random.Random, level: str) -> str:
     return text
 
 
-def is_measured(read: job_listing.Listing, level: str) -> bool:
+def is_measured(read: Listing, level: str) -> bool:
     """Whether an answer tells, of this GPU and without an error, all that its level takes."""
     try:
         (device,) = json.loads(read.answer or "")["devices"]
@@ -209,7 +209,7 @@ def test_no_answer_breaks_the_judgement_or_passes_for_what_it_is_not() -> None:
         finding, benchmark = judged_log(log, level)
         if finding is None:
             well += 1
-            assert is_measured(job_listing.read_listing(log), level), log
+            assert is_measured(read_listing(log), level), log
         assert finding is None or finding.code != "no_answer" or benchmark is None
         assert json.dumps(benchmark, allow_nan=False).isascii()
     # Those of which nothing was changed that counts.
