@@ -59,18 +59,6 @@ def test_a_cluster_without_nodes_is_no_success(tmp_path: Path) -> None:
     ) in words(result.stdout + result.stderr)
 
 
-def test_pods_that_were_to_compute_are_refused_before_anything_runs(tmp_path: Path) -> None:
-    hosts = inventory(kubernetes_nodes=["node"])
-    asked = {"verify_jobs": True, "verify_jobs_level": "quick"}
-    hosts["all"]["children"]["kubernetes_nodes"]["hosts"]["node"] = asked
-    result = playbook_helper.run_playbook(tmp_path, hosts, "kubernetes_verify.yml")
-    assert result.returncode == 2, result.stdout + result.stderr
-    assert (
-        "kubernetes_nodes: found verify_jobs_level quick. Expected: list, because pods of kubernetes_verify.yml say "
-        "which GPU they see, and do not compute. Next step: give '-e verify_jobs_level=list', or leave verify_jobs out;"
-    ) in words(result.stdout + result.stderr)
-
-
 def test_no_windows_machine_is_no_success_where_it_is_they_that_are_asked_for(tmp_path: Path) -> None:
     hosts = inventory(gpu_nodes=["node"], nomad_servers=["control"], wsl_host=["gaming-pc"])
     result = playbook_helper.run_playbook(tmp_path, hosts, "wsl_hosts.yml")

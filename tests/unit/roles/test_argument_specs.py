@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from ansible_collections.gpufarm.core.plugins.modules import (
+    kubernetes_gpu_job_verify,
     nomad_gpu_job_verify,
     nvidia_gpu_acceptance,
     nvidia_gpu_benchmark,
@@ -107,14 +108,26 @@ def test_what_is_registered_hides_no_variable_of_a_role() -> None:
     assert {key: (registered[key], variables[key]) for key in registered.keys() & variables.keys()} == {}
 
 
-def test_jobs_of_verify_are_those_of_the_module() -> None:
-    module = nomad_gpu_job_verify.argument_spec()
-    for option in ("level", "driver", "image", "timeout"):
-        spec = options("farm")[f"verify_jobs_{option}"]
-        assert (spec["default"] or None, spec.get("choices")) == (
-            module[option].get("default"),
-            module[option].get("choices"),
+@pytest.mark.parametrize(
+    ("entry", "tasks", "module", "own"),
+    [
+        ("verify", "verify_jobs.yml", nomad_gpu_job_verify, "driver"),
+        ("kubernetes_verify", "kubernetes_verify.yml", kubernetes_gpu_job_verify, "namespace"),
+    ],
+)
+def test_jobs_of_verify_are_those_of_the_module(entry: str, tasks: str, module: Any, own: str) -> None:
+    taken = module.argument_spec()
+    specs = load(ROOT / "roles/farm/meta/argument_specs.yml")["argument_specs"][entry]["options"]
+    for option in ("level", "image", "memory_mib", "timeout", own):
+        spec = specs[f"verify_jobs_{option}"]
+        assert (spec["type"], spec["default"] or None, spec.get("choices")) == (
+            taken[option]["type"],
+            taken[option].get("default"),
+            taken[option].get("choices"),
         )
+    text = (ROOT / "roles/farm/tasks" / tasks).read_text(encoding="utf-8")
+    passed = {option for option in taken if re.search(rf"^ +{option}: .*\bverify_jobs_{option}\b", text, re.MULTILINE)}
+    assert passed >= {"sample", "level", "image", "memory_mib", "timeout", own}
 
 
 def test_an_acceptance_takes_what_the_benchmark_takes_and_judges_as_its_module() -> None:
