@@ -130,6 +130,32 @@ def test_each_pod_sees_its_gpus_alone_and_who_gets_none_waits(tmp_path: Path) ->
     kubectl("delete", "pod", "--selector=of=test", "--wait=true")
 
 
+def test_a_pod_tells_a_gpu_that_computes_wrongly_from_its_siblings() -> None:
+    """Nothing else notices: nvidia-smi, Kubernetes and a pod that only lists have all four."""
+    sick = 1
+
+    def fault(profile: faults.Profile) -> None:
+        for gpu in range(4):
+            faults.fill_memory(profile, gpu, 628)
+        faults.compute_wrongly(profile, sick)
+
+    def mend(profile: faults.Profile) -> None:
+        faults.recover_cuda(profile, sick)
+        for gpu in range(4):
+            faults.find_gpu(profile, gpu).pop("fb_memory_usage")
+
+    uuid = faults.find_gpu(faults.apply_to_container(NODE, fault), sick)["uuid"]
+    asked = {"verify_jobs": True, "verify_jobs_level": "quick", "verify_jobs_image": IMAGE}
+    try:
+        run = run_in_scenario("playbooks/kubernetes_verify.yml", "--extra-vars", json.dumps(asked))
+    finally:
+        faults.apply_to_container(NODE, mend)
+    told = words(run.output)
+    assert run.code == 2 and "; of 4 GPUs 3 ok, 1 failed, 0 busy, 0 skipped:" in told, run.output
+    assert re.search(rf"Node {NODE}, GPU {uuid}: found \d+ wrong results of fp32.* Expected: .* Next step: ", told)
+    assert pods_of_test() == []
+
+
 def test_a_taint_keeps_pods_away_that_do_not_tolerate_it() -> None:
     taints = get("node", NODE)["spec"]["taints"]
     assert {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"} in taints

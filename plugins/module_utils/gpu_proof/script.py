@@ -76,7 +76,7 @@ def script(linger: int, compute: Sequence[str] = ()) -> str:
             "said=$(",
             "nvidia-smi -L",
             "code=$?",
-            f'case "$(uname -r)" in (*[Mm]icrosoft*) echo "{MARK} wsl";; esac',
+            f'case "$(uname -r 2>/dev/null)" in (*[Mm]icrosoft*) echo "{MARK} wsl";; esac',
             f'if [ -e /dev/dxg ]; then echo "{MARK} wsl"; fi',
             # No braces around the variable: Nomad would put its own value there, whatever the task has.
             f'echo "{MARK} visible $NVIDIA_VISIBLE_DEVICES"',

@@ -50,7 +50,9 @@ mkdir -p "$work/plugin/usr/bin"
 mv "$work/plugin$share/nvidia-device-plugin" "$work/plugin$share/gpu-feature-discovery" "$work/plugin/usr/bin/"
 entrypoint='["nvidia-device-plugin"]'
 image "$work/plugin" "nvcr.io/nvidia/k8s-device-plugin:v$(cat "$share/device-plugin-version")"
-programs "$work/job" /bin/sleep
+library=$(/usr/bin/python3 -c 'import os; print(os.path.dirname(os.__file__))')
+programs "$work/job" /bin/sleep /usr/bin/python3 "$library"/lib-dynload/*.so
+cp --archive --parents "$library" "$work/job"
 entrypoint='[]'
 image "$work/job" docker.io/library/gpufarm-test:1
 
