@@ -741,6 +741,8 @@ def test_what_is_not_compared() -> None:
     ):
         judged, problems = together(*results, shared=shared)
         assert (judged, problems) == (list(results), [])
+    over, *_others = together(computed("GPU-1", "task_failed", ended=True), computed("GPU-1"), computed("GPU-1"))[0]
+    assert over.code == "task_failed"
     # The GPU of one that ended may have come to another, and then this one's own was left.
     assert together(computed("GPU-1", "task_failed", ended=True), own=["GPU-1", "GPU-2"])[1] == []
     (strange,), _problems = together(computed("GPU-9", "task_failed", ended=True), own=["GPU-1"])

@@ -253,8 +253,12 @@ def test_a_pod_with_a_mig_device(node: MakeNode) -> None:
     made = node("a100-mig-x2")
     made.hide("nvidia1")
     uuid = made.profile["gpus"][0]["mig_devices"][0]["uuid"]
-    made.change(lambda it: it["gpus"][0]["mig_devices"].__delitem__(slice(1, None)))
-    made.change(small)
+
+    def one(profile: faults.Profile) -> None:
+        del profile["gpus"][0]["mig_devices"][1:]
+        small(profile)
+
+    made.change(one)
     _read, result = ran_in_pod(made, level="quick")
     assert (result.verdict, result.uuid) == ("ok", uuid), result.message
     assert result.benchmark is not None and " MIG " in result.benchmark["name"]
