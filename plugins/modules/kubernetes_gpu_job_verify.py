@@ -108,8 +108,10 @@ options:
       - V(start) also starts a context on its GPU, writes 64 MiB (or four times the cache, if that is more) and reads
         each word again, in half a second.
       - V(quick) takes all figures and checks each result, and tests half of the free memory, in two seconds.
-      - Copies to and from the host are told and not judged, because the pods of a node share its links. So are
-        clocks, the bandwidth of MIG devices, and all speeds where GPUs are shared by time slices or MPS.
+      - Copies to and from the host are told and not judged, because the pods of a node share its links. So are clocks
+        and the bandwidth of MIG devices.
+      - A GPU that is shared by time slices or MPS is only listed, as with V(list), because others compute there and
+        have its memory.
     type: str
     choices: [list, start, quick]
     default: list
@@ -159,7 +161,8 @@ options:
     default: 600
   parallel:
     description:
-      - Number of nodes whose pods run at once.
+      - Number of nodes whose pods run at once. The apiserver is asked for all of these pods once a second, which with
+        O(level=start) and O(level=quick) are some 30 KB each.
     type: int
     default: 50
   skip_busy:
@@ -197,7 +200,8 @@ notes:
   - The names of its pods begin with C(gpufarm-verify-). Where a run was killed, those that have started end by
     themselves a minute after O(timeout). One that waits for a place goes on waiting, and ends as soon as it starts. The
     next run in the same O(namespace) removes them all, once that minute is over.
-  - Where GPUs are shared by time slices or MPS, several pods may see the same, and each tests its part of the memory.
+  - Where GPUs are shared by time slices or MPS, several pods may see the same. Whether they are is told by labels and
+    names, as RV(gpufarm.core.kubernetes_gpu_info#module:nodes[].resources[].shared) has it.
   - Under WSL a pod sees all GPUs. With several it is not known which is its own, unless E(NVIDIA_VISIBLE_DEVICES) says
     so there, and then none computes (C(no_answer)).
 seealso:
@@ -292,7 +296,7 @@ gpus:
     benchmark:
       description: >-
         What the GPU did, as RV(gpufarm.core.nomad_gpu_job_verify#module:gpus[].benchmark) has it. Null with
-        O(level=list) and where there is no answer.
+        O(level=list), where the GPU is shared, and where there is no answer.
       type: dict
       sample: null
     message:

@@ -168,7 +168,7 @@ _TOO_OLD = "update the driver; a card older than compute capability 6.0 cannot b
 
 # By CUDA's number, where more can be said than that it failed.
 CUDA_STEPS = {
-    2: "end what holds the GPU's memory, or give memory_share a lower value",
+    2: "look with nvidia-smi for what holds the GPU's memory, and end it",
     46: "look with nvidia-smi for a process that has the GPU for itself, and at its compute mode",
     100: "check with nvidia-smi that the GPU is there, and that it is not hidden by CUDA_VISIBLE_DEVICES or MIG mode",
     101: "check with nvidia-smi -L that the UUID is right; a MIG device gets a new one each time that it is made",

@@ -19,25 +19,21 @@ from ansible_collections.gpufarm.core.plugins.module_utils.text import one_line
 # The shell's own, where it finds no such program.
 NO_PROGRAM = 127
 
-NO_SPEED = gpu_benchmark.Thresholds(memory_min_percent=0.0, fp32_min_percent=0.0, tensor_min_percent=0.0)
-
 
 def judge_work(
-    uuid: str, listing: Listing, settings: ProofSettings, stderr: str, *, image: str | None, shared: bool = False
+    uuid: str, listing: Listing, settings: ProofSettings, stderr: str, *, image: str | None
 ) -> tuple[Finding | None, dict[str, Any] | None]:
     """What is wrong with what the GPU did, and its figures; without C(image) it was a task that has none.
 
     Ways to the host are shared by tasks side by side, and are told and not judged; so are clocks, of which a task does
-    not know why they are low, and the bandwidth of MIG devices, whose share of their GPU it does not know. Of a GPU
-    that is C(shared) on purpose others take their part, so no speed of it is judged.
+    not know why they are low, and the bandwidth of MIG devices, whose share of their GPU it does not know.
     """
     if listing.answer is None:
         return _no_answer(listing, settings, stderr, image), None
     card = gpu_benchmark.Card()
     try:
         device = read_answer(listing.answer, uuid, settings.level)
-        thresholds = NO_SPEED if shared else gpu_benchmark.Thresholds()
-        findings = gpu_benchmark.judge_device(device, card, thresholds, settings.level)
+        findings = gpu_benchmark.judge_device(device, card, gpu_benchmark.Thresholds(), settings.level)
         if listing.computed != 0 and (listing.computed != 1 or not findings):
             raise ValueError("after an answer without an error it ends with 0, after others with 1")
         limits = gpu_benchmark.limits_of(device, card)
@@ -76,5 +72,5 @@ def _no_answer(
         + (f"with an answer that cannot be used ({one_line(flaw)})" if flaw else "without an answer")
         + (f"; its stderr ends with '{end}'" if end else ""),
         "what the GPU does",
-        "look at its memory (memory_mib) and at its Python, which must be 3.8 or newer",
+        "look at the memory of the task or pod (memory_mib) and at its Python, which must be 3.8 or newer",
     )

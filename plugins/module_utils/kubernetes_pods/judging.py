@@ -185,6 +185,7 @@ def judge_log(slot: Slot, said: Listing, text: str, *, state: State, pod: str, s
     """The verdict on what a container printed; None while it has not said all."""
     if said.exit_code is None:
         return None
+    settings = settings.on(slot)
     seen, own = devices_in(said), own_device(said)
     # What was said on its stderr is in the log as well.
     words = [one_line(line) for line in text.splitlines() if not _OF_THE_SCRIPT.match(line)]
@@ -218,7 +219,7 @@ def judge_log(slot: Slot, said: Listing, text: str, *, state: State, pod: str, s
         )
     elif settings.computes and own is not None:
         image, stderr = settings.image_to_run, "\n".join(words)
-        finding, benchmark = judge_work(own, said, settings, stderr, image=image, shared=slot.shared)
+        finding, benchmark = judge_work(own, said, settings, stderr, image=image)
     return result_of(slot, finding, **seen_by(said), pod=pod, ended=state.ended, benchmark=benchmark)
 
 

@@ -32,6 +32,7 @@ def pod_name(run: str, number: int) -> str:
 
 def pod_of(name: str, run: str, slot: Slot, settings: Settings, *, seconds: int, gives_up_at: int) -> dict[str, Any]:
     """What C(POST /api/v1/namespaces/NAMESPACE/pods) takes. It fits the strictest of Kubernetes' pod standards."""
+    settings = settings.on(slot)
     here = {"key": "metadata.name", "operator": "In", "values": [slot.node]}
     required = {"nodeSelectorTerms": [{"matchFields": [here]}]}
     memory = f"{settings.memory_to_have_mib}Mi"
@@ -63,7 +64,7 @@ def pod_of(name: str, run: str, slot: Slot, settings: Settings, *, seconds: int,
                 "command": [
                     "/bin/sh",
                     "-c",
-                    _unless_given_up(gives_up_at) + script(seconds, compute_in(slot, settings)),
+                    _unless_given_up(gives_up_at) + script(seconds, compute(PAYLOAD, settings)),
                 ],
                 "env": [{"name": key, "value": value} for key, value in environment.items()],
                 "resources": {
@@ -89,12 +90,6 @@ def pod_of(name: str, run: str, slot: Slot, settings: Settings, *, seconds: int,
         },
         "spec": spec,
     }
-
-
-def compute_in(slot: Slot, settings: Settings) -> tuple[str, ...]:
-    """What a pod runs to have its GPU compute; where others have the same at once, with its part of the memory."""
-    share = f"--memory-share {0.5 / max(slot.total, 1):.4f}" if slot.shared else ""
-    return compute(PAYLOAD, settings, share)
 
 
 def _unless_given_up(gives_up_at: int) -> str:

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from ansible_collections.gpufarm.core.plugins.module_utils.gpu_proof import ProofSettings, Result
+from ansible_collections.gpufarm.core.plugins.module_utils.gpu_proof import LEVELS, ProofSettings, Result
 from ansible_collections.gpufarm.core.plugins.module_utils.problem import Finding, problem_of
 
 TOLERATIONS = ({"key": "nvidia.com/gpu", "operator": "Exists"},)
@@ -28,6 +28,13 @@ class Settings(ProofSettings):
     priority_class: str | None = None
     tolerations: Sequence[Mapping[str, Any]] = TOLERATIONS
     sample: int | None = None
+
+    def on(self, slot: Slot) -> Settings:
+        """How this GPU is proven. One that is shared is only listed.
+
+        With MPS the client of another user hangs in cuInit, and with time slices others have the memory.
+        """
+        return dataclasses.replace(self, level=LEVELS[0]) if slot.shared else self
 
 
 @dataclasses.dataclass(frozen=True)

@@ -322,7 +322,8 @@ def _judge_started(run: Run, each: _Watched, log: str | KubernetesError) -> PodR
     if not state.ended or not each.lasts("ended", LOG_WAIT_S):
         return None
     if state.why or not isinstance(log, KubernetesError):
-        why = state.why or f"its log ends before {'its GPU has computed' if each.said else 'nvidia-smi has'}"
+        computes = each.said and run.settings.on(each.slot).computes
+        why = state.why or f"its log ends before {'its GPU has computed' if computes else 'nvidia-smi has'}"
         return each.failed(failed_pod(why))
     return each.failed(unreadable(log))
 

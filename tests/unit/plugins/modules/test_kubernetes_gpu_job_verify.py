@@ -204,15 +204,21 @@ def test_a_gpu_that_computes_wrongly_and_its_sibling(cluster: farm.Cluster, caps
     assert result["gpus"][1]["benchmark"]["wrong_results"]["fp32"] == 3
 
 
-def test_shared_gpus_are_not_judged_by_speed(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
-    one = farm.uuid_of(0, 0)
-    cluster.fate_of = lambda _pod, _node, _resource: Fate(sees=[one], does=lambda _uuid: str(SLOW(one)))
-    cluster.nodes = [farm.make_node(0, 2, labels={"nvidia.com/gpu.replicas": "2"})]
+@pytest.mark.parametrize("strategy", ["time-slicing", "mps"])
+def test_shared_gpus_are_only_listed(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str], strategy: str) -> None:
+    """And what is not shared on the same node computes."""
+    labels = {"nvidia.com/gpu.replicas": "2", "nvidia.com/gpu.sharing-strategy": strategy}
+    cluster.nodes = [farm.make_node(0, 2, labels=labels, **{"nvidia.com/mig-1g.10gb": 1})]
+    cluster.fate_of = lambda _pod, _node, resource: (
+        Fate(sees=[farm.uuid_of(0, 0)]) if resource == GPU else Fate(does=SLOW)
+    )
     result = run(capsys, cluster, level="quick")
-    assert verdicts(result) == [("ok", None)] * 2, result["msg"]
-    assert result["gpus"][0]["benchmark"]["percent"]["memory"] < 50
-    cluster.nodes, cluster.fate_of = [farm.make_node(0, 2)], lambda _pod, _node, _resource: Fate(does=SLOW)
-    assert verdicts(run(capsys, cluster, level="quick")) == [("failed", "slow_memory")] * 2
+    assert verdicts(result) == [("ok", None)] * 2 + [("failed", "slow_fp32")], result["msg"]
+    assert [gpu["benchmark"] is None for gpu in result["gpus"]] == [True, True, False]
+    pods = [body for body in cluster.bodies if body and body.get("kind") == "Pod"]
+    containers = [container for pod in pods for container in pod["spec"]["containers"]]
+    assert [bool(container["env"]) for container in containers] == [False, False, True]
+    assert ["--level quick" in container["command"][-1] for container in containers] == [False, False, True]
 
 
 def test_a_pod_that_said_nothing_of_its_work(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
@@ -257,6 +263,20 @@ def test_what_a_pod_had_that_has_ended_another_may_have(
     result = run(capsys, cluster, level="quick", expected=farm.make_expected(1, 2))
     assert verdicts(result) == [("failed", "task_failed"), ("ok", None)], result["msg"]
     assert [gpu["uuid"] for gpu in result["gpus"]] == [farm.uuid_of(0, 0)] * 2 and len(result["problems"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("level", "replicas", "words"),
+    [("quick", 1, "its GPU has computed"), ("quick", 2, "nvidia-smi has"), ("list", 1, "nvidia-smi has")],
+)
+def test_a_log_that_ends_too_early(
+    cluster: farm.Cluster, capsys: pytest.CaptureFixture[str], level: str, replicas: int, words: str
+) -> None:
+    cluster.nodes = [farm.make_node(0, replicas, labels={"nvidia.com/gpu.replicas": str(replicas)})]
+    cluster.fate_of = lambda _pod, _node, _resource: Fate(after=farm.ended("Error", 1))
+    result = run(capsys, cluster, level=level)
+    assert verdicts(result) == [("failed", "task_failed")] * replicas
+    assert f"that the pod failed (its log ends before {words})" in result["msg"]
 
 
 def test_a_pod_that_is_late_names_its_gpu(
@@ -329,10 +349,14 @@ def test_a_pod_that_computes_has_the_program_with_it(level: str) -> None:
 
 
 def test_what_a_pod_is_given_to_compute() -> None:
-    shared = Slot("n", GPU, 0, shared=True, total=8)
-    container = container_of(shared, level="quick", memory_mib=77, image="own:1", timeout=8)
+    container = container_of(level="quick", memory_mib=77, image="own:1", timeout=8)
     assert container["resources"]["limits"]["memory"] == container["resources"]["requests"]["memory"] == "77Mi"
-    assert container["image"] == "own:1" and "--timeout 2 --memory-share 0.0625)" in container["command"][-1]
+    assert container["image"] == "own:1" and "--timeout 2)" in container["command"][-1]
+
+
+@pytest.mark.parametrize("level", ["start", "quick"])
+def test_a_pod_on_a_shared_gpu_is_one_that_only_lists(level: str) -> None:
+    assert container_of(Slot("n", GPU, 0, shared=True), level=level) == container_of()
 
 
 def test_options_reach_the_pod(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]) -> None:

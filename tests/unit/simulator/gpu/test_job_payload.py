@@ -203,19 +203,13 @@ def test_a_fault_is_named_by_a_pod(node: MakeNode, change: faults.Change, settin
     assert (result.message or "").startswith(f"Node gpu01, GPU {uuids(made)[0]}: found ")
 
 
-def test_a_gpu_that_is_shared_is_not_judged_by_its_speed(node: MakeNode) -> None:
-    """Others take their part of it at the same time, of its memory too. What it does wrongly is still told."""
+def test_a_gpu_that_is_shared_is_only_listed(node: MakeNode) -> None:
+    """As under MPS, where CUDA hangs for a client of another user, and the GPU is well."""
     made = with_one_gpu(node)
-    made.change(lambda it: faults.slow_memory(it, 0, 0.1))
-    alone, shared = (Slot("gpu01", "nvidia.com/gpu", 0, shared=shared, total=4) for shared in (False, True))
-    tested = {}
-    for slot in (alone, shared):
-        _read, result = ran_in_pod(made, slot, level="quick")
-        assert (result.code is None) is slot.shared and result.benchmark is not None
-        tested[slot.shared] = result.benchmark["memory"]["tested_mib"]
-    assert tested[True] * 4 == pytest.approx(tested[False], abs=4)
-    made.change(lambda it: faults.compute_wrongly(it, 0))
-    assert ran_in_pod(made, shared, level="quick")[1].code == "wrong_results"
+    made.change(lambda it: faults.hang_cuda(it, 0))
+    read, result = ran_in_pod(made, Slot("gpu01", "nvidia.com/gpu", 0, shared=True), level="quick")
+    assert (read.exit_code, read.computed, read.answer) == (0, None, None)
+    assert (result.verdict, result.uuid, result.benchmark) == ("ok", uuids(made)[0], None), result.message
 
 
 def test_a_pod_that_sees_the_gpus_of_others_leaves_them_alone(node: MakeNode) -> None:
