@@ -7,6 +7,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from tests.simulator.cache import ROOT
 from tests.simulator.docker import docker
 from tests.simulator.gpu import faults
 from tests.testinfra.helpers import UUID, wait_for
@@ -271,6 +274,25 @@ def test_a_divided_gpu_is_handed_out_in_parts_beside_whole_ones() -> None:
     kubectl("delete", "pod", "part", "--wait=true")
     run = run_in_scenario(CONVERGE, "--check", "--extra-vars", json.dumps(layout))
     assert (run.code, run.changed) == (0, {NODE: 0}), changed_tasks(run.output)
+
+
+def test_a_shared_volume_is_claimed_as_the_example_has_it() -> None:
+    """Only a kernel with NFS could mount it."""
+    part, given = "shared_data/kubernetes", {"shared_data_server": "192.0.2.10", "shared_data_export": "/srv/data"}
+    for changed in (["Have the volume"], []):
+        run = enter(part, **given)
+        assert run.code == 0 and changed_tasks(run.output) == changed, run.output
+    example = yaml.safe_load((ROOT / "examples/kubernetes/shared-data.yml").read_text(encoding="utf-8"))
+    kubectl("create", "--filename=-", "--dry-run=server", stdin=example)
+    kubectl("create", "--filename=-", stdin=example["items"][0])
+    wait_for("the claim has the volume", lambda: get("pvc", "shared-data")["status"]["phase"] == "Bound")
+    assert get("pv", "shared-data")["spec"]["claimRef"]["name"] == "shared-data"
+    for changed in (["Have no volume"], []):
+        run = enter(part, shared_data_state="absent", **given)
+        assert run.code == 0 and changed_tasks(run.output) == changed, run.output
+    assert "deletionTimestamp" in get("pv", "shared-data")["metadata"]
+    kubectl("delete", "pvc", "shared-data", "--wait=true")
+    wait_for("the volume is gone", lambda: get("pv")["items"] == [])
 
 
 def test_a_node_whose_group_nobody_has_told_is_not_changed() -> None:
