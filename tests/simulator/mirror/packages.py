@@ -485,7 +485,7 @@ def compiler(nvcc: Path, short: str) -> list[Deb]:
         }
 
     return [
-        cuda_part("cuda-nvcc", short, f", g++, libnvvm-{dashed}, cuda-cudart-dev-{dashed}", below("bin", "bin")),
+        cuda_part("cuda-nvcc", short, f", g++, libnvvm-{dashed}", below("bin", "bin")),
         cuda_part("libnvvm", short, "", below("nvvm", "nvvm")),
         cuda_part(
             "cuda-cudart-dev", short, "", {**below("include", f"{target}/include"), **below("lib", f"{target}/lib")},
@@ -499,6 +499,8 @@ def cuda_toolkit(short: str, version: str) -> list[Deb]:
     prefix, dashed, major = f"/usr/local/cuda-{short}", short.replace(".", "-"), short.split(".", maxsplit=1)[0]
     statement = {"cuda": {"name": "CUDA SDK", "version": version}}
     priority = short.replace(".", "")
+    # Of 12.8 there is no more here.
+    parts = ("cuda-nvcc", "cuda-cudart-dev") if short == "13.0" else ("cuda-nvcc",)
     return [
         Deb(
             name=f"cuda-toolkit-{dashed}-config-common",
@@ -518,7 +520,8 @@ def cuda_toolkit(short: str, version: str) -> list[Deb]:
             version=f"{version}-1",
             description="double of NVIDIA's meta package of the CUDA toolkit",
             fields={
-                "Depends": f"cuda-toolkit-{dashed}-config-common (= {version}-1), cuda-nvcc-{dashed} (>= {NVCC[short]})"
+                "Depends": f"cuda-toolkit-{dashed}-config-common (= {version}-1)"
+                + "".join(f", {part}-{dashed} (>= {NVCC[short]})" for part in parts)
             },
         ),
         Deb(

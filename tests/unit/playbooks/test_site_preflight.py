@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -72,6 +73,21 @@ def test_a_wrong_argument_of_any_role_is_refused_before_a_node_is_asked(tmp_path
         assert (counts["failed"], counts["unreachable"]) == ((0, 1) if host in right else (1, 0)), output
     for values in WRONG.values():
         assert next(iter(values)) in output or "missing required arguments: path found in" in output
+
+
+def test_what_cuda_looks_at_is_known_where_it_is_entered_later(tmp_path: Path) -> None:
+    shown = {"name": "Show", "ansible.builtin.debug": {"var": "_common_look"}}
+    preflight = {"ansible.builtin.import_tasks": str(ROOT / "playbooks/tasks/preflight.yml")}
+    play = {"hosts": "localhost", "gather_facts": False, "tasks": [shown, preflight]}
+    (tmp_path / "play.yml").write_text(yaml.safe_dump([play]), encoding="utf-8")
+    given = {"cuda_packages": ["cuda-nvcc", "libcublas-dev"], "ansible_facts": {"kernel": "6.12.0"}}
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("ansible-playbook")), "-i", "localhost,", str(tmp_path / "play.yml"),
+         "--extra-vars", json.dumps(given)],
+        cwd=ROOT, env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert "/var/lib/gpufarm/cuda/13.0-untried" in done.stdout and "libcublas-dev-13-0" in done.stdout, done.stdout
 
 
 def test_the_variable_at_fault_is_named(tmp_path: Path) -> None:

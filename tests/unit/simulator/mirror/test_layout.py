@@ -201,7 +201,10 @@ def test_the_compiler_has_the_version_that_is_downloaded_and_lies_as_upstreams(n
         "targets/x86_64-linux/include/cuda.h": 0o644, "targets/x86_64-linux/lib/libcudart_static.a": 0o644,
     }  # fmt: skip
     assert debs["cuda-cudart-dev-13-0"].links["/usr/local/cuda-13.0/include"] == "targets/x86_64-linux/include"
-    assert "cuda-nvcc-13-0 (>= 13.0.88)" in debs["cuda-toolkit-13-0"].fields["Depends"]
+    needed = debs["cuda-toolkit-13-0"].fields["Depends"]
+    assert "cuda-nvcc-13-0 (>= 13.0.88)" in needed and "cuda-cudart-dev-13-0 (>= 13.0.88)" in needed
+    # As upstream's, which alone has nothing to compile a program with.
+    assert "cudart" not in debs["cuda-nvcc-13-0"].fields["Depends"]
     (double,) = debs["cuda-nvcc-12-8"].files.values()
     said = subprocess.run(["sh", "-s", "--", "--version"], input=double.content(), capture_output=True, check=True)
     assert b"release 12.8, V12.8.93" in said.stdout
