@@ -584,7 +584,7 @@ ansible_facts:
             clocks_event_reasons_counters:
               description: >-
                 For how many microseconds each of these has held the clocks down, as the driver counts them. Drivers
-                since 580 or so.
+                since 580 or so. From subset V(clocks).
               type: dict
               contains:
                 sw_power_cap_us:

@@ -83,7 +83,7 @@ def up() -> None:
     say()
     say(table(json.loads(report.read_text(encoding="utf-8"))))
     say()
-    say(f"Nomad's UI   http://127.0.0.1:{PORT}/ui/   (any job of examples/jobs runs there)")
+    say(f"Nomad's UI   http://127.0.0.1:{PORT}/ui/")
     say(f"A node       docker exec -it {FARM}-h100 nvidia-smi")
     say("Stop         make demo-down")
     say(f"Logs         {logs}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -58,7 +59,9 @@ def playbook(
                     role = named
                     say(f"      {time.monotonic() - begun:4.0f} s    {role}")
                 if terminal:
-                    sys.stdout.write(f"\r\033[K      {time.monotonic() - begun:4.0f} s  task {tasks}: {title[:90]}")
+                    shown = f"      {time.monotonic() - begun:4.0f} s  task {tasks}: {title}"
+                    # A longer line would wrap, and only its end be cleared.
+                    sys.stdout.write(f"\r\033[K{shown[: shutil.get_terminal_size().columns - 1]}")
                     sys.stdout.flush()
         code = process.wait()
     _clear(terminal)
