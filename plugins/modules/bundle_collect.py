@@ -91,10 +91,6 @@ options:
         type: list
         elements: str
         default: []
-      preferences:
-        description: Preferences of apt's that hosts have when they install the packages.
-        type: str
-        default: ""
       optional:
         description: >-
           Whether the bundle may be without them, with a warning, where this host cannot have them. Others may have them
@@ -330,7 +326,6 @@ class Apt:
         """What a host needs for these packages that has none of them; what nobody has is fetched."""
         for path in (self.folder / "preferences.d").glob("*"):
             path.unlink()
-        (self.folder / "preferences.d/wanted").write_text(wanted["preferences"], encoding="utf-8")
         names = {package.partition("=")[0] for package in wanted["first"]}
         if names:
             first = [each for each in self.needed(wanted["first"]) if each.name.partition("_")[0] in names]
@@ -479,7 +474,6 @@ def main() -> None:
                 "options": {
                     "packages": {"type": "list", "elements": "str", "required": True},
                     "first": {"type": "list", "elements": "str", "default": []},
-                    "preferences": {"type": "str", "default": ""},
                     "optional": {"type": "bool", "default": False},
                 },
             },

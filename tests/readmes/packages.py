@@ -37,9 +37,6 @@ WSL_KERNEL = "6.6.87.2-microsoft-standard-WSL2"
 # What only a machine tells: it is written so in the tables.
 KERNEL = "KERNEL"
 VERSION = "VERSION"
-BRANCH = "BRANCH"
-FLAVOUR = "FLAVOUR"
-NONE = "none: the role stops"
 # As a version that the roles' expressions take for one; no driver has it.
 _VERSION = ".0.0"
 SWITCH = {"address": "0000:05:00.0", "vendor": "10de", "device": "22a3", "class": "068000", "nvswitch_bridge": False}
@@ -146,28 +143,6 @@ def driver(host: Host, branch: str) -> Iterator[tuple[str, str]]:
     yield "Fabric Manager, NVSwitches behind network cards", codes(fabric_manager(host, branch, BRIDGE))
 
 
-def own_driver(host: Host) -> Iterator[tuple[str, str]]:
-    """Yield what the driver of the distribution's own packages is, of any branch, and how the machine keeps to it."""
-    own = {"nvidia_driver_source": "distribution", "nvidia_driver_branch": BRANCH}
-    known = value("__nvidia_driver_own", host.given())
-    if not known:
-        yield "packages", NONE
-        return
-    yield "components", known["components"]
-    for modules in ("open", "proprietary"):
-        for precompiled in (True, False) if "precompiled" in known else (False,):
-            given = host.given(
-                **own, nvidia_driver_kernel_modules=modules, nvidia_driver_precompiled=precompiled,
-                packages=(f"installed linux-image-{FLAVOUR}=1",),
-            )  # fmt: skip
-            yield f"{modules} modules{'' if precompiled else ' by DKMS'}", codes(value("__nvidia_driver_wanted", given))
-    held = codes([f"Package: {name}" for name in value("__nvidia_driver_held", given)])
-    yield "kept by", f"`{value('__nvidia_driver_preferences_path', given)}`: {held}"
-    found = value("__nvidia_driver_fabric_wanted", host.given(**own, pci_devices=[SWITCH]))
-    fabric = codes(found) if "fabric_manager" in known else NONE
-    yield "Fabric Manager, NVSwitches on the bus", fabric
-
-
 def driver_packages(given: dict[str, Any]) -> list[str]:
     """Return them as the package manager is asked for them."""
     if value("_common_family", given)["packages"] == "apt":
@@ -206,7 +181,6 @@ def rows(host: Host) -> dict[str, str]:
     if not host.wsl:
         for branch in BRANCHES:
             found |= {f"driver {branch}: {name}": text for name, text in driver(host, branch)}
-        found |= {f"distribution's driver: {name}": text for name, text in own_driver(host)}
         found["kernel headers"] = codes(value("_common_family", given)["headers"])
     found["CUDA"] = codes(argument("cuda", "install.yml", "Have the CUDA toolkit", "name", given))
     found["Docker"] = codes(value("__docker_wanted", given))
@@ -246,8 +220,7 @@ def text() -> str:
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
     template = environment.from_string((HERE / "packages.md.j2").read_text(encoding="utf-8"))
     return template.render(
-        sections=sections(), architectures=list(ARCHITECTURES), kernel=KERNEL, version=VERSION, branch=BRANCH,
-        flavour=FLAVOUR,
+        sections=sections(), architectures=list(ARCHITECTURES), kernel=KERNEL, version=VERSION,
         defaults=role_helper.variables("nvidia_driver", "cuda", "container_toolkit"),
     )  # fmt: skip
 

@@ -166,35 +166,6 @@ def test_a_repository_of_which_nothing_is_to_be_asked() -> None:
     assert [index for index, value in enumerate(found) if value] == [0, 1 + len(hosts)]
 
 
-@pytest.mark.parametrize(
-    ("name", "url", "wanted"),
-    [
-        ("Have the pinned key of", {}, False),
-        ("Have the pinned key of", {"url": "https://mirror.example/deb"}, True),
-        ("Have the login of the repository", {}, False),
-        ("Have the login of the repository", {"url": "https://me:secret@mirror.example/deb"}, True),
-        ("Have no login of a repository that needs none", {}, False),
-        ("Have no login of a repository that needs none", {"url": "https://mirror.example/deb"}, True),
-        ("Have the repository", {}, False),
-        ("Have the repository", {"url": "https://mirror.example/deb"}, True),
-    ],
-)
-def test_what_is_the_distributions_own_needs_no_entry(name: str, url: dict[str, str], wanted: bool) -> None:
-    """Its entry, key and login are the host's affair."""
-    tasks = {each["name"].split(" {{")[0]: each for each in yaml.safe_load((TASKS / "apt_repository.yml").read_text())}
-    conditions = tasks[name]["when"]
-    given = {
-        **role_helper.variables("_common"), "common_repository": {"name": "Debian", **url}, "_common_bundle": "",
-        "_common_paths": ["/etc/apt/auth.conf.d/Debian.conf"], "_common_bundle_to_come": False,
-    }  # fmt: skip
-    for condition in conditions if isinstance(conditions, list) else [conditions]:
-        asked = trust_as_template(f"{{{{ {condition} }}}}")
-        if not role_helper.value("asked", {**given, "asked": asked}):
-            assert not wanted
-            return
-    assert wanted
-
-
 def test_all_roles_are_known_to_the_one_look() -> None:
     """What a role reads of _common_host is looked at only where the role says so."""
     given = {

@@ -77,33 +77,6 @@ def test_the_driver_of_a_branch_and_what_keeps_it(
 
 
 @pytest.mark.parametrize(
-    ("platform", "told"),
-    [
-        ("Debian: Debian 12", {
-            "components": "contrib, non-free and non-free-firmware",
-            "open modules by DKMS": "`nvidia-open-kernel-dkms=BRANCH.*`, `libcuda1=BRANCH.*`, `nvidia-smi=BRANCH.*`, "
-                                    "`nvidia-persistenced`",
-            "Fabric Manager, NVSwitches on the bus": "none: the role stops",
-        }),
-        ("Debian: Ubuntu 26.04", {
-            "components": "restricted and multiverse",
-            "proprietary modules": "`nvidia-headless-no-dkms-BRANCH-server=BRANCH.*`, "
-                                   "`nvidia-kernel-source-BRANCH-server=BRANCH.*`, "
-                                   "`nvidia-utils-BRANCH-server=BRANCH.*`, "
-                                   "`linux-modules-nvidia-BRANCH-server-KERNEL`, "
-                                   "`linux-modules-nvidia-BRANCH-server-FLAVOUR`",
-            "Fabric Manager, NVSwitches on the bus": "`nvidia-fabricmanager-BRANCH=BRANCH.*`",
-        }),
-        ("RedHat: Rocky 10", {"packages": "none: the role stops"}),
-    ],
-)  # fmt: skip
-def test_the_driver_of_the_distributions_own_packages(platform: str, told: dict[str, str]) -> None:
-    rows = dict(packages.own_driver(Host(platform, "x86_64")))
-    assert {name: rows[name] for name in told} == told
-    assert ("open modules" in rows) is ("Ubuntu" in platform) and (rows == told) is ("RedHat" in platform)
-
-
-@pytest.mark.parametrize(
     ("platform", "branch", "asked"),
     [
         ("Debian: Ubuntu 22.04", "570", ["nvidia-fabricmanager-570=570.*"]),

@@ -94,11 +94,6 @@ def test_what_the_file_names_is_there() -> None:
     for name, platform in known["_common_platforms"].items():
         assert set(platform["driver"]) == {"open", "proprietary", "branch_by"}, name
         assert (ROLES / f"nvidia_driver/tasks/branch-{platform['driver']['branch_by']}.yml").is_file(), name
-        # Of RHEL there is no driver of its own.
-        own = platform.get("own_driver", {})
-        assert bool(own) is not name.startswith("RedHat"), name
-        assert not own or {"open", "proprietary", "sources", "components"} <= set(own), name
-        assert ("dkms" in own) is ("precompiled" in own) is ("fabric_manager" in own) is name.startswith("Ubuntu"), name
 
 
 MINT = "the distribution is Linux Mint 22. Expected: Debian 12, Debian 13, Ubuntu 22.04,"

@@ -183,13 +183,6 @@ def test_another_branch_needs_its_preferences_first(collector: Collector) -> Non
     assert not collector.collect("driver=570.*", first=("pinning",)).get("failed")
 
 
-def test_preferences_of_hosts_choose_for_the_bundle(collector: Collector) -> None:
-    for preferences, version in (("", "580.1"), (PIN, "570.1")):
-        answer = collector.collect(wanted=[{"packages": ["driver"], "preferences": preferences}])
-        assert [name for name in names(answer) if f"/driver_{version}" in name], answer
-        shutil.rmtree(collector.folder)
-
-
 def test_what_the_bundle_has_is_not_downloaded_again(collector: Collector, upstream: Upstream) -> None:
     have = {
         f"x/{path.name}": hashlib.sha256(path.read_bytes()).hexdigest() for path in [*upstream.flat, *upstream.base]
