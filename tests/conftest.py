@@ -46,7 +46,7 @@ LONG = (
 )
 
 OTHER_GENERATION = Path(__file__).with_name("other-generation.sh")
-SHARE = 3
+SHARE = 6
 
 
 def in_order(tests: list[str]) -> list[str]:

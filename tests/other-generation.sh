@@ -19,7 +19,7 @@ echo "test: unit tests with $("$venv/bin/python" --version) and $("$venv/bin/ans
 # Windows and for certificates come with the package ansible, whose 500 MB are not worth a second time. Nomad's plugin for
 # volumes is run by a node's own Python, and is tried with that one. Nomad is being built meanwhile, so that what runs it
 # waits for the tests that follow. Turns of servers cost minutes, and what they are made of, loops and conditions, is in all
-# other playbooks, too. Of all others one in three is run (tests/conftest.py).
+# other playbooks, too. Of all others one in six is run (tests/conftest.py).
 GPUFARM_GENERATION=other "$venv/bin/python" -m pytest --quiet -n 2 --dist load --maxschedchunk 1 tests/unit --ignore=tests/unit/simulator \
     --ignore=tests/unit/test_left_out.py --ignore=tests/unit/roles/test_sized_volumes.py \
     --ignore=tests/unit/playbooks/test_wsl_hosts.py --ignore=tests/unit/playbooks/test_wsl_setup.py \

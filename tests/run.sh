@@ -35,5 +35,5 @@ export GPUFARM_DOCKER GPUFARM_LEFT_OUT
 # Each unit test is run by one of the two generations, if both are there.
 grep -q "^left out: the unit tests on a second Python" .cache/other-generation.log || export GPUFARM_GENERATION=this
 # In the order of tests/conftest.py.
-"$bin/python" -m pytest -n "${GPUFARM_TEST_PROCESSES:-3}" --dist load --maxschedchunk 1 --durations 40 --durations-min 5 \
+"$bin/python" -m pytest -n "${GPUFARM_TEST_PROCESSES:-4}" --dist load --maxschedchunk 1 --durations 40 --durations-min 5 \
     tests/scenarios tests/unit
