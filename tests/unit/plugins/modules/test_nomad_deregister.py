@@ -162,6 +162,27 @@ def test_a_server_that_left_and_still_votes_is_asked_for_again(
     assert run(server, capsys, server=True)["forgotten"] == ["gpu0.global"]
 
 
+def test_a_server_is_taken_out_when_the_others_have_seen_that_it_is_stopped(
+    server: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else they would not hear that it is back, as gossip has never lost it."""
+    server.nodes, server.members[0]["Status"] = [], "alive"
+    written: list[list[str]] = []
+
+    def sees(_seconds: float) -> None:
+        written.append(server.written)
+        server.members[0]["Status"] = "failed"
+
+    monkeypatch.setattr(nomad_deregister.time, "sleep", sees)
+    assert run(server, capsys, server=True)["forgotten"] == ["gpu0.global"]
+    assert written[0] == [] and len(server.written) == 1
+
+
+def test_one_that_runs_is_taken_out_in_the_end(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    server.nodes, server.members[0]["Status"] = [], "alive"
+    assert run(server, capsys, server=True, timeout=0)["forgotten"] == ["gpu0.global"]
+
+
 def test_a_server_that_the_others_keep_is_told(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     server.forgets = False
     result = run(server, capsys, server=True, timeout=0)
