@@ -112,6 +112,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: place[item.nodeid])
 
 
+RUNNING: set[str] = set()
+
+
+def pytest_runtest_logstart(nodeid: str) -> None:
+    RUNNING.add(nodeid)
+
+
+def pytest_runtest_logfinish(nodeid: str) -> None:
+    RUNNING.discard(nodeid)
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     reporter = reporter_of(session.config)
     if reporter and os.environ.get("CI", "false") != "false" and left_out(reporter)[1] and not session.exitstatus:
@@ -120,6 +131,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     reasons, unexpected = left_out(terminalreporter)
+    # After an interrupt: one that hangs is among these.
+    for test in sorted(RUNNING):
+        terminalreporter.line(f"not ended: {test}", red=True)
     # What `make test` has run before with the other generation of Python.
     for line in os.environ.get("GPUFARM_LEFT_OUT", "").splitlines():
         terminalreporter.line(line)

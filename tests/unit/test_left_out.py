@@ -67,6 +67,29 @@ def test_what_was_left_out_before_is_told_and_the_summary_is_last(
     assert "1 passed, 2 skipped" in output.splitlines()[-1]
 
 
+INTERRUPTED = """
+import os, signal, time
+
+def test_that_ends():
+    pass
+
+def test_that_hangs():
+    # Also in a process of its own, whose parent is who is interrupted.
+    os.kill({process}, signal.SIGINT)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(("process", "options"), [("os.getpid()", ()), ("os.getppid()", ("-n", "1"))])
+def test_an_interrupt_tells_what_did_not_end(tmp_path: Path, process: str, options: tuple[str, ...]) -> None:
+    (tmp_path / "test_other.py").write_text(INTERRUPTED.format(process=process), encoding="utf-8")
+    returned, output = run(tmp_path, "nobody_knows", "true", *options, "-k", "that")
+    assert returned, output
+    assert "not ended: test_other.py::test_that_hangs" in output
+    assert "not ended: test_other.py::test_that_ends" not in output
+    assert "1 passed" in output.splitlines()[-1]
+
+
 def test_a_failure_stays_a_failure(tmp_path: Path) -> None:
     (tmp_path / "test_other.py").write_text("def test_it():\n    assert False\n", encoding="utf-8")
     returned, output = run(tmp_path, "nobody_knows", "true")
