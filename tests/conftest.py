@@ -10,8 +10,10 @@ import re
 import zlib
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScheduling
 
 # What these tests start shares work; what a scenario starts has it from .config/molecule.
 SIMULATOR = Path(__file__).with_name("simulator")
@@ -61,6 +63,52 @@ def in_order(tests: list[str]) -> list[str]:
     for test in long:
         ordered += [test, *islice(short, 1)]
     return [*ordered, *short]
+
+
+# These are made of what `make test` builds.
+OF_ARTEFACTS = (
+    "tests/scenarios/",
+    "tests/unit/simulator/",
+    "test_nomad_device_plugin.py",
+    "test_nomad_tls.py",
+    "test_turns.py",
+)
+KEPT_BACK = 40
+
+
+def in_order_while_building(tests: list[str]) -> list[str]:
+    """Return ids in the order in which they are begun as long as artefacts are being built.
+
+    That waits for downloads, and the processes that wait for it would do nothing. Short ones stay to stand behind long
+    ones.
+    """
+    ready = [test for test in tests if not any(part in test for part in OF_ARTEFACTS)]
+    ready = in_order(ready)[:-KEPT_BACK]
+    begun = set(ready)
+    return [*ready, *in_order([test for test in tests if test not in begun])]
+
+
+class AsBuilt(LoadScheduling):
+    """Hands tests out in the one order until the file is there that says that all is built, and then in the other."""
+
+    def __init__(self, config: pytest.Config, log: Any, said: Path) -> None:
+        super().__init__(config, log)
+        self._said = said
+        self._built: bool | None = None
+
+    def _send_tests(self, node: Any, num: int) -> None:
+        if self._built is None or self._built != self._said.exists():
+            self._built = self._said.exists()
+            waiting = {(self.collection or [])[number]: number for number in self.pending}
+            order = in_order if self._built else in_order_while_building
+            self.pending[:] = [waiting[test] for test in order(list(waiting))]
+        super()._send_tests(node, num)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScheduling | None:
+    said = os.environ.get("GPUFARM_BUILT")
+    return AsBuilt(config, log, Path(said)) if said else None
 
 
 def left_out(reporter: pytest.TerminalReporter) -> tuple[dict[str, list[str]], list[str]]:

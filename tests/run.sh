@@ -6,13 +6,6 @@ bin=$1
 # Where they cannot be installed, tests that need them skip, which is told.
 "$bin/python" -m tests.simulator.tools || true
 
-# Neither needs Docker, so they run while the artefacts and the images that all scenarios share are built.
-echo "test: linters and the other Python's unit tests run meanwhile, logs in .cache"
-mkdir -p .cache
-sh tests/other-generation.sh "$bin" >.cache/other-generation.log 2>&1 &
-other_generation=$!
-sh tests/lint.sh "$bin" >.cache/lint.log 2>&1 &
-lint=$!
 # A scenario removes its own nodes, unless it is interrupted.
 # shellcheck disable=SC2329 # the trap calls it
 down() {
@@ -21,12 +14,24 @@ down() {
     done
 }
 trap down EXIT
+
+# Neither needs Docker, so they run while the artefacts and the images that all scenarios share are built. That waits for
+# downloads, and goes on beside the first tests (tests/conftest.py).
+echo "test: linters and the other Python's unit tests run meanwhile, logs in .cache"
+mkdir -p .cache
+GPUFARM_BUILT=$PWD/.cache/built
+rm -f "$GPUFARM_BUILT"
+{ "$bin/python" -m tests.simulator.farm build && built=0 || built=$?; touch "$GPUFARM_BUILT"; exit "$built"; } &
+build=$!
+sh tests/other-generation.sh "$bin" >.cache/other-generation.log 2>&1 &
+other_generation=$!
+sh tests/lint.sh "$bin" >.cache/lint.log 2>&1 &
+lint=$!
 failed=""
-"$bin/python" -m tests.simulator.farm build || failed=/dev/null
-if wait "$lint"; then cat .cache/lint.log; else failed="$failed .cache/lint.log"; fi
+if wait "$lint"; then cat .cache/lint.log; else failed=.cache/lint.log; fi
 if wait "$other_generation"; then cat .cache/other-generation.log; else failed="$failed .cache/other-generation.log"; fi
 # shellcheck disable=SC2086 # names without spaces; what failed is told last
-[ -z "$failed" ] || { cat $failed; exit 1; }
+[ -z "$failed" ] || { wait "$build" || true; cat $failed; exit 1; }
 
 # Whatever runs a command in a node runs it by this client.
 GPUFARM_DOCKER=$("$bin/python" -m tests.simulator.exec)
@@ -35,5 +40,8 @@ export GPUFARM_DOCKER GPUFARM_LEFT_OUT
 # Each unit test is run by one of the two generations, if both are there.
 grep -q "^left out: the unit tests on a second Python" .cache/other-generation.log || export GPUFARM_GENERATION=this
 # In the order of tests/conftest.py.
-"$bin/python" -m pytest -n "${GPUFARM_TEST_PROCESSES:-4}" --dist load --maxschedchunk 1 --durations 40 --durations-min 5 \
-    tests/scenarios tests/unit
+passed=0
+GPUFARM_BUILT=$GPUFARM_BUILT "$bin/python" -m pytest -n "${GPUFARM_TEST_PROCESSES:-4}" --dist load --maxschedchunk 1 \
+    --durations 40 --durations-min 5 tests/scenarios tests/unit || passed=$?
+wait "$build"
+exit "$passed"
