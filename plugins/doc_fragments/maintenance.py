@@ -26,9 +26,6 @@ options:
       - What is to be done there, in words, as for the sentence "which ... would end". Needed with O(state=out).
     type: str
 attributes:
-  diff_mode:
-    support: none
-    description: RV(message) tells what was done.
   idempotent:
     support: full
     description: A node that is as it should be is not touched.

@@ -26,6 +26,9 @@ attributes:
   check_mode:
     support: full
     description: Refuses as without, changes nothing, and waits for nothing.
+  diff_mode:
+    support: none
+    description: RV(message) tells what was done.
   platform:
     description: Runs wherever the apiserver can be reached.
 options:

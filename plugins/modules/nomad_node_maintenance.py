@@ -29,6 +29,9 @@ attributes:
     description: >-
       Refuses as without, changes nothing, and waits for nothing. Whether the GPUs would answer after the change, nobody
       knows then.
+  diff_mode:
+    support: none
+    description: RV(message) tells what was done.
   platform:
     platforms: Linux, WSL 2
     support: full
