@@ -44,4 +44,8 @@ attributes:
       Use C(group/gpufarm.core.kubernetes) in C(module_defaults) to say once for all modules which cluster they ask.
     membership:
       - gpufarm.core.kubernetes
+  platform:
+    platforms: posix
+    support: full
+    description: Runs wherever the apiserver can be reached, usually on localhost.
 """

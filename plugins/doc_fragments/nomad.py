@@ -78,4 +78,8 @@ attributes:
       Use C(group/gpufarm.core.nomad) in C(module_defaults) to set the connection once for all modules that ask Nomad.
     membership:
       - gpufarm.core.nomad
+  platform:
+    platforms: posix
+    support: full
+    description: Runs wherever Nomad's HTTP API can be reached, usually on localhost.
 """

@@ -28,6 +28,7 @@ description:
 extends_documentation_fragment:
   - gpufarm.core.kubernetes
   - gpufarm.core.kubernetes.actiongroup_kubernetes
+  - gpufarm.core.gate
 attributes:
   check_mode:
     support: full
@@ -40,50 +41,10 @@ attributes:
     description: >-
       A node that is as its health asks for is not changed. A sick probe of a node that is cordoned is written down
       where O(nodes[].index) is given, because an older clean probe must not open it.
-  platform:
-    platforms: posix
-    support: full
-    description: Runs wherever the apiserver can be reached, usually on localhost.
 options:
   nodes:
     description:
       - The verdict on every node that was probed. If there is none, as where no host could be reached, nothing is done.
-    type: list
-    elements: dict
-    required: true
-    suboptions:
-      node:
-        description:
-          - Name of the node in Kubernetes.
-        type: str
-        required: true
-      healthy:
-        description:
-          - Whether the node may take work.
-        type: bool
-        required: true
-      reason:
-        description:
-          - Why it may not. Needed with O(nodes[].healthy=false).
-        type: str
-      index:
-        description:
-          - Kubernetes' C(resourceVersion) of the node, read before the probe began. A clean probe that began before the
-            last one was judged then opens nothing.
-          - If not set, every probe counts.
-        type: int
-      uptime:
-        description:
-          - Seconds that the node had been up when it was probed. Needed for O(closed_min).
-        type: int
-      drain:
-        description:
-          - Whether what runs on this node is evicted, instead of O(drain).
-        type: bool
-      drain_deadline:
-        description:
-          - Seconds for this node, instead of O(drain_deadline).
-        type: int
   drain:
     description:
       - Whether what runs on a sick node that this gate has cordoned is evicted, as far as disruption budgets allow it.
@@ -103,16 +64,6 @@ options:
         least one. If that would be exceeded, none is cordoned, and the module fails with the reasons.
     type: str
     default: 20%
-  open_after:
-    description:
-      - Number of clean probes in a row after which a node is uncordoned.
-    type: int
-    default: 1
-  closed_min:
-    description:
-      - Shortest time in seconds for which a node stays cordoned.
-    type: int
-    default: 0
 notes:
   - "The annotations are C(gpufarm.core/gate) (V(closed) or V(open)), C(gpufarm.core/gate-reason),
     C(gpufarm.core/gate-since), C(gpufarm.core/gate-closed-by) and C(gpufarm.core/gate-memory)."

@@ -40,10 +40,6 @@ attributes:
     description: >-
       Leaves the cluster as it was, apart from events that Kubernetes keeps for a while, and is therefore not a change.
       Removing what a killed run left behind is one.
-  platform:
-    platforms: posix
-    support: full
-    description: Runs wherever the apiserver can be reached, usually on localhost.
 options:
   nodes:
     description:

@@ -33,8 +33,6 @@ attributes:
     support: full
     description: A node that has its labels is not touched.
   platform:
-    platforms: posix
-    support: full
     description: Runs wherever the apiserver can be reached.
 options:
   state:

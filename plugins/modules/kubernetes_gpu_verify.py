@@ -23,20 +23,7 @@ description:
 extends_documentation_fragment:
   - gpufarm.core.kubernetes
   - gpufarm.core.kubernetes.actiongroup_kubernetes
-attributes:
-  check_mode:
-    support: full
-    description: Never changes anything.
-  diff_mode:
-    support: none
-    description: Never changes anything.
-  idempotent:
-    support: full
-    description: Never changes anything.
-  platform:
-    platforms: posix
-    support: full
-    description: Runs wherever the apiserver can be reached, usually on localhost.
+  - gpufarm.core.attributes.read_only
 options:
   expected:
     description:

@@ -21,6 +21,7 @@ description:
 extends_documentation_fragment:
   - gpufarm.core.kubernetes
   - gpufarm.core.kubernetes.actiongroup_kubernetes
+  - gpufarm.core.maintenance
 attributes:
   check_mode:
     support: full
@@ -28,12 +29,7 @@ attributes:
   diff_mode:
     support: none
     description: RV(message) tells what was done.
-  idempotent:
-    support: full
-    description: A node that is as it should be is not touched.
   platform:
-    platforms: posix
-    support: full
     description: Runs wherever the apiserver can be reached.
 options:
   node:
@@ -41,21 +37,6 @@ options:
       - Name of the node in Kubernetes.
     type: str
     required: true
-  state:
-    description:
-      - V(out), no work; V(in), back.
-    type: str
-    choices: [out, in]
-    required: true
-  owner:
-    description:
-      - Who takes the node out, and alone may put it back. The roles of this collection are C(gpufarm.core).
-    type: str
-    default: gpufarm.core
-  change:
-    description:
-      - What is to be done there, in words, as for the sentence "which ... would end". Needed with O(state=out).
-    type: str
   policy:
     description:
       - What becomes of pods that run there. With V(refuse) the module fails and nothing is changed. With V(drain) they

@@ -31,8 +31,6 @@ attributes:
     support: full
     description: Where all is as wanted nothing is written.
   platform:
-    platforms: posix
-    support: full
     description: Runs where the API of a server answers.
 options:
   token:

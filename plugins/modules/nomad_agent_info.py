@@ -19,19 +19,11 @@ description:
 extends_documentation_fragment:
   - gpufarm.core.nomad
   - gpufarm.core.nomad.actiongroup_nomad
+  - gpufarm.core.attributes.read_only
 attributes:
   check_mode:
-    support: full
     description: Never changes anything, and asks and waits all the same.
-  diff_mode:
-    support: none
-    description: Never changes anything.
-  idempotent:
-    support: full
-    description: Never changes anything.
   platform:
-    platforms: posix
-    support: full
     description: Runs wherever Nomad's HTTP API can be reached, usually on the agent's own host, so no proxy is used.
 options:
   wait_for:

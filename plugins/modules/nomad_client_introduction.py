@@ -32,8 +32,6 @@ attributes:
     support: partial
     description: With O(again=false) a client that has joined gets none. Without, each token is a new one.
   platform:
-    platforms: posix
-    support: full
     description: Runs wherever Nomad's HTTP API can be reached, usually on a server, so no proxy is used.
 options:
   name:

@@ -31,8 +31,6 @@ attributes:
     support: full
     description: What the farm does not know is not deleted.
   platform:
-    platforms: posix
-    support: full
     description: Runs wherever Nomad's HTTP API can be reached, usually on a server, so no proxy is used.
 options:
   name:

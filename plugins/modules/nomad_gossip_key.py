@@ -32,8 +32,6 @@ attributes:
     support: full
     description: Where the key is the only one already, Nomad is not asked.
   platform:
-    platforms: posix
-    support: full
     description: Runs on a Nomad server, as a user that may read its keyring.
 options:
   key:

@@ -24,6 +24,7 @@ description:
 extends_documentation_fragment:
   - gpufarm.core.nomad
   - gpufarm.core.nomad.actiongroup_nomad
+  - gpufarm.core.gate
 attributes:
   check_mode:
     support: full
@@ -35,50 +36,11 @@ attributes:
     support: full
     description: A node that is as it should be is not touched.
   platform:
-    platforms: posix
-    support: full
     description: Runs wherever Nomad's HTTP API can be reached, usually on a server.
 options:
   nodes:
     description:
       - The nodes and their health. Nodes that are not named stay as they are.
-    type: list
-    elements: dict
-    required: true
-    suboptions:
-      node:
-        description:
-          - Name of the node in Nomad, or its ID.
-        type: str
-        required: true
-      healthy:
-        description:
-          - Whether the node may have work.
-        type: bool
-        required: true
-      reason:
-        description:
-          - Why not, in a line of at most 500 characters. Needed with O(nodes[].healthy=false).
-        type: str
-      drain:
-        description:
-          - Whether what runs on this node is moved away, instead of O(drain).
-        type: bool
-      drain_deadline:
-        description:
-          - Seconds for this node, instead of O(drain_deadline).
-        type: int
-      index:
-        description:
-          - C(ModifyIndex) of the node in Nomad, read before its probe began. So a probe never opens what a newer one
-            has closed, and each counts once, whatever the clocks of the machines say. Without it a probe counts as
-            one of this moment.
-        type: int
-      uptime:
-        description:
-          - Seconds that the node had been up when it was probed, as C(Uptime) of its C(/v1/client/stats) says. Needed
-            with O(closed_min), because a node that is closed for an unknown time stays closed.
-        type: int
   drain:
     description:
       - Whether what runs on a sick node is moved away. Otherwise it may end there.
@@ -97,16 +59,6 @@ options:
         the same.
     type: str
     default: 20%
-  open_after:
-    description:
-      - Clean probes in a row, this one included, after which a node is opened.
-    type: int
-    default: 1
-  closed_min:
-    description:
-      - The shortest time, in seconds, that a node stays closed.
-    type: int
-    default: 0
 notes:
   - The token needs the rule C(node:write).
   - Nodes are changed one by one. When one of them cannot be changed, the others are still done, and the module fails

@@ -40,10 +40,6 @@ attributes:
     description: >-
       Leaves the farm as it was, apart from the records of ended allocations that Nomad keeps until it collects its
       garbage, and is therefore not a change. Purging what a killed run left behind is one.
-  platform:
-    platforms: posix
-    support: full
-    description: Runs wherever Nomad's HTTP API can be reached, usually on localhost.
 options:
   nodes:
     description:

@@ -22,20 +22,7 @@ description:
 extends_documentation_fragment:
   - gpufarm.core.nomad
   - gpufarm.core.nomad.actiongroup_nomad
-attributes:
-  check_mode:
-    support: full
-    description: Never changes anything.
-  diff_mode:
-    support: none
-    description: Never changes anything.
-  idempotent:
-    support: full
-    description: Never changes anything.
-  platform:
-    platforms: posix
-    support: full
-    description: Runs wherever Nomad's HTTP API can be reached, usually on localhost.
+  - gpufarm.core.attributes.read_only
 options:
   expected:
     description:

@@ -22,6 +22,7 @@ description:
 extends_documentation_fragment:
   - gpufarm.core.nomad
   - gpufarm.core.nomad.actiongroup_nomad
+  - gpufarm.core.maintenance
 attributes:
   check_mode:
     support: full
@@ -31,29 +32,11 @@ attributes:
   diff_mode:
     support: none
     description: RV(message) tells what was done.
-  idempotent:
-    support: full
-    description: A node that is as it should be is not touched.
   platform:
     platforms: Linux, WSL 2
     support: full
     description: Runs on the node, as root.
 options:
-  state:
-    description:
-      - V(out), no work; V(in), back.
-    type: str
-    choices: [out, in]
-    required: true
-  owner:
-    description:
-      - Who takes the node out, and alone may put it back. The roles of this collection are C(gpufarm.core).
-    type: str
-    default: gpufarm.core
-  change:
-    description:
-      - What is to be done there, in words, as for the sentence "which ... would end". Needed with O(state=out).
-    type: str
   policy:
     description:
       - What becomes of allocations that run there. With V(refuse) the module fails and nothing is changed; those that

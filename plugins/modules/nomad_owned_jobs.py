@@ -33,8 +33,6 @@ attributes:
     support: full
     description: A job that Nomad's plan finds unchanged is not registered again.
   platform:
-    platforms: posix
-    support: full
     description: Runs wherever Nomad's HTTP API can be reached.
 options:
   token:

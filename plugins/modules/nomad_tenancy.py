@@ -35,8 +35,6 @@ attributes:
     support: full
     description: Where all is as wanted nothing is written.
   platform:
-    platforms: posix
-    support: full
     description: Runs wherever Nomad's HTTP API can be reached.
 options:
   token:

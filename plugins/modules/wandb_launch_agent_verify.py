@@ -31,8 +31,6 @@ attributes:
     support: full
     description: Changes nothing.
   platform:
-    platforms: posix
-    support: full
     description: Runs on the host of the unit, or wherever Nomad's HTTP API can be reached.
 options:
   token:

@@ -45,6 +45,19 @@ def test_every_printed_command_is_run_by_a_test(document: Path, command: str) ->
     assert (ROOT / places[0]).is_file()
 
 
+@pytest.mark.parametrize("document", [*printed.DOCUMENTS, ROOT / "examples/jobs/README.md"], ids=lambda path: path.name)
+def test_every_link_to_a_part_of_a_document_leads_there(document: Path) -> None:
+    links = re.findall(r"\]\((?!https?:)([^)#]*)#([^)]+)\)", document.read_text(encoding="utf-8"))
+    broken = [(path, part) for path, part in links if part not in parts(document.parent / path if path else document)]
+    assert broken == []
+
+
+def parts(document: Path) -> list[str]:
+    """Return what links call the parts of a document."""
+    heads = re.findall(r"^#+ (.+)$", document.read_text(encoding="utf-8"), re.MULTILINE)
+    return [re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads]
+
+
 @pytest.mark.parametrize("target", [match[1] for _, line in PRINTED if (match := re.fullmatch(r"make (\S+)", line))])
 def test_make_runs_what_the_suite_runs(target: str) -> None:
     said = subprocess.run(

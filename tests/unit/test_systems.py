@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.simulator.cache import ROOT
 
@@ -95,6 +96,15 @@ def test_a_row_has_the_commands_that_run_its_playbooks_and_what_they_name(row: l
     texts = "".join((ROOT / path).read_text(encoding="utf-8") for path in ran)
     parts = {path for path in playbooks(row) if f"import_playbook: {Path(path).name}\n" in texts}
     assert set(playbooks(row)) <= ran | parts
+
+
+@EACH
+def test_a_playbook_of_the_examples_has_hosts_in_the_inventory_that_its_command_names(row: list[str]) -> None:
+    lab = yaml.safe_load((ROOT / "examples/inventories/lab.yml").read_text(encoding="utf-8"))["all"]
+    names = {*lab["hosts"], *lab["children"], *(host for group in lab["children"].values() for host in group["hosts"])}
+    for path in playbooks(row):
+        for play in yaml.safe_load((ROOT / path).read_text(encoding="utf-8")) if path.startswith("examples/") else []:
+            assert set(play["hosts"].split(":")) <= names, f"{path}: Ansible skips a play that has no hosts"
 
 
 @EACH

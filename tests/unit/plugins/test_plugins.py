@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import yaml
 from ansible.module_utils.testing import patch_module_args
-from ansible_collections.gpufarm.core.plugins.doc_fragments import kubernetes, nomad
+from ansible_collections.gpufarm.core.plugins import doc_fragments
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.recorded import assert_recorded
 
 PLUGINS = Path(__file__).resolve().parents[3] / "plugins"
@@ -186,11 +186,11 @@ def assert_documented(module: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str,
     given: dict[str, Any] = caught.value.args[0]
     documentation = yaml.safe_load(module.DOCUMENTATION)
     options = documentation.get("options", {})
-    for fragment in (kubernetes, nomad):
-        name = fragment.__name__.rpartition(".")[2]
-        if f"gpufarm.core.{name}" not in documentation.get("extends_documentation_fragment", ()):
-            continue
-        shared = yaml.safe_load(fragment.ModuleDocFragment.DOCUMENTATION)["options"]
+    for slug in documentation.get("extends_documentation_fragment", ()):
+        _namespace, _collection, name, *variant = slug.split(".")
+        fragment = importlib.import_module(f"{doc_fragments.__name__}.{name}").ModuleDocFragment
+        shared = yaml.safe_load(getattr(fragment, *(each.upper() for each in variant or ["documentation"])))
+        shared = shared.get("options", {})
         options = shared | {name: {**shared.get(name, {}), **option} for name, option in options.items()}
     assert compared(given["argument_spec"], "options") == compared(options, "suboptions")
     # Neither is a secret, though their names sound like one.

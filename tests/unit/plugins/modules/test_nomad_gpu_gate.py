@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
+from ansible_collections.gpufarm.core.plugins.doc_fragments import gate as gate_fragment
 from ansible_collections.gpufarm.core.plugins.modules import nomad_gpu_gate
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.gate_helper import Farm
 from ansible_collections.gpufarm.core.tests.unit.plugins.modules import release_helper as helper
@@ -272,7 +273,8 @@ def test_hysteresis(capsys: pytest.CaptureFixture[str], nomad: Farm) -> None:
 
 
 def test_defaults_are_documented() -> None:
-    options = yaml.safe_load(nomad_gpu_gate.DOCUMENTATION)["options"]
+    own, shared = nomad_gpu_gate.DOCUMENTATION, gate_fragment.ModuleDocFragment.DOCUMENTATION
+    options = {name: option for text in (shared, own) for name, option in yaml.safe_load(text)["options"].items()}
     assert {name: option.get("default") for name, option in options.items()} == {
         "nodes": None, "drain": False, "drain_deadline": 3600, "max_closed": "20%", "open_after": 1, "closed_min": 0,
     }  # fmt: skip
