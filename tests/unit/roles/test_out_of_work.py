@@ -26,9 +26,11 @@ ENDS: dict[str, Callable[[Task], bool]] = {
     EXCHANGE: lambda task: "'packages.yml'" in role_helper.included(task),
 }
 EXCHANGED = {
+    "ansible_facts": role_helper.facts("Debian: Debian 12.11"),
     "docker_managed": True,
-    "__docker_wanted": ["docker-ce"],
-    "_common_host": role_helper.host(programs={"dockerd": "docker.io"}),
+    "_common_host": role_helper.host(
+        programs={"dockerd": "docker.io"}, packages=("installed docker.io=20.10.24+dfsg1-1+deb12u1",)
+    ),
     "docker_packages": ["docker-ce"],
 }
 TAKEN_OUT = [
@@ -37,6 +39,8 @@ TAKEN_OUT = [
     (EXCHANGE, EXCHANGED | {"_common_host": role_helper.host()}, False),
     (EXCHANGE, EXCHANGED | {"docker_packages": []}, False),
     (EXCHANGE, EXCHANGED | {"docker_managed": "false"}, False),
+    (EXCHANGE, EXCHANGED | {"docker_packages": ["docker.io=20.10.24+dfsg1-1+deb12u1", "iptables"]}, False),
+    (EXCHANGE, EXCHANGED | {"docker_packages": ["docker.io=26.*"]}, True),
     (RESTART, {"__container_toolkit_engine": "docker"}, True),
     (RESTART, {"__container_toolkit_engine": "containerd"}, False),
     (RESTART, {"__container_toolkit_engine": "containerd", "ends": ["a pod"]}, True),
