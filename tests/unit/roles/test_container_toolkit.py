@@ -176,7 +176,7 @@ def test_a_docker_that_hangs_ends_nothing(tmp_path: Path, docker: str, code: int
         (tmp_path / name).write_text(text, encoding="ascii")
         (tmp_path / name).chmod(0o755)
     script = value("__container_toolkit_ends")
-    play = yaml.safe_load((role_helper.ROLES / "docker/tasks/absent_check.yml").read_text(encoding="utf-8"))
+    play = yaml.safe_load((role_helper.ROLES / "docker/tasks/containers.yml").read_text(encoding="utf-8"))
     listing = role_helper.value("text", {"text": trust_as_template(play[0]["ansible.builtin.shell"])})
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     ran, listed = (

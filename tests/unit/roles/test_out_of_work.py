@@ -13,6 +13,7 @@ Task = dict[str, Any]
 RESTART = "container_toolkit/tasks/restart.yml"
 EXCHANGE = "docker/tasks/install.yml"
 REMOVAL = "docker/tasks/absent.yml"
+CONTAINERS = "docker/tasks/containers.yml"
 
 
 def restarts(task: Task) -> bool:
@@ -89,3 +90,34 @@ def test_who_is_taken_out_of_work(name: str, given: dict[str, Any], out: bool) -
     }
     known["asked"] = trust_as_template("{{ " + task["when"] + " }}")
     assert role_helper.value("asked", known) is out
+
+
+def test_an_exchange_asks_first_whose_containers_end() -> None:
+    asks, takes_out, *_rest = role_helper.tasks_of(EXCHANGE)
+    assert "containers.yml" in role_helper.included(asks) and "take_out.yml" in role_helper.included(takes_out)
+    assert asks["when"] == takes_out["when"]
+
+
+@pytest.mark.parametrize("entry", [EXCHANGE, "docker/tasks/absent_check.yml"])
+@pytest.mark.parametrize(
+    ("running", "policy", "passes"),
+    [([], "refuse", True), (["web"], "refuse", False), (["web"], "drain", True), (["web"], None, False)],
+)
+def test_containers_of_others_do_not_end_unasked(
+    entry: str, running: list[str], policy: str | None, passes: bool
+) -> None:
+    (asks,) = [task for task in role_helper.tasks_of(entry) if "containers.yml" in role_helper.included(task)]
+    requires = role_helper.tasks_of(CONTAINERS)[-1]["ansible.builtin.assert"]
+    known = {
+        **asks["vars"],
+        "inventory_hostname": "gpu1",
+        "__docker_containers": {"rc": 0, "stdout_lines": running},
+        "passes": trust_as_template("{{ " + requires["that"] + " }}"),
+        "told": trust_as_template(requires["fail_msg"]),
+    } | ({"node_maintenance_policy": policy} if policy else {})
+    assert role_helper.value("passes", known) is passes
+    told = role_helper.value("told", known)
+    assert told.startswith(
+        f"gpu1: found containers that run and are not Nomad's ({', '.join(running)}). Expected: none"
+    )
+    assert f"they end with {'Docker. ' if 'absent' in entry else 'an exchange of Docker'}" in told
