@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
+from ansible.template import trust_as_template
 from ansible_collections.gpufarm.core.tests.unit.roles import role_helper
 
 ROLE = Path(__file__).resolve().parents[3] / "roles/nvidia_mig"
@@ -29,4 +31,33 @@ def test_services_that_were_stopped_run_again_whatever_fails(failing: str) -> No
     tasks = yaml.safe_load((ROLE / "tasks/change.yml").read_text(encoding="utf-8"))
     begun, failed = role_helper.begun(tasks, failing)
     assert failing in begun and failed
-    assert begun[-1] == "Have the services running again"
+    assert begun[-2:] == ["Have the services running again", "Note that none is stopped"]
+    # One that does not start is tried again by the next run.
+    begun, failed = role_helper.begun(tasks, "Have the services running again")
+    assert failed and begun[-1] == "Have the services running again"
+    assert begun.index("Note which are stopped") < begun.index("Have them let go")
+
+
+@pytest.mark.parametrize(
+    ("noted", "works", "asked", "left"),
+    [("nvidia-dcgm\nnomad\n", True, "start nvidia-dcgm nomad\n", False),
+     ("nvidia-dcgm\nnomad\n", False, "start nvidia-dcgm nomad\n", True), ("\n", True, "", False)],
+)  # fmt: skip
+def test_services_run_again_after_a_run_that_was_cut_off(
+    tmp_path: Path, noted: str, works: bool, asked: str, left: bool
+) -> None:
+    note, told = tmp_path / "stopped", tmp_path / "asked"
+    note.write_text(noted, encoding="ascii")
+    told.touch()
+    program = f'#!/bin/sh\necho "$*" >>{told}\nexit {int(not works)}\n'
+    (tmp_path / "systemctl").write_text(program, encoding="ascii")
+    (tmp_path / "systemctl").chmod(0o755)
+    tasks = role_helper.tasks_of("nvidia_mig/tasks/main.yml")
+    resumes = next(number for number, task in enumerate(tasks) if "ansible.builtin.shell" in task)
+    compares = next(number for number, task in enumerate(tasks) if "gpufarm.core.nvidia_mig" in task)
+    assert resumes < compares
+    given = {**role_helper.variables("nvidia_mig"), "__nvidia_mig_stopped": str(note)}
+    given["asked"] = trust_as_template(tasks[resumes]["ansible.builtin.shell"]["cmd"])
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    ran = subprocess.run(["sh", "-c", role_helper.value("asked", given)], env=environment, check=False)
+    assert (ran.returncode == 0, told.read_text(encoding="ascii"), note.exists()) == (works, asked, left)
