@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import yaml
 from ansible.template import trust_as_template
 from ansible_collections.gpufarm.core.tests.unit.roles import role_helper
 
@@ -121,3 +122,27 @@ def test_containers_of_others_do_not_end_unasked(
         f"gpu1: found containers that run and are not Nomad's ({', '.join(running)}). Expected: none"
     )
     assert f"they end with {'Docker. ' if 'absent' in entry else 'an exchange of Docker'}" in told
+
+
+@pytest.mark.parametrize(
+    ("maintenance", "told"),
+    [({"maintenance": "a restart of Docker"}, " The node stays out of work until then."), ({"maintenance": None}, "")],
+)
+def test_an_engine_that_does_not_start_again_is_told_with_its_node(maintenance: dict[str, Any], told: str) -> None:
+    tasks = role_helper.tasks_of(RESTART)
+    (restart,) = [task["name"] for task in tasks if restarts(task)]
+    (fails,) = [task for task in tasks if "ansible.builtin.fail" in task]
+    begun, failed = role_helper.begun(yaml.safe_load((role_helper.ROLES / RESTART).read_text("utf-8")), restart)
+    assert failed and begun[-1] == fails["name"]
+    known = {
+        **role_helper.variables("container_toolkit"),
+        "__container_toolkit_engine": "docker",
+        "inventory_hostname": "gpu1",
+        "ansible_failed_result": {"msg": "Unable to restart service docker: Job failed.\nSee journalctl\n"},
+        "__node_maintenance_out": maintenance,
+        "said": trust_as_template(fails["ansible.builtin.fail"]["msg"]),
+    }
+    assert role_helper.value("said", known) == (
+        "gpu1: Docker did not restart (Unable to restart service docker: Job failed). Expected: that it runs by its "
+        f"settings.{told} Next step: read `journalctl -u docker` on this host, mend what it names, and run this again."
+    )
