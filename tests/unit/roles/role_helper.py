@@ -77,6 +77,27 @@ def _tasks(items: Any) -> Iterator[dict[str, Any]]:
             yield from _tasks(item.get(part))
 
 
+def begun(items: Any, *failing: str) -> tuple[list[str], bool]:
+    """Return which tasks begin where all are due and those that are named fail, and whether the last of it failed."""
+    names: list[str] = []
+    for item in items:
+        if "block" in item:
+            more, failed = begun(item["block"], *failing)
+            names += more
+            if failed and "rescue" in item:
+                more, failed = begun(item["rescue"], *failing)
+                names += more
+            more, unfinished = begun(item.get("always", []), *failing)
+            names += more
+            failed = failed or unfinished
+        else:
+            names.append(item["name"])
+            failed = item["name"] in failing or "ansible.builtin.fail" in item
+        if failed:
+            return names, True
+    return names, False
+
+
 def included(task: dict[str, Any]) -> str:
     """Return what a task enters, with all that is said of it."""
     return str([task.get(f"ansible.builtin.include_{what}") for what in ("role", "tasks")])

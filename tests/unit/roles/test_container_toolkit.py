@@ -176,7 +176,7 @@ def test_a_docker_that_hangs_ends_nothing(tmp_path: Path, docker: str, code: int
         (tmp_path / name).write_text(text, encoding="ascii")
         (tmp_path / name).chmod(0o755)
     script = value("__container_toolkit_ends")
-    play = yaml.safe_load((role_helper.ROLES / "docker/tasks/absent_check.yml").read_text(encoding="utf-8"))
+    play = yaml.safe_load((role_helper.ROLES / "docker/tasks/containers.yml").read_text(encoding="utf-8"))
     listing = role_helper.value("text", {"text": trust_as_template(play[0]["ansible.builtin.shell"])})
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     ran, listed = (
@@ -293,11 +293,15 @@ def test_docker_that_is_to_come_is_not_started(register: str, to_come: bool) -> 
         ("", ["docker-ce"], False, False),
         # apt would remove docker.io with all of its containers.
         ("docker.io", ["docker-ce"], False, True),
+        # So it would where another version is wanted.
+        ("docker-ce", ["docker-ce=5:27.5.1-1~debian.12~bookworm"], False, False),
+        ("docker-ce", ["docker-ce=5:27.*", "docker-ce-cli=5:28.*"], False, False),
+        ("docker-ce", ["docker-ce=5:28.0.0-1~debian.12~bookworm"], False, True),
     ],
 )
 def test_docker_from_elsewhere(owner: str, packages: list[str], foreign: bool, exchanged: bool) -> None:
     facts = role_helper.facts("Debian: Debian 12.11")
-    host = role_helper.host(programs={"dockerd": owner})
+    host = role_helper.host(programs={"dockerd": owner}, packages=(f"installed {owner}=5:27.5.1-1~debian.12~bookworm",))
     given = {"_common_host": host, "docker_packages": packages, "ansible_facts": facts}
     assert (value("__docker_foreign", **given), value("__docker_exchanged", **given)) == (foreign, exchanged)
 
@@ -316,6 +320,35 @@ def test_packages_of_docker_that_are_missing(packages: tuple[str, ...], auto: li
     host = role_helper.host(packages=packages, packages_auto=auto)
     given = {"_common_host": host, "ansible_facts": role_helper.facts("Debian: Debian 12.11")}
     assert value("__docker_missing", **given) == missing
+
+
+@pytest.mark.parametrize(
+    ("platform", "there", "wanted", "missing"),
+    [
+        ("Debian: Debian 12.11", "docker-ce=5:27.5.1-1~debian.12~bookworm", "docker-ce=5:27.5.1-1~debian.12~bookworm",
+         False),
+        ("Debian: Debian 12.11", "docker-ce=5:27.5.1-1~debian.12~bookworm", "docker-ce=5:27.5.*", False),
+        ("Debian: Debian 12.11", "docker-ce=5:27.5.1-1~debian.12~bookworm", "docker-ce=5:27.5.1", True),
+        ("Debian: Debian 12.11", "docker-ce=5:27.5.1-1~debian.12~bookworm", "docker-ce=5:28.5.*", True),
+        ("Debian: Debian 12.11", "docker-ce-cli=5:27.5.1-1~debian.12~bookworm", "docker-ce", True),
+        ("RedHat: Rocky 9.5", "docker-ce=27.5.1-1.el9", "docker-ce", False),
+        ("RedHat: Rocky 9.5", "docker-ce=27.5.1-1.el9", "docker-ce-27.5.1", False),
+        ("RedHat: Rocky 9.5", "docker-ce=27.5.1-1.el9", "docker-ce-27.5*", False),
+        ("RedHat: Rocky 9.5", "docker-ce=27.5.1-1.el9", "docker-ce-3:27.5.1-1.el9.x86_64", False),
+        ("RedHat: Rocky 9.5", "docker-ce=27.5.1-1.el9", "docker-ce-27.5", True),
+        ("RedHat: Rocky 9.5", "docker-ce=27.5.10-1.el9", "docker-ce-27.5.1", True),
+        ("RedHat: Rocky 9.5", "docker-ce=27.5.1-1.el9", "docker-ce-cli-27.5.1", True),
+    ],
+)  # fmt: skip
+def test_a_version_of_docker_that_is_there_is_not_missing(
+    platform: str, there: str, wanted: str, missing: bool
+) -> None:
+    """It would be installed by each run, on a node that is taken out of work for it."""
+    given = {"ansible_facts": role_helper.facts(platform), "docker_packages": [wanted]}
+    given["_common_host"] = role_helper.host(packages=(f"installed {there}",))
+    assert value("__docker_missing", **given) == [wanted] * missing
+    name = "docker-ce-cli" if "cli" in wanted else "docker-ce"
+    assert value("__docker_looks_at", **given)["packages"] == value("__docker_going", **given) == [name]
 
 
 def test_settings_that_are_no_json_are_refused_before_anything_changes() -> None:

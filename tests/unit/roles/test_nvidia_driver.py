@@ -37,6 +37,10 @@ def value(name: str, **given: Any) -> Any:
     return role_helper.value(name, {**role_helper.variables("_common", "nvidia_driver"), **known, **given})
 
 
+def tasks_of(name: str) -> Any:
+    return yaml.safe_load((ROLE / "tasks" / name).read_text(encoding="utf-8"))
+
+
 def test_packages_are_asked_for_by_branch() -> None:
     assert value("__nvidia_driver_wanted", nvidia_driver_branch="570") == [
         "nvidia-driver-cuda=570.*",
@@ -352,8 +356,10 @@ def test_a_branch_that_dnf_does_not_find_is_told_with_those_that_it_does(
 
 @pytest.mark.parametrize("by", ["stream", "lock"])
 def test_dnf_is_asked_for_the_branch_before_anything_changes(by: str) -> None:
-    names = [task["name"] for task in yaml.safe_load((ROLE / f"tasks/branch-{by}.yml").read_text(encoding="utf-8"))]
-    assert names.index("Find the driver branch") == names.index("Have no work where the driver is exchanged") - 1
+    assert tasks_of(f"branch_found-{by}.yml")[-1]["name"] == "Find the driver branch"
+    begun, _failed = role_helper.begun(tasks_of("install-dnf.yml"))
+    wanted = ["Find the driver branch", "Have no work where the driver is exchanged", "Choose the driver branch"]
+    assert [name for name in begun if name in wanted] == wanted
 
 
 def test_without_any_branch_the_repository_is_what_is_wrong() -> None:
@@ -882,3 +888,113 @@ def test_a_version_that_cannot_be_kept(given: dict[str, Any], told: str) -> None
     found = value("__nvidia_driver_refusal", _common_host=on_the_bus(H100), **known)
     assert found.startswith(told) and bool(found) is bool(told), found
     assert value("__nvidia_driver_refusal", _common_host=on_the_bus(H100), **known, common_scope="remove") == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "failing"),
+    [
+        ("install-dnf.yml", "Choose the driver branch"),
+        ("install-dnf.yml", "Bring the installed packages to the driver branch"),
+        ("install-dnf.yml", "Have the driver"),
+        ("branch-pinning.yml", "Have the driver"),
+        ("fabric_manager-dnf.yml", "Have no Fabric Manager by another name"),
+        ("fabric_manager-dnf.yml", "Have Fabric Manager of the driver's version"),
+    ],
+)
+def test_a_node_works_again_whose_driver_was_not_exchanged(name: str, failing: str) -> None:
+    begun, failed = role_helper.begun(tasks_of(name), failing)
+    after = begun[begun.index(failing) + 1 :]
+    assert failed and "Let the node work again" in after and after[-1].startswith("Require ")
+    assert ("Have the choice of the driver branch as it was" in after) is (name == "install-dnf.yml")
+    # One that is refused, or knows no such branch, has changed nothing.
+    for asked in ("Find the driver branch", "Have no work where the driver is exchanged"):
+        begun, failed = role_helper.begun(tasks_of("install-dnf.yml"), asked)
+        assert failed and begun[-1] == asked
+
+
+def test_a_driver_that_answers_no_more_hides_no_failure() -> None:
+    begun, failed = role_helper.begun(tasks_of("exchange_back.yml"), "Let the node work again whose GPUs are well")
+    assert begun[-1] == "Note why it stays out of work" and not failed
+    assert value("__nvidia_driver_node_told") == ""
+    told = value("__nvidia_driver_node_told", __nvidia_driver_stays_out="gpu1: a GPU is sick.")
+    assert told == " The node stays out of work (gpu1: a GPU is sick)."
+
+
+@pytest.mark.parametrize(
+    ("given", "out"),
+    [
+        ({}, False),
+        ({"__node_maintenance_out": {"maintenance": None}}, False),
+        ({"__node_maintenance_out": {"msg": "a job runs"}}, False),
+        ({"__node_maintenance_out": {"maintenance": "the driver of branch 590"}}, True),
+        # Of a node that Kubernetes alone has, Nomad knows nothing.
+        ({"__node_maintenance_out": {"maintenance": None}, "__node_maintenance_pods": {"maintenance": "x"}}, True),
+        ({"__node_maintenance_out": {"maintenance": "x"}, "ansible_check_mode": True}, False),
+    ],
+)
+def test_who_is_out_of_work(given: dict[str, Any], out: bool) -> None:
+    assert value("__nvidia_driver_out", **{"ansible_check_mode": False, **given}) is out
+
+
+@pytest.mark.parametrize(
+    ("failed", "why"),
+    [
+        ({"msg": "non-zero return code", "stderr": "Error: Failed to download metadata\n"},
+         "Error: Failed to download metadata"),
+        ({"msg": "Failed to install some of the specified packages", "failures": ["No package nvidia-open available."]},
+         "Failed to install some of the specified packages: No package nvidia-open available."),
+        ({}, "no reason given"),
+    ],
+)  # fmt: skip
+def test_why_an_exchange_failed(failed: dict[str, Any], why: str) -> None:
+    said = tasks_of("exchange_back.yml")[0]["ansible.builtin.set_fact"]["__nvidia_driver_failure"]
+    assert value("said", said=trust_as_template(said), ansible_failed_result=failed) == why
+
+
+STREAM = "[nvidia-driver]\nname=nvidia-driver\nstream=570-open\nprofiles=\nstate=enabled\n"
+NOW = "nvidia-open-3:590.44.01-1.el10.*\nnvidia-gds-13-0-0:13.0.1-1.*"
+BEFORE = "nvidia-open-3:580.95.05-1.el10.*\nnvidia-gds-13-0-0:13.0.1-1.*"
+
+
+@pytest.mark.parametrize(
+    ("platform", "before", "commands"),
+    [
+        ("RedHat: Rocky 9.4", STREAM, ["module reset nvidia-driver", "module enable nvidia-driver:570-open"]),
+        ("RedHat: Rocky 9.4", "", ["module reset nvidia-driver"]),
+        ("RedHat: RedHat 10.0", BEFORE,
+         ["versionlock delete nvidia-open-3:590.44.01-1.el10.*",
+          "versionlock add --raw nvidia-open-3:580.95.05-1.el10.*"]),
+        ("RedHat: RedHat 10.0", "",
+         ["versionlock delete nvidia-gds-13-0-0:13.0.1-1.* nvidia-open-3:590.44.01-1.el10.*"]),
+    ],
+)  # fmt: skip
+def test_dnf_keeps_to_the_former_branch_where_nothing_of_another_has_come(
+    tmp_path: Path, platform: str, before: str, commands: list[str]
+) -> None:
+    given: dict[str, Any] = {
+        "platform": platform,
+        "nvidia_driver_branch": "590",
+        "__nvidia_driver_stream_file": {"content": base64.b64encode(before.encode()).decode()},
+        "__nvidia_driver_locks": {"stdout_lines": before.splitlines()},
+        "__nvidia_driver_locks_after": {"stdout_lines": NOW.splitlines()},
+        "__nvidia_driver_before": {"stdout_lines": ["nvidia-open-580.95.05-1", "nvidia-driver-580.95.05-1"]},
+        "__nvidia_driver_after": {"stdout_lines": ["nvidia-driver-580.95.05-1", "nvidia-open-580.95.05-1"]},
+    }
+    if "9.4" in platform:
+        given["__nvidia_driver_locks"] = {}
+    by = value("by", platform=platform, by=trust_as_template("{{ _common_platform.driver.branch_by }}"))
+    script = trust_as_template(tasks_of(f"branch_back-{by}.yml")[-1]["ansible.builtin.shell"])
+    (tmp_path / "dnf").write_text(f'#!/bin/sh\nshift\necho "$*" >>{tmp_path}/asked\n', encoding="ascii")
+    (tmp_path / "dnf").chmod(0o755)
+    subprocess.run(["sh", "-c", value("script", script=script, **given)], env={"PATH": f"{tmp_path}:/bin"}, check=True)
+    assert (tmp_path / "asked").read_text(encoding="ascii").splitlines() == commands
+
+    assert value("__nvidia_driver_choice_returns", **given) is True
+    kept = "; the driver that is there stays, and dnf keeps to its branch as before"
+    assert value("__nvidia_driver_choice_told", **given) == (kept if before else "")
+    given["__nvidia_driver_chosen_back"] = {"rc": 1, "stderr": "Error: no such module\n"}
+    assert value("__nvidia_driver_choice_told", **given).endswith("(Error: no such module)") is bool(before)
+    # Part of it is there, and the rest is to come of the same branch.
+    given["__nvidia_driver_after"] = {"stdout_lines": ["nvidia-open-590.44.01-1"]}
+    assert value("__nvidia_driver_choice_returns", **given) is False
+    assert value("__nvidia_driver_choice_told", **given) == ""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import yaml
 from ansible.template import trust_as_template
 from ansible_collections.gpufarm.core.tests.unit.roles import role_helper
 
@@ -13,6 +14,7 @@ Task = dict[str, Any]
 RESTART = "container_toolkit/tasks/restart.yml"
 EXCHANGE = "docker/tasks/install.yml"
 REMOVAL = "docker/tasks/absent.yml"
+CONTAINERS = "docker/tasks/containers.yml"
 
 
 def restarts(task: Task) -> bool:
@@ -26,9 +28,11 @@ ENDS: dict[str, Callable[[Task], bool]] = {
     EXCHANGE: lambda task: "'packages.yml'" in role_helper.included(task),
 }
 EXCHANGED = {
+    "ansible_facts": role_helper.facts("Debian: Debian 12.11"),
     "docker_managed": True,
-    "__docker_wanted": ["docker-ce"],
-    "_common_host": role_helper.host(programs={"dockerd": "docker.io"}),
+    "_common_host": role_helper.host(
+        programs={"dockerd": "docker.io"}, packages=("installed docker.io=20.10.24+dfsg1-1+deb12u1",)
+    ),
     "docker_packages": ["docker-ce"],
 }
 TAKEN_OUT = [
@@ -37,6 +41,8 @@ TAKEN_OUT = [
     (EXCHANGE, EXCHANGED | {"_common_host": role_helper.host()}, False),
     (EXCHANGE, EXCHANGED | {"docker_packages": []}, False),
     (EXCHANGE, EXCHANGED | {"docker_managed": "false"}, False),
+    (EXCHANGE, EXCHANGED | {"docker_packages": ["docker.io=20.10.24+dfsg1-1+deb12u1", "iptables"]}, False),
+    (EXCHANGE, EXCHANGED | {"docker_packages": ["docker.io=26.*"]}, True),
     (RESTART, {"__container_toolkit_engine": "docker"}, True),
     (RESTART, {"__container_toolkit_engine": "containerd"}, False),
     (RESTART, {"__container_toolkit_engine": "containerd", "ends": ["a pod"]}, True),
@@ -85,3 +91,58 @@ def test_who_is_taken_out_of_work(name: str, given: dict[str, Any], out: bool) -
     }
     known["asked"] = trust_as_template("{{ " + task["when"] + " }}")
     assert role_helper.value("asked", known) is out
+
+
+def test_an_exchange_asks_first_whose_containers_end() -> None:
+    asks, takes_out, *_rest = role_helper.tasks_of(EXCHANGE)
+    assert "containers.yml" in role_helper.included(asks) and "take_out.yml" in role_helper.included(takes_out)
+    assert asks["when"] == takes_out["when"]
+
+
+@pytest.mark.parametrize("entry", [EXCHANGE, "docker/tasks/absent_check.yml"])
+@pytest.mark.parametrize(
+    ("running", "policy", "passes"),
+    [([], "refuse", True), (["web"], "refuse", False), (["web"], "drain", True), (["web"], None, False)],
+)
+def test_containers_of_others_do_not_end_unasked(
+    entry: str, running: list[str], policy: str | None, passes: bool
+) -> None:
+    (asks,) = [task for task in role_helper.tasks_of(entry) if "containers.yml" in role_helper.included(task)]
+    requires = role_helper.tasks_of(CONTAINERS)[-1]["ansible.builtin.assert"]
+    known = {
+        **asks["vars"],
+        "inventory_hostname": "gpu1",
+        "__docker_containers": {"rc": 0, "stdout_lines": running},
+        "passes": trust_as_template("{{ " + requires["that"] + " }}"),
+        "told": trust_as_template(requires["fail_msg"]),
+    } | ({"node_maintenance_policy": policy} if policy else {})
+    assert role_helper.value("passes", known) is passes
+    told = role_helper.value("told", known)
+    assert told.startswith(
+        f"gpu1: found containers that run and are not Nomad's ({', '.join(running)}). Expected: none"
+    )
+    assert f"they end with {'Docker. ' if 'absent' in entry else 'an exchange of Docker'}" in told
+
+
+@pytest.mark.parametrize(
+    ("maintenance", "told"),
+    [({"maintenance": "a restart of Docker"}, " The node stays out of work until then."), ({"maintenance": None}, "")],
+)
+def test_an_engine_that_does_not_start_again_is_told_with_its_node(maintenance: dict[str, Any], told: str) -> None:
+    tasks = role_helper.tasks_of(RESTART)
+    (restart,) = [task["name"] for task in tasks if restarts(task)]
+    (fails,) = [task for task in tasks if "ansible.builtin.fail" in task]
+    begun, failed = role_helper.begun(yaml.safe_load((role_helper.ROLES / RESTART).read_text("utf-8")), restart)
+    assert failed and begun[-1] == fails["name"]
+    known = {
+        **role_helper.variables("container_toolkit"),
+        "__container_toolkit_engine": "docker",
+        "inventory_hostname": "gpu1",
+        "ansible_failed_result": {"msg": "Unable to restart service docker: Job failed.\nSee journalctl\n"},
+        "__node_maintenance_out": maintenance,
+        "said": trust_as_template(fails["ansible.builtin.fail"]["msg"]),
+    }
+    assert role_helper.value("said", known) == (
+        "gpu1: Docker did not restart (Unable to restart service docker: Job failed). Expected: that it runs by its "
+        f"settings.{told} Next step: read `journalctl -u docker` on this host, mend what it names, and run this again."
+    )
