@@ -55,7 +55,7 @@ options:
         probe with which it fails, V(critical) or V(warning).
       - GPUs whose UUIDs are in its C(ignored), which Nomad has no use for, are not judged by the benchmark,
         nor are pairs with one. With C(gpus_expected) set, a number that the probe holds it to, none is missed that it
-        had at its last acceptance.
+        had at its last acceptance. With a C(dcgm_diag_level) it fails where DCGM's diagnosis has run no test.
     type: list
     elements: dict
     default: []
@@ -101,8 +101,9 @@ options:
     default: 10
 notes:
   - "Codes beside those of the probe and of the benchmark: C(not_probed) and C(not_measured), a node that gave no
-    answer; C(gpu_missing), a GPU of the node's last acceptance that is gone where it has fewer than then;
-    C(slow_among_siblings); C(slower_than_before)."
+    answer; C(dcgm_not_run), a diagnosis of DCGM that was asked for and did not come to its end; C(gpu_missing), a GPU
+    of the node's last acceptance that is gone where it has fewer than then; C(slow_among_siblings);
+    C(slower_than_before)."
 seealso:
   - module: gpufarm.core.nvidia_gpu_benchmark
   - module: gpufarm.core.nvidia_gpu_health
@@ -339,6 +340,19 @@ def own_problems(node: Mapping[str, Any]) -> Iterator[Entry]:
     for problem in probe.get("problems") or ():
         if problem["severity"] in severe:
             yield {key: problem[key] for key in OF_PROBLEM}
+    level, dcgm = node.get("dcgm_diag_level"), (probe.get("checks") or {}).get("dcgm", "ok")
+    # What else DCGM is asked for may have failed alone.
+    if level not in (None, "") and (dcgm in ("skipped", "not_installed") or " diag -r" in dcgm):
+        yield told(
+            node,
+            Finding(
+                "dcgm_not_run",
+                f"DCGM's diagnosis not run to its end ({dcgm})",
+                f"that of level {level}, as dcgm_diag_level in gpu_health_options says",
+                "let dcgmi answer on this host, with GPUs that its tests know, and run playbooks/accept.yml again; or "
+                "take dcgm_diag_level away",
+            ),
+        )
     if "gpus" not in benchmark:
         yield told(node, _silent("not_measured", benchmark, "figures of its GPUs"))
     for problem in benchmark.get("problems") or ():

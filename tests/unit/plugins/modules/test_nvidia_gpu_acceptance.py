@@ -141,6 +141,16 @@ def judged(outcome: helper.Outcome) -> list[tuple[str, list[tuple[str, str | Non
         ({"benchmark": {"failed": True, "msg": "no GPU to measure."}}, "not_measured"),
         ({"benchmark": {"unreachable": True, "msg": "Failed to connect"}}, "not_measured"),
         ({"probe": {"failed": True, "msg": "dcgm_diag_level is 3"}}, "not_probed"),
+        *(
+            ({"dcgm_diag_level": level, "probe": {"verdict": "ok", "checks": {"dcgm": dcgm}}}, code)
+            for level, dcgm, code in (
+                (2, "failed: diag -r 2 -j: an answer in which no test was run", "dcgm_not_run"),
+                (1, "not_installed", "dcgm_not_run"),
+                (2, "ok", None),
+                (2, "failed: health -c -j: no watches", None),
+                (None, "not_installed", None),
+            )
+        ),
         (
             {"probe": {"verdict": "critical", "problems": [problem("gpu_lost", "GPU-a", severity="critical")]}},
             "gpu_lost",
