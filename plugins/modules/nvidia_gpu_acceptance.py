@@ -194,7 +194,7 @@ nodes:
           sample: 132
         verdict:
           description: RV(gpufarm.core.nvidia_gpu_benchmark#module:gpus[].verdict), and V(failed) where its siblings or
-            its past say so.
+            its past say so. V(null) where nothing could be tried on it.
           type: str
           sample: ok
         figures:
