@@ -16,6 +16,7 @@ record:
 from __future__ import annotations
 
 import calendar
+import dataclasses
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -206,8 +207,12 @@ def check(
         known = None
         found, unknown = _measure(facts, chosen, level, lanes)
         if slow := [uuid for uuid in chosen if any(each.code in SLOW for each in found[uuid])]:
-            again, _unknown = _measure(facts, slow, level, lanes)
+            again, open_still = _measure(facts, slow, level, lanes)
             found = {**found, **{uuid: _slow_twice(found[uuid], again[uuid]) for uuid in slow}}
+            # Of what else was found the first time nobody doubts.
+            unknown.update(
+                {uuid: f"slow, and not measured again: {open_still[uuid]}" for uuid in open_still if not found[uuid]}
+            )
         if any(found.values()):
             found, meanwhile = _without_doubt(found, busy)
             unknown.update(meanwhile)
@@ -227,9 +232,14 @@ def _record(findings: Iterable[Finding], level: str, now: float) -> dict[str, An
 
 def _slow_twice(first: Sequence[Finding], again: Sequence[Finding]) -> list[Finding]:
     """What two measurements found, and of what was slow what both did: a job that came and went explains the rest."""
-    codes = {each.code for each in first} & {each.code for each in again}
-    every = {each.code: each for each in (*again, *first)}
-    return [each for each in every.values() if each.code not in SLOW or each.code in codes]
+    then, now = ({(each.code, each.uuid, each.peer): each for each in told} for told in (first, again))
+    return [
+        dataclasses.replace(each, found=f"{each.found}, and when measured again: {now[key].found}")
+        if each.code in SLOW
+        else each
+        for key, each in {**now, **then}.items()
+        if each.code not in SLOW or key in then.keys() & now.keys()
+    ]
 
 
 def _without_doubt(
@@ -281,7 +291,7 @@ def _measure(
         )
         told = gpu_benchmark.judge_device(device, card, gpu_benchmark.Thresholds(), level)
         part = "" if device["uuid"] == uuid else f"{device['uuid']}: "
-        found[uuid] = [*found[uuid], *(_named(each, part) for each in told)]
+        found[uuid] = [*found[uuid], *(_named(each, part, device["uuid"]) for each in told)]
     peers_error = answer["peers_error"] or {}
     between = None if peers_error.get("code") in NOBODYS else answer["peers_error"]
     for each in gpu_benchmark.judge_peers(answer["peers"], between, gpu_benchmark.Thresholds()):
@@ -291,9 +301,9 @@ def _measure(
     return found, {uuid: why for uuid, why in unknown.items() if not found[uuid]}
 
 
-def _named(finding: Finding, part: str) -> Finding:
+def _named(finding: Finding, part: str, uuid: str) -> Finding:
     step = NEXT_STEPS.get(finding.code, finding.next_step)
-    return Finding(finding.code, f"{part}{finding.found}", finding.expected, step)
+    return Finding(finding.code, f"{part}{finding.found}", finding.expected, step, uuid=uuid)
 
 
 def findings_of(records: Mapping[str, Records], acknowledged_file: str) -> Iterable[Finding]:

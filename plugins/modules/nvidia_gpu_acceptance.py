@@ -55,7 +55,7 @@ options:
         probe with which it fails, V(critical) or V(warning).
       - GPUs whose UUIDs are in its C(ignored), which Nomad has no use for, are not judged by the benchmark,
         nor are pairs with one. With C(gpus_expected) set, a number that the probe holds it to, none is missed that it
-        had at its last acceptance.
+        had at its last acceptance. With a C(dcgm_diag_level) it fails where DCGM's diagnosis has run no test.
     type: list
     elements: dict
     default: []
@@ -101,8 +101,10 @@ options:
     default: 10
 notes:
   - "Codes beside those of the probe and of the benchmark: C(not_probed) and C(not_measured), a node that gave no
-    answer; C(gpu_missing), a GPU of the node's last acceptance that is gone where it has fewer than then;
-    C(slow_among_siblings); C(slower_than_before)."
+    answer; C(dcgm_not_run), a diagnosis of DCGM that was asked for and did not come to its end; C(gpu_missing), a GPU
+    of the node's last acceptance that is gone where it has fewer than then; C(slow_among_siblings);
+    C(slower_than_before); C(nvlink_down), fewer active NVLinks than at its last acceptance in this node, than most of
+    its model have, or than a neighbour, of which the probe tells."
 seealso:
   - module: gpufarm.core.nvidia_gpu_benchmark
   - module: gpufarm.core.nvidia_gpu_health
@@ -192,7 +194,7 @@ nodes:
           sample: 132
         verdict:
           description: RV(gpufarm.core.nvidia_gpu_benchmark#module:gpus[].verdict), and V(failed) where its siblings or
-            its past say so.
+            its past say so. V(null) where nothing could be tried on it.
           type: str
           sample: ok
         figures:
@@ -206,6 +208,11 @@ nodes:
             known.
           type: float
           sample: 478.1
+        nvlinks:
+          description: How many of its NVLinks were active after it had worked. V(null) where it is not known, as with
+            MIG.
+          type: int
+          sample: 18
         siblings:
           description: By how many siblings it was judged. V(null) where it was not.
           type: int
@@ -337,8 +344,23 @@ def own_problems(node: Mapping[str, Any]) -> Iterator[Entry]:
         yield told(node, _silent("not_probed", probe, "the health of its GPUs"))
     severe = ("critical", "warning") if node.get("close_on") == "warning" else ("critical",)
     for problem in probe.get("problems") or ():
-        if problem["severity"] in severe:
+        # What is slower for want of a link is for no job to find out.
+        lost = problem["code"] == "nvlink_down" and (problem["uuid"] or "").lower() not in ignored_of(node)
+        if lost or problem["severity"] in severe:
             yield {key: problem[key] for key in OF_PROBLEM}
+    level, dcgm = node.get("dcgm_diag_level"), (probe.get("checks") or {}).get("dcgm", "ok")
+    # What else DCGM is asked for may have failed alone.
+    if level not in (None, "") and (dcgm in ("skipped", "not_installed") or " diag -r" in dcgm):
+        yield told(
+            node,
+            Finding(
+                "dcgm_not_run",
+                f"DCGM's diagnosis not run to its end ({dcgm})",
+                f"that of level {level}, as dcgm_diag_level in gpu_health_options says",
+                "let dcgmi answer on this host, with GPUs that its tests know, and run playbooks/accept.yml again; or "
+                "take dcgm_diag_level away",
+            ),
+        )
     if "gpus" not in benchmark:
         yield told(node, _silent("not_measured", benchmark, "figures of its GPUs"))
     for problem in benchmark.get("problems") or ():
@@ -399,6 +421,12 @@ def peers_of(node: Mapping[str, Any]) -> list[Entry]:
     ]
 
 
+def links_of(gpu: Mapping[str, Any]) -> int | None:
+    """How many NVLinks are active; None where it is not known, as with MIG."""
+    links = gpu.get("nvlinks")
+    return None if links is None else sum(1 for link in links if link["active"])
+
+
 def gpus_of(node: Mapping[str, Any]) -> list[Entry]:
     """What is kept of each GPU, before it is judged by others."""
     there = facts_of(node).get("gpus") or ()
@@ -415,6 +443,7 @@ def gpus_of(node: Mapping[str, Any]) -> list[Entry]:
             "figures": gpu["figures"]
             and {**gpu["figures"], "peer_gb_per_s": comparing.peer_figure(gpu["uuid"], peers_of(node))},
             "peer_limit_gb_per_s": comparing.peer_limit(peers_of(node)),
+            "nvlinks": links_of(whole.get(gpu["uuid"], {})),
             "siblings": None,
             "accepted_before": None,
         }
@@ -437,13 +466,18 @@ def judge(
     run = [gpu for each in gpus.values() for gpu in each] + [gpu for node in others for gpu in gpus_of(node)]
     by_siblings = comparing.judge_siblings([(gpu, level) for gpu in run], allowed)
     before = comparing.accepted_before(past)
+    of_nodes = {gpu["uuid"]: node["node"] for node in nodes for gpu in gpus[node["host"]]}
+    lost = comparing.judge_links(run, before, allowed, nodes=of_nodes)
     made = []
     for node in nodes:
         problems = [*own_problems(node), *missing_from(node, past)]
         for gpu in gpus[node["host"]]:
             gpu["siblings"], slow = by_siblings[gpu["uuid"]]
             gpu["accepted_before"], slower = comparing.judge_past(gpu, level, before, allowed, node=node["node"])
-            for finding in (slow, slower):
+            # The probe may have told the same of it.
+            told_of = {(problem["code"], problem["uuid"]) for problem in problems}
+            links = None if ("nvlink_down", gpu["uuid"]) in told_of else lost.get(gpu["uuid"])
+            for finding in (slow, slower, links):
                 if finding:
                     problems.append(told(node, finding, gpu["uuid"]))
                     gpu["verdict"] = "failed"

@@ -179,7 +179,7 @@ gpus:
       sample: GPU-73466fa5-45f2-f4ce-0991-77d3b3398071
     verdict:
       description: V(ok), V(failed), V(busy) where it was left alone, or V(unknown) where it was because
-        C(nvidia-smi) does not tell of it.
+        C(nvidia-smi) does not tell of it. V(null) where nothing could be tried on it; a problem says why.
       type: str
       sample: ok
     name:
@@ -432,6 +432,8 @@ SAMPLE_EVERY_S = 0.2
 
 # Of those that are not measured, by the code of the problem that says why.
 VERDICTS = {"gpu_busy": "busy", "gpu_unknown": "unknown"}
+# Errors of the node or of this module, which say nothing of the GPU.
+NOBODYS = ("library", "internal")
 
 
 def left_alone_for(device: Device) -> Iterator[Finding]:
@@ -537,6 +539,13 @@ def card_of(before: Gpu | None, after: Gpu | None, load: Mapping[str, Any] | Non
     )
 
 
+def verdict_of(device: Mapping[str, Any], findings: Sequence[Finding]) -> str | None:
+    """None where all that was found is that it could not be tried."""
+    if device["error"] and device["error"]["code"] in NOBODYS and len(findings) == 1:
+        return None
+    return "failed" if findings else "ok"
+
+
 def benchmark(params: Mapping[str, Any], root: str) -> dict[str, Any]:
     node, level = platform.node(), params["level"]
 
@@ -603,7 +612,7 @@ def benchmark(params: Mapping[str, Any], root: str) -> dict[str, Any]:
         gpus.append(
             {
                 "uuid": each.uuid,
-                "verdict": VERDICTS[reason.code] if reason else "failed" if findings else "ok",
+                "verdict": VERDICTS[reason.code] if reason else verdict_of(device, findings),
                 **{key: value for key, value in device.items() if key not in ("uuid", "error")},
                 "limits": limits,
                 "percent": percents(device["figures"], limits),

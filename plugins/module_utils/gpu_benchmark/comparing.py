@@ -170,14 +170,65 @@ def _slow_among(slow: Sequence[str], siblings: int, allowed: Allowed) -> Finding
     )
 
 
+LINKS_STEP = (
+    "check the links (nvidia-smi nvlink -s -e), Fabric Manager and bridges, reset the GPU or reboot the node, and run "
+    "playbooks/accept.yml again; where it is meant to be so, set {} to 0 for one run"
+)
+
+
+def judge_links(
+    gpus: Sequence[Mapping[str, Any]],
+    before: Mapping[Hashable, Accepted],
+    allowed: Allowed,
+    *,
+    nodes: Mapping[str, str],
+) -> dict[str, Finding]:
+    """GPUs that have fewer active NVLinks than before in their node, or than most of their model have.
+
+    Those of C(nodes) are judged, the names of nodes by UUID.
+    One without any is not compared with others: a card may have no bridge.
+    """
+    models: dict[Hashable, list[int]] = {}
+    for gpu in gpus:
+        if gpu["nvlinks"]:
+            models.setdefault(gpu["model"], []).append(gpu["nvlinks"])
+    usual = {
+        model: statistics.median_low(links)
+        for model, links in models.items()
+        if allowed.sibling_percent and model is not None and len(links) > max(allowed.siblings_min, 1)
+    }
+    found = {}
+    for gpu in gpus:
+        links, node = gpu["nvlinks"], nodes.get(gpu["uuid"])
+        if links is None or node is None:
+            continue
+        past = next((before[key, None] for key in _same(gpu) if (key, None) in before), None)
+        then = past[1].get("nvlinks") if past and past[0]["node"] == node and allowed.past_percent else None
+        if past and links < (then or 0):
+            found[gpu["uuid"]] = Finding(
+                "nvlink_down",
+                f"{links} active NVLinks, where it had {then} when it was accepted on {past[0]['date']}",
+                f"{then} active NVLinks, as then",
+                LINKS_STEP.format("accept_past_percent"),
+            )
+        elif links and links < usual.get(gpu["model"], 0):
+            found[gpu["uuid"]] = Finding(
+                "nvlink_down",
+                f"{links} active NVLinks, where most GPUs of its model have {usual[gpu['model']]}",
+                f"{usual[gpu['model']]} active NVLinks, as they have",
+                LINKS_STEP.format("accept_sibling_percent"),
+            )
+    return found
+
+
 def accepted_before(records: Iterable[Mapping[str, Any]]) -> dict[Hashable, Accepted]:
-    """The last acceptance of each GPU at each class: its record and the GPU's entry."""
+    """The last acceptance of each GPU at each class, and at any (None): its record and the GPU's entry."""
     found: dict[Hashable, Accepted] = {}
     for record in records:
         if record["verdict"] == "accepted":
             for gpu in record["gpus"]:
                 for key in _same(gpu):
-                    found[key, class_of(gpu, record["level"])] = record, gpu
+                    found[key, class_of(gpu, record["level"])] = found[key, None] = record, gpu
     return found
 
 

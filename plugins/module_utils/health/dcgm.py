@@ -25,6 +25,10 @@ _DCGM_UUID = re.compile(r"Device UUID:\s*(GPU-[0-9a-fA-F-]{36})")
 _DCGM_SEVERITIES = {"warning": WARNING, "warn": WARNING, "failure": CRITICAL, "fail": CRITICAL}
 
 
+_DCGM_RUN = {"pass", *_DCGM_SEVERITIES}
+"""Others are of a test that was not run: it was skipped, as on a card that is not supported."""
+
+
 def parse_dcgm_discovery(text: str) -> dict[str, str]:
     """C(dcgmi discovery -l): DCGM numbers GPUs on its own, so its numbers by UUID."""
     uuids: dict[str, str] = {}
@@ -91,10 +95,13 @@ def parse_dcgm_diag(text: str, uuids: Mapping[str, str]) -> list[Finding]:
         errors = [str(part["runtime_error"]) for part in answer.values() if "runtime_error" in part]
         raise ValueError("; ".join(errors) or "an answer without tests")
     findings = []
+    run = False
     for category in report["test_categories"]:
         for test in category.get("tests", []):
             for result in test.get("results", []):
-                if str(result.get("status")).lower() not in _DCGM_SEVERITIES:
+                status = str(result.get("status")).lower()
+                run = run or status in _DCGM_RUN
+                if status not in _DCGM_SEVERITIES:
                     continue
                 warnings = result.get("warnings") or []
                 words = " ".join(map(_warning_text, warnings if isinstance(warnings, list) else [warnings]))
@@ -104,6 +111,8 @@ def parse_dcgm_diag(text: str, uuids: Mapping[str, str]) -> list[Finding]:
                     _finding(test["name"], result["status"], words, (group, number.strip()), uuids)
                     for number in numbers
                 ]
+    if not run:
+        raise ValueError("an answer in which no test was run")
     return findings
 
 

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 BEFORE_MAX = 10
 # So many nodes are named in a notice.
 NAMED = 5
-# Left alone, it says nothing of the GPU.
-NOT_MEASURED = ("busy", "unknown")
+# Left alone, or not to be tried, it says nothing of the GPU.
+NOT_MEASURED = ("busy", "unknown", None)
 
 
 def add_benchmarks(
@@ -86,7 +86,9 @@ def _not_measured(nodes: Iterable[Node], lines: Sequence[accepted.Record], where
     silent = [
         f"{clean(node['name'])} ({record['date'][:10]})"
         for node in nodes
-        if (record := newest.get(node["nomad_name"])) and record["verdict"] != "accepted" and not record["gpus"]
+        if (record := newest.get(node["nomad_name"]))
+        and record["verdict"] != "accepted"
+        and all(gpu.get("verdict") in NOT_MEASURED for gpu in record["gpus"])
     ]
     if not silent:
         return []

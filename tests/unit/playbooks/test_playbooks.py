@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -241,7 +242,7 @@ def compare(folder: Path, agent: nomad_helper.Agent, *entries: dict[str, Any], *
         yaml.safe_dump(
             [
                 {
-                    "hosts": "control",
+                    "hosts": "control:gpu_nodes",
                     "gather_facts": False,
                     "tasks": [
                         {
@@ -249,7 +250,8 @@ def compare(folder: Path, agent: nomad_helper.Agent, *entries: dict[str, Any], *
                                 "name": "gpufarm.core.farm",
                                 "tasks_from": "verify.yml",
                                 "rolespec_validate": False,
-                            }
+                            },
+                            "when": "inventory_hostname == 'control'",
                         }
                     ],
                 }
@@ -291,6 +293,26 @@ def test_the_written_report_needs_no_root_on_the_control_machine(tmp_path: Path,
     ]
     assert [node["region"] for node in report["nodes"]] == ["global"]
     assert [(node["name"], node["verdict"]) for node in report["nodes"]] == [("node00000", "ok")]
+    assert report["not_compared"] == []
+
+
+def test_a_run_in_which_every_node_failed_leaves_no_report_of_an_earlier_one(tmp_path: Path) -> None:
+    told = tmp_path / "told.json"
+    told.write_text('{"nodes": [{"name": "node", "verdict": "ok"}]}', encoding="utf-8")
+    hosts = inventory(gpu_nodes=["node", "gone"])
+    nodes = hosts["all"]["children"]["gpu_nodes"]["hosts"]
+    nodes["node"] = {"nomad_client_servers": ["192.0.2.10"], "ansible_become": False}
+    nodes["gone"] = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
+    begun = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    result = playbook_helper.run_playbook(tmp_path, hosts, "verify.yml", "--extra-vars", f"verify_report={told}")
+    said = words(result.stdout + result.stderr)
+    assert result.returncode != 0, said
+    report = json.loads(told.read_text(encoding="utf-8"))
+    assert begun <= report["made_at"] and (report["nodes"], report["regions"]) == ([], [])
+    gone, failed = report["not_compared"]
+    assert gone == {"host": "gone", "node": None, "why": "it failed, was not reached, or the run has not come to it"}
+    assert (failed["host"], failed["node"]) == ("node", None)
+    assert "Next step: " in failed["why"] and words(failed["why"]) in said
 
 
 def test_where_nomad_has_no_gpu_the_nodes_say_what_their_plugins_do(
@@ -369,6 +391,7 @@ def test_a_region_that_could_not_be_compared_says_why_in_the_written_report(
     report = json.loads(told.read_text(encoding="utf-8"))
     assert report["nodes"] == []
     assert "was refused (HTTP 403: Permission denied)" in report["regions"][0]["failed"]
+    assert report["not_compared"] == [{"host": "node00000", "node": "node00000", "why": report["regions"][0]["failed"]}]
 
 
 def test_nothing_to_compare_is_no_success(tmp_path: Path, agent: nomad_helper.Agent) -> None:

@@ -97,9 +97,10 @@ SERVERS = {
         {"ansible.builtin.set_fact": {"__farm_upgrade_server": True}},
     ],
 }  # fmt: skip
+PLAYS = yaml.safe_load((playbook_helper.ROOT / "playbooks/upgrade.yml").read_text(encoding="utf-8"))
+(GPU_NODES,) = [play for play in PLAYS if play.get("name") == "GPU nodes"]
 WAVES = {
-    "hosts": "upgrade_nodes",
-    "serial": "{{ hostvars[groups['upgrade_nodes'] | first].__farm_upgrade_waves | map('length') | list }}",
+    **{key: GPU_NODES[key] for key in ("hosts", "serial", "vars")},
     "tasks": [
         part("upgrade_begin.yml"),
         say("{{ inventory_hostname }} is changed."),
@@ -121,17 +122,18 @@ def changed(output: str) -> list[str]:
 
 
 def test_the_last_that_a_server_does_is_noted() -> None:
-    plays = yaml.safe_load((playbook_helper.ROOT / "playbooks/upgrade.yml").read_text(encoding="utf-8"))
-    servers, _ = [play for play in plays if play.get("hosts") == "nomad_servers"]
+    servers, _ = [play for play in PLAYS if play.get("hosts") == "nomad_servers"]
     noted = servers["tasks"][-1]
     assert (noted["ansible.builtin.set_fact"], noted["tags"]) == ({"__farm_upgrade_server": True}, ["always"])
 
 
 def test_servers_that_are_well_let_all_waves_begin(tmp_path: Path) -> None:
+    """In the order of their turns."""
     hosts = {"server1": {}, "a": node("a"), "b": node("b")}
+    hosts["b"]["__farm_upgrade_node"]["turn"] = 0
     code, output = run(tmp_path, hosts, PLAN, SERVERS, WAVES)
     assert code == 0, output
-    assert changed(output) == ["a", "b"]
+    assert changed(output) == ["a", "b"] and output.index("b is changed.") < output.index("a is changed.")
 
 
 @pytest.mark.parametrize(
@@ -153,6 +155,8 @@ def test_a_wave_that_is_not_well_is_the_last(tmp_path: Path) -> None:
     hosts = {"a": node("a"), "b": node("b", broken=True), "c": node("c"), "d": node("d")}
     code, output = run(tmp_path, hosts, {**PLAN, "vars": {"upgrade_waves": ["1", "2"]}}, WAVES)
     assert code != 0 and changed(output) == ["a", "b", "c"]
+    # One task for each node has Ansible go through its inventory each time.
+    assert "(item=" not in output
     assert "c: the upgrade stops after this wave, because b failed above." in output
     assert [(tmp_path / name).exists() and bool(list((tmp_path / name).iterdir())) for name in "abcd"] == [
         False, True, True, False,
@@ -282,6 +286,5 @@ def test_no_node_becomes_newer_than_its_servers(tmp_path: Path, agents: Callable
 
 
 def test_servers_are_upgraded_with_their_tag() -> None:
-    plays = yaml.safe_load((playbook_helper.ROOT / "playbooks/upgrade.yml").read_text(encoding="utf-8"))
-    servers, _ = [play for play in plays if play.get("hosts") == "nomad_servers"]
+    servers, _ = [play for play in PLAYS if play.get("hosts") == "nomad_servers"]
     assert [task.get("tags") for task in servers["tasks"]] == [["nomad"], ["always"]]

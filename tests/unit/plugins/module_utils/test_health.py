@@ -1232,8 +1232,6 @@ def results(*found: dict[str, Any]) -> str:
     ("result", "findings"),
     [
         ({"status": "Pass"}, []),
-        ({"status": "Skip"}, []),
-        ({}, []),
         ({"status": "Warn"}, [dcgm_finding("dcgm_pcie", "warning", None, "Warn of DCGM's PCIe")]),
         (
             {"status": "FAIL", "gpu_ids": "0, 1", "warnings": None},
@@ -1270,6 +1268,9 @@ def test_results_of_dcgm_diag(result: dict[str, Any], findings: list[Finding]) -
         ("e" * 300, "e" * 200),
         ('{"a": {}}', "an answer without tests"),
         ('{"a": {"runtime_error": "in use"}, "b": {"runtime_error": 7}}', "in use; 7"),
+        ('{"a": {"test_categories": []}}', "an answer in which no test was run"),
+        (results(), "an answer in which no test was run"),
+        (results({}, {"status": "Skip"}, {"status": "NotRun"}), "an answer in which no test was run"),
     ],
 )
 def test_dcgm_diag_without_tests_is_told(text: str, words: str) -> None:

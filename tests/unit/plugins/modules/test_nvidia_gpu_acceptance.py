@@ -108,6 +108,7 @@ def test_a_node_that_is_well_has_its_record(run: Run) -> None:
                 "verdict": "ok",
                 "figures": {**FIGURES, "peer_gb_per_s": None},
                 "peer_limit_gb_per_s": None,
+                "nvlinks": None,
                 "siblings": None,
                 "accepted_before": None,
             }
@@ -141,6 +142,16 @@ def judged(outcome: helper.Outcome) -> list[tuple[str, list[tuple[str, str | Non
         ({"benchmark": {"failed": True, "msg": "no GPU to measure."}}, "not_measured"),
         ({"benchmark": {"unreachable": True, "msg": "Failed to connect"}}, "not_measured"),
         ({"probe": {"failed": True, "msg": "dcgm_diag_level is 3"}}, "not_probed"),
+        *(
+            ({"dcgm_diag_level": level, "probe": {"verdict": "ok", "checks": {"dcgm": dcgm}}}, code)
+            for level, dcgm, code in (
+                (2, "failed: diag -r 2 -j: an answer in which no test was run", "dcgm_not_run"),
+                (1, "not_installed", "dcgm_not_run"),
+                (2, "ok", None),
+                (2, "failed: health -c -j: no watches", None),
+                (None, "not_installed", None),
+            )
+        ),
         (
             {"probe": {"verdict": "critical", "problems": [problem("gpu_lost", "GPU-a", severity="critical")]}},
             "gpu_lost",
@@ -290,6 +301,55 @@ def test_a_gpu_that_is_slow_to_all_others_is_named_and_not_the_others(run: Run) 
     for each in slots["benchmark"]["peers"]:
         each["nvlink"] = False
     assert judged(run(slots, check_mode=True)) == [("accepted", [])]
+
+
+def linked(name: str, *active: int | None) -> dict[str, Any]:
+    """A node whose GPUs have so many links of 18 up; None where nobody knows."""
+    made = node(name, *(measured(f"GPU-{name}-{number}") for number in range(len(active))))
+    for gpu, up in zip(made["probe"]["nvidia_smi"]["gpus"], active, strict=True):
+        gpu["nvlinks"] = None if up is None else [{"link": link, "active": link < up} for link in range(18)]
+    return made
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        ([[18, 18]], []),
+        # Fewer than before in the same node, by one link.
+        ([[18, 17]], ["GPU-0-1"]),
+        ([[18, 0]], ["GPU-0-1"]),
+        # All of a board: by the past, and by nodes that are new.
+        ([[17, 17]], ["GPU-0-0", "GPU-0-1"]),
+        ([[18, 18], [18, 18], [17, 17]], ["GPU-2-0", "GPU-2-1"]),
+        # Those without a bridge, of which nobody knows, and too few to tell.
+        ([[18, 18], [18, 18], [0, 0]], []),
+        ([[None, None], [18, 18], [18, None]], []),
+        ([[18, 18], [17, 17]], []),
+    ],
+)
+def test_a_gpu_that_lost_nvlinks_is_not_accepted(run: Run, nodes: list[list[int]], expected: list[str]) -> None:
+    run(linked("0", 18, 18))
+    farm = [linked(str(number), *active) for number, active in enumerate(nodes)]
+    outcome = run(*farm, level="start")
+    found = [problem for each in outcome["nodes"] for problem in each["problems"]]
+    assert [(problem["code"], problem["uuid"]) for problem in found] == [("nvlink_down", uuid) for uuid in expected]
+    assert [gpu["uuid"] for each in outcome["nodes"] for gpu in each["gpus"] if gpu["verdict"] == "failed"] == expected
+    assert outcome["nodes"][0]["gpus"][0]["nvlinks"] == nodes[0][0]
+    every = run(*farm, past_percent=0, sibling_percent=0)
+    assert [each["verdict"] for each in every["nodes"]] == ["accepted"] * len(nodes)
+
+
+def test_where_a_gpu_lost_nvlinks_both_numbers_are_told(run: Run) -> None:
+    date = run(linked("gpu01", 18, 18))["nodes"][0]["date"]
+    (found,) = run(linked("gpu01", 18, 16))["nodes"][0]["problems"]
+    assert found["found"] == f"16 active NVLinks, where it had 18 when it was accepted on {date}"
+    assert found["expected"] == "18 active NVLinks, as then"
+    # In another node it has another board. What the probe tells of neighbours is no warning here.
+    moved = {**linked("gpu01", 18, 16), "node": "gpu02"}
+    assert judged(run(moved, check_mode=True)) == [("accepted", [])]
+    moved["probe"]["problems"] = [problem("nvlink_down", "GPU-gpu01-1", severity="warning")]
+    assert judged(run(moved, check_mode=True)) == [("failed", [("nvlink_down", "GPU-gpu01-1")])]
+    assert judged(run({**moved, "ignored": ["GPU-gpu01-1"]}, check_mode=True)) == [("accepted", [])]
 
 
 def board(name: str, uuids: Sequence[str], rate: float, limit: float, lost: str = "") -> dict[str, Any]:

@@ -1439,6 +1439,11 @@ def test_an_acceptance_without_figures_is_told_where_older_ones_are_shown() -> N
     rest = "failed and has no figures of GPUs; any that are shown are of an earlier one"
     assert told(text + failed + other) == [f"The newest acceptance of gpu01 (2026-02-01) {rest}"]
     assert told(failed + text + other) == []
+    for verdict in ("busy", None):
+        left = acceptance("2026-02-01T00:00:00Z", {**well, "verdict": verdict}, verdict="failed", problems=[silent])
+        assert told(text + left) == [f"The newest acceptance of gpu01 (2026-02-01) {rest}"]
+        (gpu, *_others) = by_name(helper.document(of(one()), accepted=text + left), "gpu01")["gpus"]
+        assert (gpu["benchmark"]["verdict"], gpu["benchmark"]["date"]) == ("ok", "2026-01-02T00:00:00Z")
     names = [f"gpu{number}" for number in range(10, 17)]
     many = "".join(acceptance("2026-02-01T00:00:00Z", node=name, verdict="failed") for name in names)
     named = ", ".join(f"{name} (2026-02-01)" for name in names[:5])

@@ -50,7 +50,7 @@ def machine(
     return lambda profile: Machine(node(profile), monkeypatch, capsys)
 
 
-def verdicts(outcome: helper.Outcome) -> list[str]:
+def verdicts(outcome: helper.Outcome) -> list[str | None]:
     return [gpu["verdict"] for gpu in outcome["gpus"]]
 
 
@@ -129,6 +129,20 @@ def test_a_fault_is_named_and_the_sibling_is_not(
     message = outcome["problems"][0]["message"]
     for part in (sick, says, "Expected: ", "Next step: "):
         assert part in message
+
+
+@pytest.mark.parametrize(("defect", "code"), [("library", "no_cuda"), ("internal", "failed")])
+def test_a_gpu_on_which_nothing_could_be_tried_is_neither_well_nor_sick(
+    machine: Callable[[str], Machine], monkeypatch: pytest.MonkeyPatch, defect: str, code: str
+) -> None:
+    made = machine("h200-x2")
+    if defect == "library":
+        monkeypatch.setattr(measuring, "LIBRARIES", ("/nowhere/libcuda.so.1",))
+    else:
+        monkeypatch.setattr(measuring, "check_memory", None)
+    outcome = made.run(level="start")
+    assert [each for each, _uuid in told(outcome)] == [code] * 2 and not outcome["passed"]
+    assert verdicts(outcome) == [None, None]
 
 
 def test_without_fabric_manager_no_gpu_starts(machine: Callable[[str], Machine]) -> None:

@@ -18,6 +18,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils import gate_checks, g
 from ansible_collections.gpufarm.core.plugins.module_utils import nomad_programs as nomad_programs_file
 from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark import measuring
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad_programs import Program, nomad_programs
+from ansible_collections.gpufarm.core.plugins.module_utils.problem import Finding
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.gate_helper import Farm
 
 from tests.simulator.gpu import faults
@@ -202,6 +203,40 @@ def test_what_is_slow_once_only_is_not(gate: Gate, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(gpu_benchmark, "measure", once)
     status = gate.run(**QUICK)
     assert (gate.codes(status), status["healthy"], measured) == ([], True, [gate.uuids, gate.uuids[1:]])
+
+
+def test_a_slow_gpu_that_nobody_could_measure_again_is_not_well(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure, measured = gate_checks._measure, []
+
+    def no_more(facts: Any, uuids: Any, *given: Any) -> Any:
+        measured.append(list(uuids))
+        if len(measured) == 1:
+            return measure(facts, uuids, *given)
+        return {uuid: [] for uuid in uuids}, dict.fromkeys(uuids, gate_checks.OVER)
+
+    monkeypatch.setattr(gate_checks, "_measure", no_more)
+    gate.node.change(lambda it: faults.slow_memory(it, 1))
+    status = gate.run(**QUICK)
+    assert measured == [gate.uuids, gate.uuids[1:]] and gate.codes(status) == []
+    assert levels(status) == [{"quick": "ok"}, {}]
+    assert status["gpus"][1]["check_left_out"] == f"slow, and not measured again: {gate_checks.OVER}"
+
+
+def test_of_two_measurements_the_better_one_decides_for_each_part_and_both_are_told() -> None:
+    def found(code: str, text: str, part: str = "MIG-a", peer: str | None = None) -> Finding:
+        return Finding(code, text, "least", "step", uuid=part, peer=peer)
+
+    first = [
+        found("slow_fp32", "40 %"), found("slow_fp32", "MIG-b: 41 %", "MIG-b"), found("peer_wrong", "x", peer="p"),
+        found("peer_wrong", "y", peer="q"),
+    ]  # fmt: skip
+    again = [found("slow_fp32", "44 %"), found("slow_fp32", "MIG-c: 45 %", "MIG-c"), found("memory_errors", "z")]
+    assert sorted((each.code, each.found) for each in gate_checks._slow_twice(first, again)) == [
+        ("memory_errors", "z"),
+        ("peer_wrong", "x"),
+        ("peer_wrong", "y"),
+        ("slow_fp32", "40 %, and when measured again: 44 %"),
+    ]
 
 
 def test_a_level_that_is_asked_for_no_more_is_forgotten(gate: Gate) -> None:
