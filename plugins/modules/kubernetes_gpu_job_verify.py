@@ -176,7 +176,7 @@ notes:
   - "The codes of GPUs that failed are: C(not_placed), Kubernetes took or placed no pod, and its own reason is told;
     C(task_failed), the pod did not start or did not end well; C(wrong_gpu), two pods saw the same GPU, or one saw a GPU
     that the node does not have; C(gpu_not_seen), the pod saw no GPU, or no pod was given this one; C(extra_gpus_seen),
-    the pod saw more than one; C(gpu_unhealthy), the GPU was lost before its pod had a place; C(timeout), there was no
+    the pod saw more than one; C(mig_empty), the GPU's MIG mode is on and it has no MIG device; C(gpu_unhealthy), the GPU was lost before its pod had a place; C(timeout), there was no
     verdict in time; C(log_unreadable), the log of the pod could not be read; C(no_python), there is no C(python3);
     C(no_answer), the program that measures did not get that far, or said nothing that tells what its GPU did."
   - "Those of GPUs that did not do what they should are the codes of M(gpufarm.core.nvidia_gpu_benchmark): C(no_cuda),

@@ -124,7 +124,8 @@ notes:
   - "The codes of GPUs that failed are: C(not_placed), Nomad did not place the job, and its own reason is told;
     C(task_failed), the task did not start or did not end well, and its last telling event and the end of its stderr are
     told; C(wrong_gpu), Nomad assigned or the task saw another GPU; C(gpu_not_seen), the task did not see its GPU;
-    C(extra_gpus_seen), a container saw more than its GPU; C(no_python), there is no C(python3); C(no_answer), the
+    C(extra_gpus_seen), a container saw more than its GPU; C(mig_empty), the GPU's MIG mode is on and it has no MIG
+    device; C(no_python), there is no C(python3); C(no_answer), the
     program that measures did not get that far, or said nothing that tells what its GPU did; C(timeout), there was no
     verdict in time; C(log_unreadable), the log of the task could not be read."
   - "Those of GPUs that did not do what they should are the codes of M(gpufarm.core.nvidia_gpu_benchmark): C(no_cuda),

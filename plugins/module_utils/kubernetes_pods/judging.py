@@ -17,7 +17,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.gpu_proof.listing imp
     devices_in,
     own_device,
 )
-from ansible_collections.gpufarm.core.plugins.module_utils.gpu_proof.work import judge_work
+from ansible_collections.gpufarm.core.plugins.module_utils.gpu_proof.work import empty_gpu, judge_work
 from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes import (
     Node,
     PodUse,
@@ -210,6 +210,8 @@ def judge_log(slot: Slot, said: Listing, text: str, *, state: State, pod: str, s
             "check that the image does not set NVIDIA_VISIBLE_DEVICES, the device plugin's list strategy, and the mode "
             "of the container toolkit",
         )
+    elif own in said.empty:
+        finding = empty_gpu(str(own))
     elif settings.computes and own is None:
         finding = Finding(
             "no_answer",

@@ -306,6 +306,16 @@ def test_a_whole_gpu_is_not_taken_for_its_mig_devices() -> None:
     assert judged(pin, MIG_LOG.format(more=""))[:2] == (None, [pin.uuid])
 
 
+def test_nothing_computes_on_a_gpu_whose_mig_mode_is_on_without_a_device() -> None:
+    on = f"gpufarm-verify: divided {A}\n"
+    assert judged(PIN, on + text_of(A))[0] == "mig_empty"
+    assert read_listing(on + text_of(A)).empty == (A,) and read_listing(text_of(A)).empty == ()
+    # What another GPU has is that one's.
+    assert judged(PIN, on.replace(A, B) + text_of(A, B, visible=A), "raw_exec")[0] is None
+    divided = on + f"GPU 0: A100 (UUID: {A})\n  MIG 1g.10gb Device 0: (UUID: MIG-1)\n"
+    assert read_listing(divided).empty == ()
+
+
 # --- why a task did not run ------------------------------------------------------------------
 
 

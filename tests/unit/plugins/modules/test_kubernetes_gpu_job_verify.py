@@ -490,6 +490,10 @@ def test_wrong_options(
 # --- what fails ------------------------------------------------------------------------------
 
 MANY = [farm.uuid_of(0, 0), farm.uuid_of(0, 1)]
+NOT_DIVIDED = (
+    f"GPU 0: A100 (UUID: {MANY[0]})\ngpufarm-verify: visible void\ngpufarm-verify: divided {MANY[0]}\n"
+    "gpufarm-verify: end 0\n"
+)
 
 
 @pytest.mark.parametrize(
@@ -497,6 +501,7 @@ MANY = [farm.uuid_of(0, 0), farm.uuid_of(0, 1)]
     [
         (Fate(sees=[], exit_code=6), "gpu_not_seen", "set runtime_class"),
         (Fate(sees=MANY), "extra_gpus_seen", f"sees {', '.join(MANY)}"),
+        (Fate(farm.ended("Completed", 0), log=NOT_DIVIDED), "mig_empty", "turn its MIG mode off on the node"),
         (Fate(exit_code=9), "task_failed", "nvidia-smi -L ended with 9"),
         (Fate(sees=[], exit_code=127), "task_failed", "nvidia-smi -L ended with 127"),
         (Fate(farm.waiting("ImagePullBackOff", "Back-off pulling image")), "task_failed", "check the image's name"),
