@@ -230,12 +230,12 @@ KEPT = ("uuid", "seen", "isolated", "pod", "duration_s", "benchmark", "ended")
 
 
 def judge_together(
-    slots: Mapping[Slot, PodResult], own: Mapping[str, Collection[str]]
+    slots: Mapping[Slot, PodResult], own: Mapping[str, Collection[str]], partly: Collection[str] = ()
 ) -> tuple[dict[Slot, PodResult], list[Problem]]:
     """What only all pods of a node together show: a GPU that two have, one of another node, one that nobody has.
 
     What else is wrong with a pod or its GPU makes no difference. C(own) are the UUIDs that nvidia-smi lists on a node,
-    where they are known.
+    where they are known; on nodes that are C(partly) known there may be more MIG devices.
     """
     judged = dict(slots)
     problems: list[Problem] = []
@@ -258,7 +258,7 @@ def judge_together(
                     "a GPU of its own for each",
                     "restart the device plugin's pod on the node, and look whether two plugins run there",
                 )
-            elif known and result.uuid.lower() not in known:
+            elif known and result.uuid.lower() not in known and not (node in partly and result.uuid.startswith("MIG-")):
                 finding = Finding(
                     "wrong_gpu",
                     f"GPU {result.uuid} in a pod",

@@ -225,6 +225,27 @@ def single(profile: str = "", more: str = "", strategy: str = "single") -> dict[
         ({"mig": False}, helper.make_node(0, 0, **{"nvidia.com/mig-1g.10gb": 7}), {}, "mig_mismatch"),
         ({"mig": True}, helper.make_node(0, 0, **{"nvidia.com/mig-1g.10gb": 7}), {}, None),
         ({"mig_profiles": {"1g.10gb": 7}}, helper.make_node(0, 0, **{"nvidia.com/mig-1g.10gb": 7}), {}, None),
+        ({"mig_profiles": {"1g.10gb": 6}}, helper.make_node(0, 0, **{"nvidia.com/mig-1g.10gb": 7}), {}, "mig_mismatch"),
+        (
+            {"mig_profiles": {"1g.10gb": 6}, "mig_unknown": ("GPU-0",)},
+            helper.make_node(0, 1, **{"nvidia.com/mig-1g.10gb": 7}),
+            {},
+            None,
+        ),
+        (
+            {"mig_profiles": {"1g.10gb": 8}, "mig_unknown": ("GPU-0",)},
+            helper.make_node(0, 1, **{"nvidia.com/mig-1g.10gb": 7}),
+            {},
+            "mig_mismatch",
+        ),
+        ({"mig_profiles": {"1g.10gb": 6}, "mig_unknown": ("GPU-0",)}, helper.make_node(0, 7, labels={}), {}, None),
+        (
+            {"mig_profiles": {"1g.10gb": 8}, "mig_unknown": ("GPU-0",)},
+            helper.make_node(0, 7, labels={}),
+            {},
+            "mig_mismatch",
+        ),
+        ({"count": 9, "mig_unknown": ("GPU-0",)}, helper.make_node(0, 7, labels={}), {}, "count_mismatch"),
         ({"mig_profiles": {"1g.10gb+me": 1}}, helper.make_node(0, 0, **{"nvidia.com/mig-1g.10gb.me": 1}), {}, None),
         ({"mig_profiles": {"1g.10gb": 7}}, helper.make_node(0, 0, **{"nvidia.com/mig-1g.10gb": 6}), {}, "mig_mismatch"),
         ({"mig_profiles": {"1g.10gb": 7}}, helper.make_node(0, 1), {}, "mig_mismatch"),
@@ -374,8 +395,9 @@ def test_what_facts_expect() -> None:
     divided = kubernetes.expected_of_facts(facts(gpu(0, ["1g.10gb", "1g.10gb", "2g.20gb"]), gpu(1)), "gpu01")
     assert divided["mig_profiles"] == {"1g.10gb": 2, "2g.20gb": 1} and len(divided["uuids"]) == 4
     assert kubernetes.expected_of_facts(facts(available=False), "gpu01") == {"node": "gpu01"}
-    unknown = kubernetes.expected_of_facts(facts(gpu(0, [], mig_devices=None)), "gpu01")
-    assert "mig_profiles" not in unknown and "uuids" not in unknown
+    unknown = kubernetes.expected_of_facts(facts(gpu(0, [], mig_devices=None), gpu(1, ["1g.10gb"]), gpu(2)), "gpu01")
+    assert (unknown["mig_unknown"], unknown["mig_profiles"]) == (["GPU-0"], {"1g.10gb": 1})
+    assert unknown["uuids"] == ["MIG-1-0", "GPU-2"]
     sick = kubernetes.expected_of_facts(facts(gpu(0), gpu(1, uuid=None, name=None)), "gpu01")
     assert sick["count"] == 2 and "models" not in sick
 

@@ -762,6 +762,14 @@ def test_what_computed_badly_is_compared_as_well() -> None:
     assert [each.code for each in judged] == ["slow_fp32"] and problems == [("gpu_not_seen", "GPU-2")]
 
 
+def test_mig_devices_that_nobody_tells_may_be_there() -> None:
+    slots = {Slot("n", GPU, number): computed(uuid) for number, uuid in enumerate(("GPU-1", "MIG-2", "GPU-3"))}
+    judged, problems = judging.judge_together(slots, {"n": ["GPU-1", "GPU-4"]}, {"n"})
+    assert [each.code for each in judged.values()] == [None, None, "wrong_gpu"] and problems == []
+    judged, _problems = judging.judge_together(slots, {"n": ["GPU-1"]})
+    assert [each.code for each in judged.values()] == [None, "wrong_gpu", "wrong_gpu"]
+
+
 def test_what_is_not_compared() -> None:
     for results, shared in (
         ((computed("GPU-1", "hung"), computed("GPU-1")), True),
