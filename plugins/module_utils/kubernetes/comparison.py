@@ -45,7 +45,8 @@ def expected_of_facts(facts: Mapping[str, Any], node: str) -> dict[str, Any]:
         return expected
     divided = [gpu for gpu in facts["gpus"] if gpu["mig_mode"] == "Enabled"]
     migs = [mig for gpu in divided for mig in gpu["mig_devices"] or ()]
-    if migs and all(mig["profile"] for mig in migs):
+    # None at all is a layout too: a plugin that has not noticed may offer as many MIG devices as there are GPUs.
+    if any(gpu["mig_mode"] for gpu in facts["gpus"]) and all(mig["profile"] for mig in migs):
         expected["mig_profiles"] = dict(sorted(Counter(mig["profile"] for mig in migs).items()))
     if all(gpu["name"] for gpu in facts["gpus"]):
         expected["models"] = sorted({gpu["name"] for gpu in facts["gpus"]})

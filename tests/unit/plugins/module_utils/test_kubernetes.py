@@ -282,6 +282,17 @@ def test_every_wish_is_compared(
     assert codes(judged(wish(**wanted), node, **options)) == ([code] if code else [])
 
 
+def test_mig_devices_of_before_are_not_taken_for_as_many_whole_gpus() -> None:
+    told = kubernetes.expected_of_facts(facts(gpu(0), gpu(1)), "node00000")
+    wanted = wish(mig_profiles=told.get("mig_profiles"), count=len(told["uuids"]))
+    (verdict,) = judged(wanted, helper.make_node(0, 0, **{"nvidia.com/mig-3g.40gb": 2}))
+    assert [(each.code, each.found, each.expected) for each in verdict.problems] == [
+        ("mig_mismatch", "2 x 3g.40gb", "none")
+    ]
+    for whole in (helper.make_node(0, 2), helper.make_node(0, 2, labels={})):
+        assert codes(judged(wanted, whole)) == []
+
+
 def test_nodes_that_are_not_as_they_should_be() -> None:
     assert codes(judged(wish())) == ["node_missing"]
     node = helper.make_node(0, 1)
@@ -391,7 +402,10 @@ def test_what_facts_expect() -> None:
         "uuids": ["GPU-0", "GPU-1"],
         "driver_version": helper.DRIVER,
         "models": [helper.MODEL],
+        "mig_profiles": {},
     }
+    incapable = kubernetes.expected_of_facts(facts(gpu(0, mig_mode=None)), "gpu01")
+    assert "mig_profiles" not in incapable
     divided = kubernetes.expected_of_facts(facts(gpu(0, ["1g.10gb", "1g.10gb", "2g.20gb"]), gpu(1)), "gpu01")
     assert divided["mig_profiles"] == {"1g.10gb": 2, "2g.20gb": 1} and len(divided["uuids"]) == 4
     assert kubernetes.expected_of_facts(facts(available=False), "gpu01") == {"node": "gpu01"}
