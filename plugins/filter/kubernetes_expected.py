@@ -37,8 +37,9 @@ EXAMPLES = r"""
 RETURN = r"""
 _value:
   description: >-
-    C(node), C(uuids), C(driver_version) and C(models); C(mig_profiles) too, where a GPU has MIG on, and C(count), where
-    a GPU is so sick that its UUID is not known. C(node) alone, where the driver does not answer.
+    C(node), C(uuids), C(driver_version) and C(models); C(mig_profiles) too, where a GPU can be divided,
+    C(mig_unknown), where nobody tells its MIG devices, and C(count), where a GPU is so sick that its UUID is not known.
+    C(node) alone, where the driver does not answer.
   type: dict
   sample:
     node: gpu01

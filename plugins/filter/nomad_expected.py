@@ -43,7 +43,8 @@ RETURN = r"""
 _value:
   description: >-
     C(node), C(uuids) and C(driver_version); C(models) too, unless a GPU has MIG on, because Nomad names MIG devices in
-    its own way. C(count) too, where a GPU is so sick that its UUID is not known.
+    its own way. C(count) too, where a GPU is so sick that its UUID is not known, and C(mig_unknown), where nobody tells
+    the MIG devices of a GPU.
   type: dict
   sample:
     node: gpu01

@@ -188,7 +188,7 @@ def check(
         if uuid in sick:
             left_out[uuid] = "critical by the probe"
         elif gpu["mig_mode"] == "Enabled" and not parts_of(gpu):
-            left_out[uuid] = "MIG mode is on, and it has no MIG device"
+            left_out[uuid] = "MIG mode is on, and no MIG device of it is known"
         else:
             wanted[uuid] = level
     known: Facts | None = facts

@@ -290,6 +290,7 @@ def compare(
             count=said.get("count"),
             uuids=tuple(said["uuids"]) if "uuids" in said else None,
             driver_version=said.get("driver_version"),
+            mig_unknown=tuple(said.get("mig_unknown", ())),
         )
         (verdict,) = nomad.compare([wanted], [actual])
         return node["Index"], (verdict.problems, gate.gate_node(node))

@@ -31,15 +31,39 @@ class Expected:
     driver_version: str | None = None
     mig: bool | None = None
     mig_profiles: Mapping[str, int] | None = None
+    mig_unknown: tuple[str, ...] = ()
+    """GPUs whose MIG devices nobody tells: they may be there beside the others, so that numbers are the least."""
 
     @property
     def number(self) -> int | None:
         """How many GPUs that makes."""
-        if self.count is not None:
-            return self.count
-        if self.uuids is not None:
-            return len(self.uuids)
-        return None if self.model_counts is None else sum(self.model_counts.values())
+        number = self.count
+        if number is None and self.uuids is not None:
+            number = len(self.uuids)
+        if number is None and self.model_counts is not None:
+            number = sum(self.model_counts.values())
+        # A node has one of them at least.
+        return max(1, number or 0) if self.mig_unknown else number
+
+    @property
+    def wish(self) -> str:
+        """The number in words."""
+        if self.number is None or (self.mig_unknown and self.number == 1):
+            return "at least one GPU"
+        return ("at least " if self.mig_unknown else "") + gpus_in_words(self.number)
+
+    def is_number(self, found: int) -> bool:
+        """Whether this is as many as there should be."""
+        return self.number is None or found == self.number or (bool(self.mig_unknown) and found > self.number)
+
+    def is_layout(self, found: Mapping[str, int], layout: Mapping[str, int]) -> bool:
+        """Whether these are the MIG devices, by profile, that there should be."""
+        if self.mig_unknown:
+            return all(found.get(profile, 0) >= number for profile, number in layout.items())
+        return dict(found) == dict(layout)
+
+    def layout_in_words(self, layout: Mapping[str, int]) -> str:
+        return ("at least " if self.mig_unknown else "") + counted(layout)
 
 
 EXPECTED: dict[str, Any] = {
@@ -55,6 +79,7 @@ EXPECTED: dict[str, Any] = {
         "driver_version": {"type": "str"},
         "mig": {"type": "bool"},
         "mig_profiles": {"type": "dict"},
+        "mig_unknown": {"type": "list", "elements": "str"},
     },
 }
 """The option C(expected) of a module."""
@@ -105,6 +130,7 @@ def read_expected(items: list[dict[str, Any]]) -> list[Expected]:
                 driver_version=item["driver_version"],
                 mig=item["mig"],
                 mig_profiles=None if profiles is None else _read_counts("mig_profiles", name, profiles),
+                mig_unknown=tuple(item["mig_unknown"] or ()),
             )
         )
     return wanted

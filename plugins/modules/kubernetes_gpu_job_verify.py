@@ -53,7 +53,7 @@ options:
   expected:
     description:
       - What nvidia-smi lists on the nodes, as P(gpufarm.core.kubernetes_expected#filter) makes it of facts and as
-        M(gpufarm.core.kubernetes_gpu_verify) takes it. Only C(uuids) are compared here.
+        M(gpufarm.core.kubernetes_gpu_verify) takes it. Only C(uuids) and C(mig_unknown) matter here.
       - Its nodes count as named where O(nodes) is not set. Otherwise those that are not in O(nodes) are left alone.
     type: list
     elements: dict
@@ -93,6 +93,12 @@ options:
         description:
           - Not compared here.
         type: dict
+      mig_unknown:
+        description:
+          - UUIDs of GPUs in MIG mode whose MIG devices nobody tells. Where there is one, a pod may see a MIG device
+            that is not in C(uuids).
+        type: list
+        elements: str
   sample:
     description:
       - Number of GPUs of each node on which a pod runs, free ones first. Which they are is the device plugin's choice.
@@ -172,9 +178,10 @@ notes:
   - "The codes of GPUs that failed are: C(not_placed), Kubernetes took or placed no pod, and its own reason is told;
     C(task_failed), the pod did not start or did not end well; C(wrong_gpu), two pods saw the same GPU, or one saw a GPU
     that the node does not have; C(gpu_not_seen), the pod saw no GPU, or no pod was given this one; C(extra_gpus_seen),
-    the pod saw more than one; C(gpu_unhealthy), the GPU was lost before its pod had a place; C(timeout), there was no
-    verdict in time; C(log_unreadable), the log of the pod could not be read; C(no_python), there is no C(python3);
-    C(no_answer), the program that measures did not get that far, or said nothing that tells what its GPU did."
+    the pod saw more than one; C(mig_empty), the GPU's MIG mode is on and it has no MIG device; C(gpu_unhealthy), the
+    GPU was lost before its pod had a place; C(timeout), there was no verdict in time; C(log_unreadable), the log of the
+    pod could not be read; C(no_python), there is no C(python3); C(no_answer), the program that measures did not get
+    that far, or said nothing that tells what its GPU did."
   - "Those of GPUs that did not do what they should are the codes of M(gpufarm.core.nvidia_gpu_benchmark): C(no_cuda),
     C(context_failed), C(hung), C(crashed), C(failed), C(memory_errors), C(wrong_results), C(slow_memory), C(slow_fp32)
     and C(slow_tensor). If there are several, the code is the worst's, and all are told. C(wrong_gpu) comes before
@@ -503,7 +510,8 @@ def prove(client: kubernetes.Client, params: Mapping[str, Any], check_mode: bool
     except kubernetes.KubernetesError as error:
         _refused(error, run.left)
     found = {slot: result for slot, result in results.items() if result is not None}
-    judged, more = judge_together(found, own)
+    partly = {item["node"] for item in params["expected"] if item["mig_unknown"]}
+    judged, more = judge_together(found, own, partly)
     everything = list(judged.values())
     problems += [*gpu_proof.problems_of(everything), *more, *run.unproven, *run.left]
     # An empty UUID is one that nobody knows.

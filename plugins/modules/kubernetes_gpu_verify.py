@@ -74,6 +74,12 @@ options:
             the label C(nvidia.com/gpu.product) of GPU feature discovery. Where it does not run, only their number is
             compared.
         type: dict
+      mig_unknown:
+        description:
+          - UUIDs of GPUs in MIG mode whose MIG devices nobody tells. They, and MIG devices that are not expected, may
+            be there, so that numbers are the least.
+        type: list
+        elements: str
   timeout:
     description:
       - Seconds to wait until everything is right; V(0) looks once.

@@ -99,7 +99,8 @@ options:
     type: int
   timeout:
     description:
-      - Seconds for the whole proof. What has no verdict then has failed with the code C(timeout).
+      - Seconds for the whole proof. What has no verdict then has failed with the code C(timeout). Nodes to which it did
+        not come are a problem with the code C(not_begun).
       - O(parallel) nodes that have the image take some ten seconds, and then the next ones begin. A farm of thousands
         of nodes needs more time than the default.
     type: int
@@ -120,9 +121,10 @@ notes:
   - "The codes of GPUs that failed are: C(not_placed), Nomad did not place the job, and its own reason is told;
     C(task_failed), the task did not start or did not end well, and its last telling event and the end of its stderr are
     told; C(wrong_gpu), Nomad assigned or the task saw another GPU; C(gpu_not_seen), the task did not see its GPU;
-    C(extra_gpus_seen), a container saw more than its GPU; C(no_python), there is no C(python3); C(no_answer), the
-    program that measures did not get that far, or said nothing that tells what its GPU did; C(timeout), there was no
-    verdict in time; C(log_unreadable), the log of the task could not be read."
+    C(extra_gpus_seen), a container saw more than its GPU; C(mig_empty), the GPU's MIG mode is on and it has no MIG
+    device; C(gpu_unhealthy), the device plugin calls the GPU unhealthy; C(no_python), there is no
+    C(python3); C(no_answer), the program that measures did not get that far, or said nothing that tells what its GPU
+    did; C(timeout), there was no verdict in time; C(log_unreadable), the log of the task could not be read."
   - "Those of GPUs that did not do what they should are the codes of M(gpufarm.core.nvidia_gpu_benchmark): C(no_cuda),
     C(context_failed), C(hung), C(crashed), C(failed), C(memory_errors), C(wrong_results), C(slow_memory), C(slow_fp32)
     and C(slow_tensor). If there are several, the code is the worst's, and all are told. C(failed) is also a task of
@@ -132,9 +134,11 @@ notes:
   - "The codes of GPUs that are V(busy) are: C(gpu_busy), another allocation holds the GPU; C(node_full), the node has
     no room for the task."
   - "The codes of GPUs that are V(skipped) are: C(not_sampled), O(sample) left it out; C(node_closed), the node is
-    ineligible or drained and was not named; C(check_mode), a job would have run."
+    ineligible or drained and was not named; C(not_begun), the time was over before; C(check_mode), a job would have
+    run."
   - "The codes of nodes are: C(node_missing), no node has this name or ID; C(node_down), its status is not ready;
-    C(no_devices), Nomad reports not one GPU; C(job_left), a job could not be purged."
+    C(no_devices), Nomad reports not one GPU; C(not_begun), the time was over before a job ran there; C(job_left), a job
+    could not be purged."
   - With ACLs the token needs C(node:read), and C(submit-job), C(read-job), C(list-jobs) and C(read-logs) in the
     namespace. Where it may not read the jobs of other namespaces, it cannot be told which job holds a GPU.
   - The IDs of its jobs begin with C(gpufarm-verify-), and their meta says which module made them. Jobs of a former run
@@ -423,7 +427,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils import (
     nomad_options,
     signals,
 )
-from ansible_collections.gpufarm.core.plugins.module_utils.problem import Finding, Problem
+from ansible_collections.gpufarm.core.plugins.module_utils.problem import Problem
 
 DEFAULTS = nomad_jobs.Settings()
 
@@ -505,6 +509,7 @@ def prove(client: nomad.Client, params: Mapping[str, Any], check_mode: bool) -> 
     work = []
     for node in selected:
         pins = nomad_jobs.pins_of(node)
+        sick = {gpu["uuid"]: gpu for gpu in node["gpus"] if not gpu["healthy"]}
         closed = nomad_jobs.closed_to_work(node)
         taken = nomad_jobs.take_sample(
             pins, params["sample"], lambda pin: (pin.node_id, pin.uuid) in held, secrets.SystemRandom().sample
@@ -515,16 +520,24 @@ def prove(client: nomad.Client, params: Mapping[str, Any], check_mode: bool) -> 
             # Kept in Nomad's order, whatever comes of it.
             results[pin] = nomad_jobs.result_of(pin, None)
             if pin not in taken:
-                results[pin] = skipped(pin, "not_sampled", "that it is not part of the sample", "run without 'sample'")
+                results[pin] = nomad_jobs.skipped(
+                    pin, "not_sampled", "that it is not part of the sample", "run without 'sample'"
+                )
             elif closed and params["nodes"] is None:
-                results[pin] = skipped(pin, "node_closed", f"that {closed}", "name the node in 'nodes' to insist")
+                results[pin] = nomad_jobs.skipped(
+                    pin, "node_closed", f"that {closed}", "name the node in 'nodes' to insist"
+                )
             elif closed:
                 results[pin] = nomad_jobs.result_of(pin, nomad_jobs.closed_finding(node, f"that {closed}"))
+            elif pin.uuid in sick:
+                results[pin] = nomad_jobs.result_of(pin, nomad_jobs.unhealthy_finding(sick[pin.uuid]))
             elif holder:
                 verdict = "busy" if settings.skip_busy else "failed"
                 results[pin] = nomad_jobs.result_of(pin, nomad_jobs.busy_finding(holder), verdict)
             elif check_mode:
-                results[pin] = skipped(pin, "check_mode", "check mode, so no job ran", "run without check mode")
+                results[pin] = nomad_jobs.skipped(
+                    pin, "check_mode", "check mode, so no job ran", "run without check mode"
+                )
             else:
                 to_run.append(pin)
         if to_run:
@@ -534,12 +547,9 @@ def prove(client: nomad.Client, params: Mapping[str, Any], check_mode: bool) -> 
     except nomad.NomadError as error:
         _refused(error, run.left, params["namespace"])
     everything = list(results.values())
-    return Proof(everything, [*problems, *gpu_proof.problems_of(everything), *run.left], leftovers, warnings)
-
-
-def skipped(pin: nomad_jobs.Pin, code: str, found: str, next_step: str) -> nomad_jobs.JobResult:
-    finding = Finding(code, found, "a proof of every GPU", next_step)
-    return nomad_jobs.result_of(pin, finding, "skipped")
+    return Proof(
+        everything, [*problems, *gpu_proof.problems_of(everything), *run.unproven, *run.left], leftovers, warnings
+    )
 
 
 def _refused(error: nomad.NomadError, left: list[Problem], namespace: str | None) -> NoReturn:

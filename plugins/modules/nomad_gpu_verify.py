@@ -69,6 +69,12 @@ options:
         description:
           - Number of MIG devices of each profile, such as C(1g.10gb), as the names of the devices tell it.
         type: dict
+      mig_unknown:
+        description:
+          - UUIDs of GPUs in MIG mode whose MIG devices nobody tells. They, and MIG devices that are not expected, may
+            be there, so that numbers are the least.
+        type: list
+        elements: str
   timeout:
     description:
       - Seconds to wait until everything is right; V(0) looks once.

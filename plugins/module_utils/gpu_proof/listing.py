@@ -28,26 +28,32 @@ class Listing:
     """How the program that measures ended, None where it was not started."""
     answer: str | None = None
     """What it said, not yet read: whether the log is whole comes first."""
+    empty: Sequence[str] = ()
+    """GPUs whose MIG mode is on, without a MIG device: nothing can compute there."""
 
 
 _GPU_LINE = re.compile(r"^GPU [0-9]+: .*\(UUID: (GPU-[^)\s]+)\)")
 _MIG_LINE = re.compile(r"^\s*MIG .*\(UUID: (MIG-[^)\s]+)\)")
+_DIVIDED_LINE = re.compile(rf"^{MARK} divided (GPU-\S+)$")
 _END_LINE = re.compile(rf"^{MARK} (end|computed) ([0-9]{{1,3}})$")
 _ANSWER_LINE = re.compile(rf"^{MARK} answer (\{{.*\}})$")
 
 
 def read_listing(text: str) -> Listing:
     gpus: list[tuple[str, tuple[str, ...]]] = []
+    divided: set[str] = set()
     ends: dict[str, int] = {}
     visible, wsl, answer = None, False, None
     for raw in text.splitlines():
         line = clean(raw.rstrip())
         gpu, mig, end = _GPU_LINE.match(line), _MIG_LINE.match(line), _END_LINE.match(line)
-        said = _ANSWER_LINE.match(line)
+        said, mode = _ANSWER_LINE.match(line), _DIVIDED_LINE.match(line)
         if gpu:
             gpus.append((gpu.group(1), ()))
         elif mig and gpus:
             gpus[-1] = (gpus[-1][0], (*gpus[-1][1], mig.group(1)))
+        elif mode:
+            divided.add(mode.group(1))
         elif line.startswith(f"{MARK} visible"):
             visible = line[len(f"{MARK} visible") :].strip()
         elif line == f"{MARK} wsl":
@@ -56,7 +62,8 @@ def read_listing(text: str) -> Listing:
             ends[end.group(1)] = int(end.group(2))
         elif said:
             answer = said.group(1)
-    return Listing(gpus, visible, wsl, ends.get("end"), ends.get("computed"), answer)
+    empty = tuple(gpu for gpu, migs in gpus if gpu in divided and not migs)
+    return Listing(gpus, visible, wsl, ends.get("end"), ends.get("computed"), answer, empty)
 
 
 def devices_in(listing: Listing) -> list[str]:

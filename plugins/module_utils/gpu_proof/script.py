@@ -76,6 +76,9 @@ def script(linger: int, compute: Sequence[str] = ()) -> str:
             "said=$(",
             "nvidia-smi -L",
             "code=$?",
+            # A GPU whose MIG mode is on is listed as any other.
+            "[ $code != 0 ] || nvidia-smi --query-gpu=mig.mode.current,uuid --format=csv,noheader 2>/dev/null |",
+            f'while read -r mode uuid; do [ "$mode" != Enabled, ] || echo "{MARK} divided $uuid"; done',
             f'case "$(uname -r 2>/dev/null)" in (*[Mm]icrosoft*) echo "{MARK} wsl";; esac',
             f'if [ -e /dev/dxg ]; then echo "{MARK} wsl"; fi',
             # No braces around the variable: Nomad would put its own value there, whatever the task has.

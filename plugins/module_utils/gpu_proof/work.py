@@ -20,6 +20,15 @@ from ansible_collections.gpufarm.core.plugins.module_utils.text import one_line
 NO_PROGRAM = 127
 
 
+def empty_gpu(uuid: str) -> Finding:
+    return Finding(
+        "mig_empty",
+        f"MIG mode Enabled and no MIG device on GPU {uuid}, so that nothing can compute there",
+        "a whole GPU or a MIG device",
+        "divide the GPU or turn its MIG mode off on the node, then restart what hands it out there",
+    )
+
+
 def judge_work(
     uuid: str, listing: Listing, settings: ProofSettings, stderr: str, *, image: str | None
 ) -> tuple[Finding | None, dict[str, Any] | None]:

@@ -84,6 +84,7 @@ PROBLEMS: dict[str, Kind] = {
     "persistence_off": Kind(WARNING, "check_configuration", "persistence mode Enabled"),
     "process_without_owner": Kind(WARNING, "reset_gpu", "a living process for all memory in use"),
     "mig_pending": Kind(WARNING, "reset_gpu", "one MIG mode before and after a reset"),
+    "mig_empty": Kind(CRITICAL, "check_configuration", "MIG devices where MIG mode is on"),
     "check_failed": Kind(WARNING, "check_configuration", "an answer"),
     # What the node's gate finds when it lets a GPU without work compute, as nvidia_gpu_benchmark does.
     "benchmark_hung": Kind(CRITICAL, "reset_gpu", "a GPU that computes to the end"),
@@ -118,6 +119,7 @@ _STEPS = {
     "fabric_not_ready": "check that nvidia-fabricmanager runs and has the driver's version, then reset the GPUs",
     "persistence_off": "enable nvidia-persistenced, or set persistence_required to false",
     "vgpu_unlicensed": "read 'journalctl -u nvidia-gridd', and check the token in /etc/nvidia/ClientConfigToken",
+    "mig_empty": "divide the GPU ('journalctl -u gpufarm-mig' tells why a layout is missing), or turn its MIG mode off",
     "temperature": "check fans, air flow and dust, and the load of the neighbours",
     "hw_slowdown": "check cooling and power supply of the node",
     "pcie_width": "reseat the GPU; if the slot is wired so, set severities or pcie_width_min",

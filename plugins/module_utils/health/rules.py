@@ -173,6 +173,9 @@ def _gpu_settings(gpu: Gpu, options: HealthOptions) -> Iterator[Finding]:
     now, later = gpu["mig_mode"], gpu["mig_mode_pending"]
     if now and later and now != later:
         yield Finding("mig_pending", f"MIG {now} now and {later} after the next reset")
+    # Unlike no devices, devices that nobody tells (None) are no problem.
+    if now == "Enabled" and gpu["mig_devices"] == []:
+        yield Finding("mig_empty", "MIG mode Enabled and no MIG device, so that no job can use the GPU")
 
 
 def findings_of_gpu(gpu: Gpu, options: HealthOptions, on_wsl: bool) -> Iterator[Finding]:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,8 +14,11 @@ from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes.nodes impo
 from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes.pods import Work
 from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes.reading import read_node
 
-# So often somebody else may change the node between a look and a change. The kubelet does it now and then.
-ATTEMPTS = 5
+# So often somebody else may change the node between a look and a change. The kubelet does it now and then, and each
+# second where something changes there all the time; with the pauses these are some 15 seconds.
+ATTEMPTS = 20
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 1.0
 
 
 def change_node(client: Client, name: str, patch_of: Callable[[Node], Mapping[str, Any] | None]) -> Node | None:
@@ -35,6 +39,7 @@ def change_node(client: Client, name: str, patch_of: Callable[[Node], Mapping[st
                 raise
         else:
             return node
+        time.sleep(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (attempt - 1)))
     return None
 
 

@@ -44,8 +44,9 @@ def expected_of_facts(facts: Mapping[str, Any], node: str) -> dict[str, Any]:
     if "uuids" not in expected:
         return expected
     divided = [gpu for gpu in facts["gpus"] if gpu["mig_mode"] == "Enabled"]
-    migs = [mig for gpu in divided for mig in gpu["mig_devices"]]
-    if migs and all(mig["profile"] for mig in migs):
+    migs = [mig for gpu in divided for mig in gpu["mig_devices"] or ()]
+    # None at all is a layout too: a plugin that has not noticed may offer as many MIG devices as there are GPUs.
+    if any(gpu["mig_mode"] for gpu in facts["gpus"]) and all(mig["profile"] for mig in migs):
         expected["mig_profiles"] = dict(sorted(Counter(mig["profile"] for mig in migs).items()))
     if all(gpu["name"] for gpu in facts["gpus"]):
         expected["models"] = sorted({gpu["name"] for gpu in facts["gpus"]})
@@ -136,15 +137,13 @@ def _judge(wanted: Expected, node: Node | None, require_eligible: bool, plugin: 
 
 
 def _judge_gpus(wanted: Expected, node: Node, plugin: Plugin | None) -> list[Problem]:
-    number = wanted.number
-    if not node["gpus_capacity"] and number != 0:
-        wish = "at least one GPU" if number is None else gpus_in_words(number)
+    if not node["gpus_capacity"] and wanted.number != 0:
         return [
             problem_of(
                 wanted.node,
                 "no_devices",
                 "no GPU at all" + (f", and {plugin.found}" if plugin else ""),
-                wish,
+                wanted.wish,
                 plugin.next_step
                 if plugin and not plugin.running
                 else "check nvidia-smi on the node, its label nvidia.com/gpu.present, and the log of the device "
@@ -153,13 +152,13 @@ def _judge_gpus(wanted: Expected, node: Node, plugin: Plugin | None) -> list[Pro
         ]
     problems = _judge_mig(wanted, node)
     # A list of what is missing says more than two numbers.
-    if number is not None and node["gpus_capacity"] != number and not problems:
+    if not wanted.is_number(node["gpus_capacity"]) and not problems:
         problems.append(
             problem_of(
                 wanted.node,
                 "count_mismatch",
                 gpus_in_words(node["gpus_capacity"]),
-                gpus_in_words(number),
+                wanted.wish,
                 "compare with 'nvidia-smi -L' on the node, and restart the device plugin's pod there if that is right, "
                 "because it looks for GPUs only when it starts",
             )
@@ -217,11 +216,12 @@ def _judge_mig(wanted: Expected, node: Node) -> list[Problem]:
     if wanted.mig_profiles is None:
         return []
     # They may be MIG devices, but then they have one profile all.
-    if profile is None and (not layout or (len(layout) == 1 and whole == sum(layout.values()))):
+    alike = len(layout) == 1 and wanted.is_layout({"": whole}, {"": sum(layout.values())})
+    if profile is None and (alike or not layout):
         return []
     if not found:
         found = {PLUGIN_GPU: whole} if whole and layout else {}
-    return [] if found == layout else problem(counted(found), counted(layout))
+    return [] if wanted.is_layout(found, layout) else problem(counted(found), wanted.layout_in_words(layout))
 
 
 def _judge_labels(wanted: Expected, node: Node) -> list[Problem]:

@@ -17,7 +17,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.gpu_proof.listing imp
     devices_in,
     own_device,
 )
-from ansible_collections.gpufarm.core.plugins.module_utils.gpu_proof.work import judge_work
+from ansible_collections.gpufarm.core.plugins.module_utils.gpu_proof.work import empty_gpu, judge_work
 from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes import (
     Node,
     PodUse,
@@ -210,6 +210,8 @@ def judge_log(slot: Slot, said: Listing, text: str, *, state: State, pod: str, s
             "check that the image does not set NVIDIA_VISIBLE_DEVICES, the device plugin's list strategy, and the mode "
             "of the container toolkit",
         )
+    elif own in said.empty:
+        finding = empty_gpu(str(own))
     elif settings.computes and own is None:
         finding = Finding(
             "no_answer",
@@ -228,12 +230,12 @@ KEPT = ("uuid", "seen", "isolated", "pod", "duration_s", "benchmark", "ended")
 
 
 def judge_together(
-    slots: Mapping[Slot, PodResult], own: Mapping[str, Collection[str]]
+    slots: Mapping[Slot, PodResult], own: Mapping[str, Collection[str]], partly: Collection[str] = ()
 ) -> tuple[dict[Slot, PodResult], list[Problem]]:
     """What only all pods of a node together show: a GPU that two have, one of another node, one that nobody has.
 
     What else is wrong with a pod or its GPU makes no difference. C(own) are the UUIDs that nvidia-smi lists on a node,
-    where they are known.
+    where they are known; on nodes that are C(partly) known there may be more MIG devices.
     """
     judged = dict(slots)
     problems: list[Problem] = []
@@ -256,7 +258,7 @@ def judge_together(
                     "a GPU of its own for each",
                     "restart the device plugin's pod on the node, and look whether two plugins run there",
                 )
-            elif known and result.uuid.lower() not in known:
+            elif known and result.uuid.lower() not in known and not (node in partly and result.uuid.startswith("MIG-")):
                 finding = Finding(
                     "wrong_gpu",
                     f"GPU {result.uuid} in a pod",

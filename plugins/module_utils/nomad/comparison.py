@@ -24,18 +24,22 @@ def expected_of_facts(facts: Mapping[str, Any], node: str, ignored: Iterable[str
 
     The plugin lists each MIG device under a name of its own and not the GPU that it is on, so models are those of
     nodes without MIG. It hides the UUIDs in C(ignored). A GPU that the driver could not start may have no UUID and no
-    model; Nomad must have it all the same, so it counts. Of a node whose GPUs, or MIG devices, could not be asked,
-    Nomad must have at least one. A KeyError names what the facts lack.
+    model; Nomad must have it all the same, so it counts. GPUs whose MIG devices nobody tells are named by themselves,
+    so that the others are compared all the same. Of a node whose GPUs could not be asked, Nomad must have at least one.
+    A KeyError names what the facts lack.
     """
     if not facts["available"]:
         # It must have one at least.
         return {"node": node}
     expected: dict[str, Any] = {"node": node, "driver_version": facts["driver_version"]}
     divided = [gpu for gpu in facts["gpus"] if gpu["mig_mode"] == "Enabled"]
-    if any(gpu["mig_devices"] is None for gpu in divided):
-        return expected
+    unknown = [gpu for gpu in divided if gpu["mig_devices"] is None]
+    if unknown:
+        expected["mig_unknown"] = [gpu["uuid"] or "" for gpu in unknown]
     devices: list[Mapping[str, Any]] = []
     for gpu in facts["gpus"]:
+        if gpu in unknown:
+            continue
         # A divided GPU without devices is lost to jobs, so it is missing under its own UUID.
         devices += gpu["mig_devices"] or [gpu] if gpu in divided else [gpu]
     hidden = {uuid.lower() for uuid in ignored}
@@ -150,15 +154,14 @@ def _judge(wanted: Expected, candidates: list[Node], require_eligible: bool) -> 
 
 
 def _judge_gpus(wanted: Expected, node: Node) -> list[Problem]:
-    name, number = wanted.node, wanted.number
-    if not node["gpus"] and number != 0:
-        wish = "at least one GPU" if number is None else gpus_in_words(number)
+    name = wanted.node
+    if not node["gpus"] and wanted.number != 0:
         return [
             problem_of(
                 name,
                 "no_devices",
                 "no GPU device at all",
-                wish,
+                wanted.wish,
                 "check nvidia-smi on the node and that the device plugin is in plugin_dir with a plugin block of its "
                 "name, then restart Nomad there, because it never retries a plugin that could not load the driver",
             )
@@ -168,13 +171,13 @@ def _judge_gpus(wanted: Expected, node: Node) -> list[Problem]:
     found = len(node["gpus"])
     # A list of what is missing says more than two numbers.
     told = problems and (wanted.uuids is not None or wanted.model_counts is not None)
-    if number is not None and found != number and not told:
+    if not wanted.is_number(found) and not told:
         problems.append(
             problem_of(
                 name,
                 "count_mismatch",
                 gpus_in_words(found),
-                gpus_in_words(number),
+                wanted.wish,
                 "compare with 'nvidia-smi -L' on the node, and restart Nomad there if that is right",
             )
         )
@@ -188,6 +191,7 @@ def _judge_gpus(wanted: Expected, node: Node) -> list[Problem]:
 def _judge_uuids(wanted: Expected, node: Node) -> list[Problem]:
     there = {gpu["uuid"].lower(): gpu["uuid"] for gpu in node["gpus"]}
     listed = {uuid.lower(): uuid for uuid in wanted.uuids or ()}
+    unknown = {uuid.lower() for uuid in wanted.mig_unknown}
     problems = [
         problem_of(
             wanted.node,
@@ -210,7 +214,7 @@ def _judge_uuids(wanted: Expected, node: Node) -> list[Problem]:
             uuid=uuid,
         )
         for key, uuid in there.items()
-        if key not in listed
+        if key not in listed and not (unknown and (key in unknown or key.startswith("mig-")))
     ]
     return problems
 
@@ -239,8 +243,9 @@ def _judge_mig(wanted: Expected, node: Node) -> list[Problem]:
     if wanted.mig_profiles is not None:
         found = Counter(gpu["mig_profile"] or "without a profile" for gpu in node["gpus"] if gpu["mig"])
         layout = {profile: number for profile, number in wanted.mig_profiles.items() if number}
-        if dict(found) != layout:
-            return [problem_of(wanted.node, "mig_mismatch", counted(found), counted(layout), next_step)]
+        if not wanted.is_layout(found, layout):
+            wish = wanted.layout_in_words(layout)
+            return [problem_of(wanted.node, "mig_mismatch", counted(found), wish, next_step)]
     return []
 
 

@@ -17,7 +17,9 @@ from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs.choice imp
     closed_to_work,
     pins_of,
     select_nodes,
+    skipped,
     take_sample,
+    unhealthy_finding,
 )
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs.jobspec import DRIVERS
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs.records import (

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ansible_collections.gpufarm.core.plugins.module_utils import nomad
-from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs.records import Pin
+from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs.records import JobResult, Pin, result_of
 from ansible_collections.gpufarm.core.plugins.module_utils.problem import Finding, Problem, problem_of
 
 
@@ -112,3 +112,17 @@ def busy_finding(holder: Mapping[str, Any] | None) -> Finding:
     else:
         found = f"held by allocation {holder['id']} of job {holder['job_id']} in namespace {holder['namespace']}"
     return Finding("gpu_busy", found, "a free GPU", "run the proof again when that allocation has ended")
+
+
+def unhealthy_finding(gpu: nomad.Gpu) -> Finding:
+    """Nomad places nothing on such a GPU, and says that it is not free."""
+    return Finding(
+        "gpu_unhealthy",
+        f"that its device plugin calls it unhealthy ({gpu['health_description'] or 'no reason given'})",
+        "a healthy GPU",
+        "check the GPU with nvidia-smi and the kernel log, and drain the node if it is sick",
+    )
+
+
+def skipped(pin: Pin, code: str, found: str, next_step: str) -> JobResult:
+    return result_of(pin, Finding(code, found, "a proof of every GPU", next_step), "skipped")

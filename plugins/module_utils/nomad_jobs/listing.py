@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ansible_collections.gpufarm.core.plugins.module_utils.gpu_proof.listing import Listing, devices_in
+from ansible_collections.gpufarm.core.plugins.module_utils.gpu_proof.work import empty_gpu
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs.records import Pin
 from ansible_collections.gpufarm.core.plugins.module_utils.problem import Finding
 
@@ -68,6 +69,8 @@ def judge_listing(
             f"NVIDIA_VISIBLE_DEVICES={pin.uuid}",
             "check the version of the device plugin, and that nothing else sets this variable",
         )
+    elif wanted in {uuid.lower() for uuid in listing.empty}:
+        finding = empty_gpu(pin.uuid)
     else:
         return None, seen, isolated
     return finding, seen, isolated

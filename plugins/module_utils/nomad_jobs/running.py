@@ -16,7 +16,11 @@ from typing import Any
 from ansible_collections.gpufarm.core.plugins.module_utils import nomad
 from ansible_collections.gpufarm.core.plugins.module_utils.gpu_proof.listing import read_listing
 from ansible_collections.gpufarm.core.plugins.module_utils.gpu_proof.work import judge_work
-from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs.choice import busy_finding
+from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs.choice import (
+    busy_finding,
+    skipped,
+    unhealthy_finding,
+)
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs.jobspec import (
     PREFIX,
     TASK,
@@ -82,6 +86,8 @@ class Run:
     stop: threading.Event = dataclasses.field(default_factory=threading.Event)
     left: list[Problem] = dataclasses.field(default_factory=list)
     """Jobs that could not be purged."""
+    unproven: list[Problem] = dataclasses.field(default_factory=list)
+    """Nodes to which the proof did not come."""
 
     def seconds_left(self) -> float:
         return self.deadline - time.monotonic()
@@ -135,7 +141,7 @@ def _prove_once(run: Run, name: str, node: nomad.Node, pins: Sequence[Pin], ling
     if run.stop.is_set():
         raise Stopped
     if run.seconds_left() <= 0:
-        return {pin: result_of(pin, _out_of_time(run, "that no job of this node had begun")) for pin in pins}
+        return _not_begun(run, node, pins)
     gives_up_at = int(time.time() + run.seconds_left()) + 60
     refusal = None
     try:
@@ -157,6 +163,14 @@ def _prove_once(run: Run, name: str, node: nomad.Node, pins: Sequence[Pin], ling
                     f"run 'nomad job stop -purge {name}'; a later proof does it too, an hour from now",
                 )
             )
+
+
+def _not_begun(run: Run, node: nomad.Node, pins: Sequence[Pin]) -> dict[Pin, JobResult]:
+    """Nothing is known of these GPUs, so none has failed; but their node is not proven."""
+    found = f"that no job of this node had begun when the {run.settings.timeout:g} s were over"
+    step = "raise 'timeout' or 'parallel', or prove fewer nodes at once"
+    run.unproven.append(problem_of(node["name"], "not_begun", found, "a proof of every GPU", step))
+    return {pin: skipped(pin, "not_begun", found, step) for pin in pins}
 
 
 def _register(run: Run, body: Mapping[str, Any]) -> nomad.NomadError | None:
@@ -280,11 +294,21 @@ def _obstacles(run: Run, name: str, unplaced: Mapping[str, Pin]) -> dict[str, Ob
 
 
 def _judge_exhausted(run: Run, pin: Pin, obstacle: Obstacle) -> JobResult:
-    verdict = "busy" if run.settings.skip_busy else "failed"
     if obstacle.device:
-        holder = held_devices(run.client, pin.node_id).get((pin.node_id, pin.uuid))
-        return result_of(pin, busy_finding(holder), verdict)
-    return result_of(pin, obstacle.finding, verdict)
+        return _not_free(run, pin)
+    return result_of(pin, obstacle.finding, "busy" if run.settings.skip_busy else "failed")
+
+
+def _not_free(run: Run, pin: Pin, **more: Any) -> JobResult:
+    """Why Nomad does not give this GPU; one that got sick meanwhile is as little free as one that somebody holds."""
+    node: Mapping[str, Any] = {}
+    with contextlib.suppress(nomad.NomadError):
+        node = run.client.call("GET", f"/v1/node/{pin.node_id}") or {}
+    for gpu in nomad.gpus_of_node(node):
+        if gpu["uuid"] == pin.uuid and not gpu["healthy"]:
+            return result_of(pin, unhealthy_finding(gpu), **more)
+    holder = held_devices(run.client, pin.node_id).get((pin.node_id, pin.uuid))
+    return result_of(pin, busy_finding(holder), "busy" if run.settings.skip_busy else "failed", **more)
 
 
 def _judge_late(run: Run, job: _Watched, group: str, trouble: nomad.NomadError | None) -> JobResult:
@@ -341,8 +365,7 @@ def _judge(run: Run, pin: Pin, name: str, last: bool) -> JobResult | None:
     assigned = assigned_devices(allocation)
     if allocation.get("AllocatedResources") and not assigned:
         # Older Nomad counts free GPUs before it looks for the one that was asked for (hashicorp/nomad#18364).
-        holder = held_devices(run.client, pin.node_id).get((pin.node_id, pin.uuid))
-        return result_of(pin, busy_finding(holder), "busy" if run.settings.skip_busy else "failed", allocation_id=name)
+        return _not_free(run, pin, allocation_id=name)
     state = _state_of(allocation)
     listing, stderr = read_listing(""), ""
     if state.get("StartedAt"):

@@ -151,6 +151,30 @@ def test_no_container_of_the_verification_holds_the_play() -> None:
     assert {tuple(words[:4]) for words in clients.values()} == {("timeout", "-k", "10", "3600")}
 
 
+@pytest.mark.parametrize(
+    ("silent", "code", "runs", "seen"),
+    [(0, 0, 1, "GPU 0: T4\n"), (3, 0, 4, "GPU 0: T4\n"), (9, 0, 5, "\n"), (0, 6, 1, "GPU 0: T4\n")],
+)
+def test_what_containerd_loses_of_a_container_is_asked_for_again(
+    tmp_path: Path, silent: int, code: int, runs: int, seen: str
+) -> None:
+    ctr = f"""#!/bin/sh
+[ "$1" = run ] || exec echo image
+echo "$*" >>"$0.runs"
+[ "$(wc -l <"$0.runs")" -le {silent} ] || echo 'GPU 0: T4'
+exit {code}
+"""
+    (tmp_path / "ctr").write_text(ctr, encoding="ascii")
+    (tmp_path / "ctr").chmod(0o755)
+    command = value("__container_toolkit_container", container_toolkit_verify_image="cuda:12")["containerd"]
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (code, seen, "")
+    told = (tmp_path / "ctr.runs").read_text(encoding="ascii").splitlines()
+    # Each has a name of its own, because containerd may not have forgotten the last one.
+    assert len(told) == runs == len(set(told)) and all(line.endswith(" nvidia-smi -L") for line in told)
+
+
 HANGS = "#!/bin/sh\nsleep 600\n"
 DOCKER = """#!/bin/sh
 case "$1" in

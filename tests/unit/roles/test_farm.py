@@ -59,6 +59,20 @@ def test_what_is_noted_of_a_node(left: dict[str, Any], noted: list[str]) -> None
     assert before("gpus", ansible_facts=gpus("GPU-3", "GPU-2"), __farm_upgrade_left=left) == noted
 
 
+def test_a_gpu_that_nobody_has_divided_can_run_nothing() -> None:
+    path = role_helper.ROLES / "farm/tasks/verify_gpus.yml"
+    *_others, task = DataLoader().load_from_file(str(path), trusted_as_template=True)
+    found: list[dict[str, Any]] = [
+        {"mig_mode": None, "mig_devices": []},
+        {"mig_mode": "Enabled", "mig_devices": []},
+        # What nobody tells is no reason.
+        {"mig_mode": "Enabled", "mig_devices": None},
+        {"mig_mode": "Enabled", "mig_devices": [{"uuid": "MIG-1"}]},
+    ]
+    empty = value("empty", empty=task["vars"]["__farm_verify_empty"], ansible_facts={"nvidia_smi": {"gpus": found}})
+    assert empty == [found[1]] and task["when"] == "__farm_verify_empty | length > 0"
+
+
 def test_a_node_that_is_a_server_too() -> None:
     assert before("server", groups={"nomad_servers": ["s1", "gpu1"]}) is True
     assert before("server", groups={"nomad_servers": ["s1"]}) is False

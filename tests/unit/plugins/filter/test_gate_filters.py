@@ -63,7 +63,8 @@ def test_divided_gpu_without_devices_is_missing() -> None:
 def test_of_devices_that_nobody_could_list_one_is_expected() -> None:
     unknown = facts(True)
     unknown["gpus"][0]["mig_devices"] = None
-    assert nomad_expected(unknown, "a") == {"node": "a", "driver_version": "580.95.05"}
+    told = {"node": "a", "driver_version": "580.95.05", "uuids": [], "mig_unknown": ["GPU-0"]}
+    assert nomad_expected(unknown, "a") == told
     assert nomad_expected({"available": False, "gpus": []}, "a") == {"node": "a"}
 
 

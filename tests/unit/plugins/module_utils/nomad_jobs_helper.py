@@ -189,6 +189,8 @@ class FakeNomad:
             if parts[2] == "allocations":
                 return 200, [stub for stub in stubs if stub]
             return 200, self.evaluations(job) if job else []
+        if parts[0] == "node":
+            return 200, next(node for node in self.nodes if node["ID"] == parts[1])
         if parts[0] == "allocation":
             return self.allocation(parts[1])
         return self.log(parts[3], query["type"])

@@ -190,6 +190,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ),
     ({"persistence_mode": "Disabled"}, {}, "persistence_off", "warning"),
     ({"mig_mode_pending": "Enabled"}, {}, "mig_pending", "warning"),
+    ({"mig_mode": "Enabled", "mig_mode_pending": "Enabled", "mig_devices": []}, {}, "mig_empty", "critical"),
 ]
 
 
@@ -220,7 +221,8 @@ def test_one_problem(changes: dict[str, Any], options: dict[str, Any], code: str
         ({"ecc__corrected__volatile": 99}, {}),
         ({"ecc__mode": "Disabled", "ecc__mode_pending": "Disabled"}, {}),
         ({"mig_mode": None, "mig_mode_pending": "Enabled"}, {}),
-        ({"mig_mode": "Enabled", "mig_mode_pending": None}, {}),
+        ({"mig_mode": "Enabled", "mig_mode_pending": None, "mig_devices": None}, {}),
+        ({"mig_mode": "Enabled", "mig_mode_pending": "Enabled", "mig_devices": [{"uuid": "MIG-1"}]}, {}),
         ({"clocks_event_reasons": ["gpu_idle", "sw_power_cap", "sw_thermal_slowdown"]}, {}),
         ({"clocks_event_reasons": ["hw_slowdown"]}, {"throttle_reasons": ()}),
         ({"temperature_gpu_c": 90}, {"temperature_gpu_max_c": 90}),

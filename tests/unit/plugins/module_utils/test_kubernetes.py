@@ -225,6 +225,27 @@ def single(profile: str = "", more: str = "", strategy: str = "single") -> dict[
         ({"mig": False}, helper.make_node(0, 0, **{"nvidia.com/mig-1g.10gb": 7}), {}, "mig_mismatch"),
         ({"mig": True}, helper.make_node(0, 0, **{"nvidia.com/mig-1g.10gb": 7}), {}, None),
         ({"mig_profiles": {"1g.10gb": 7}}, helper.make_node(0, 0, **{"nvidia.com/mig-1g.10gb": 7}), {}, None),
+        ({"mig_profiles": {"1g.10gb": 6}}, helper.make_node(0, 0, **{"nvidia.com/mig-1g.10gb": 7}), {}, "mig_mismatch"),
+        (
+            {"mig_profiles": {"1g.10gb": 6}, "mig_unknown": ("GPU-0",)},
+            helper.make_node(0, 1, **{"nvidia.com/mig-1g.10gb": 7}),
+            {},
+            None,
+        ),
+        (
+            {"mig_profiles": {"1g.10gb": 8}, "mig_unknown": ("GPU-0",)},
+            helper.make_node(0, 1, **{"nvidia.com/mig-1g.10gb": 7}),
+            {},
+            "mig_mismatch",
+        ),
+        ({"mig_profiles": {"1g.10gb": 6}, "mig_unknown": ("GPU-0",)}, helper.make_node(0, 7, labels={}), {}, None),
+        (
+            {"mig_profiles": {"1g.10gb": 8}, "mig_unknown": ("GPU-0",)},
+            helper.make_node(0, 7, labels={}),
+            {},
+            "mig_mismatch",
+        ),
+        ({"count": 9, "mig_unknown": ("GPU-0",)}, helper.make_node(0, 7, labels={}), {}, "count_mismatch"),
         ({"mig_profiles": {"1g.10gb+me": 1}}, helper.make_node(0, 0, **{"nvidia.com/mig-1g.10gb.me": 1}), {}, None),
         ({"mig_profiles": {"1g.10gb": 7}}, helper.make_node(0, 0, **{"nvidia.com/mig-1g.10gb": 6}), {}, "mig_mismatch"),
         ({"mig_profiles": {"1g.10gb": 7}}, helper.make_node(0, 1), {}, "mig_mismatch"),
@@ -259,6 +280,17 @@ def test_every_wish_is_compared(
     wanted: dict[str, Any], node: dict[str, Any], options: dict[str, Any], code: str | None
 ) -> None:
     assert codes(judged(wish(**wanted), node, **options)) == ([code] if code else [])
+
+
+def test_mig_devices_of_before_are_not_taken_for_as_many_whole_gpus() -> None:
+    told = kubernetes.expected_of_facts(facts(gpu(0), gpu(1)), "node00000")
+    wanted = wish(mig_profiles=told.get("mig_profiles"), count=len(told["uuids"]))
+    (verdict,) = judged(wanted, helper.make_node(0, 0, **{"nvidia.com/mig-3g.40gb": 2}))
+    assert [(each.code, each.found, each.expected) for each in verdict.problems] == [
+        ("mig_mismatch", "2 x 3g.40gb", "none")
+    ]
+    for whole in (helper.make_node(0, 2), helper.make_node(0, 2, labels={})):
+        assert codes(judged(wanted, whole)) == []
 
 
 def test_nodes_that_are_not_as_they_should_be() -> None:
@@ -370,12 +402,16 @@ def test_what_facts_expect() -> None:
         "uuids": ["GPU-0", "GPU-1"],
         "driver_version": helper.DRIVER,
         "models": [helper.MODEL],
+        "mig_profiles": {},
     }
+    incapable = kubernetes.expected_of_facts(facts(gpu(0, mig_mode=None)), "gpu01")
+    assert "mig_profiles" not in incapable
     divided = kubernetes.expected_of_facts(facts(gpu(0, ["1g.10gb", "1g.10gb", "2g.20gb"]), gpu(1)), "gpu01")
     assert divided["mig_profiles"] == {"1g.10gb": 2, "2g.20gb": 1} and len(divided["uuids"]) == 4
     assert kubernetes.expected_of_facts(facts(available=False), "gpu01") == {"node": "gpu01"}
-    unknown = kubernetes.expected_of_facts(facts(gpu(0, [], mig_devices=None)), "gpu01")
-    assert "mig_profiles" not in unknown and "uuids" not in unknown
+    unknown = kubernetes.expected_of_facts(facts(gpu(0, [], mig_devices=None), gpu(1, ["1g.10gb"]), gpu(2)), "gpu01")
+    assert (unknown["mig_unknown"], unknown["mig_profiles"]) == (["GPU-0"], {"1g.10gb": 1})
+    assert unknown["uuids"] == ["MIG-1-0", "GPU-2"]
     sick = kubernetes.expected_of_facts(facts(gpu(0), gpu(1, uuid=None, name=None)), "gpu01")
     assert sick["count"] == 2 and "models" not in sick
 

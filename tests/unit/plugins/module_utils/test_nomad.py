@@ -276,6 +276,33 @@ def test_every_code_is_tested_and_documented() -> None:
     assert there <= set(re.findall(r"C\((\w+)\)", notes))
 
 
+def test_a_gpu_whose_mig_devices_nobody_tells_hides_no_other() -> None:
+    def gpu(number: int, mode: str, devices: list[dict[str, Any]] | None) -> dict[str, Any]:
+        return {"uuid": helper.uuid_of(0, number), "name": helper.MODEL, "mig_mode": mode, "mig_devices": devices}
+
+    facts = {"available": True, "driver_version": "1", "gpus": [gpu(0, "Enabled", None), gpu(1, "Disabled", [])]}
+    told = nomad.expected_of_facts(facts, "node00000")
+    assert (told["uuids"], told["mig_unknown"]) == ([helper.uuid_of(0, 1)], [helper.uuid_of(0, 0)])
+    wanted = nomad.Expected("node00000", uuids=tuple(told["uuids"]), mig_unknown=tuple(told["mig_unknown"]))
+
+    def found(*uuids: str) -> list[str]:
+        node = copy.deepcopy(NODE)
+        (group,) = node["NodeResources"]["Devices"]
+        group["Instances"] = [{"ID": uuid, "Healthy": True} for uuid in uuids]
+        return codes(judged([wanted], [node]))
+
+    assert found(helper.uuid_of(0, 1), "MIG-1", "MIG-2") == found(helper.uuid_of(0, 1)) == []
+    assert found(helper.uuid_of(0, 0), helper.uuid_of(0, 1)) == []
+    assert found("MIG-1", "MIG-2") == ["gpu_missing"] and found() == ["no_devices"]
+    assert found(helper.uuid_of(0, 1), "GPU-other") == ["gpu_unexpected"]
+    layout = nomad.Expected("node00000", count=2, mig_profiles={"1g.10gb": 1}, mig_unknown=("",))
+    (problem,) = [problem for each in judged([layout], [NODE]) for problem in each.problems]
+    assert problem.code == "mig_mismatch" and problem.expected == "at least 1 x 1g.10gb"
+    few = judged([nomad.Expected("node00000", count=3, mig_unknown=("",))], [NODE])
+    assert [(each.code, each.expected) for each in few[0].problems] == [("count_mismatch", "at least 3 GPUs")]
+    assert codes(judged([nomad.Expected("node00000", count=1, mig_unknown=("",))], [NODE])) == []
+
+
 def test_the_newest_living_node_of_a_name_counts() -> None:
     def node(status: str, index: int) -> Any:
         return nomad.describe_node({"Status": status, "CreateIndex": index})

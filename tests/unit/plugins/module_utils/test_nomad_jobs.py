@@ -306,6 +306,16 @@ def test_a_whole_gpu_is_not_taken_for_its_mig_devices() -> None:
     assert judged(pin, MIG_LOG.format(more=""))[:2] == (None, [pin.uuid])
 
 
+def test_nothing_computes_on_a_gpu_whose_mig_mode_is_on_without_a_device() -> None:
+    on = f"gpufarm-verify: divided {A}\n"
+    assert judged(PIN, on + text_of(A))[0] == "mig_empty"
+    assert read_listing(on + text_of(A)).empty == (A,) and read_listing(text_of(A)).empty == ()
+    # What another GPU has is that one's.
+    assert judged(PIN, on.replace(A, B) + text_of(A, B, visible=A), "raw_exec")[0] is None
+    divided = on + f"GPU 0: A100 (UUID: {A})\n  MIG 1g.10gb Device 0: (UUID: MIG-1)\n"
+    assert read_listing(divided).empty == ()
+
+
 # --- why a task did not run ------------------------------------------------------------------
 
 
@@ -790,7 +800,20 @@ def test_a_gpu_that_was_taken_meanwhile(nomad_server: FakeNomad, visible: bool) 
     assert asked[0]["namespace"] == "*" and nomad_server.nodes[0]["ID"] in asked[0]["filter"]
 
 
-def overdue(server: FakeNomad, **settings: Any) -> dict[str, nomad_jobs.JobResult]:
+@pytest.mark.parametrize("fate", [Fate(unplaced="gpu"), Fate(assigned="")])
+def test_a_gpu_that_got_sick_meanwhile_is_not_busy(nomad_server: FakeNomad, fate: Fate) -> None:
+    """Nomad takes it for one that is not free."""
+    uuid = nomad_server.uuids()[0]
+    nomad_server.fates[uuid] = fate
+    sick = nomad_server.nodes[0]["NodeResources"]["Devices"][0]["Instances"][0]
+    sick.update(Healthy=False, HealthDescription="off the bus")
+    result = proven(nomad_server)[uuid]
+    assert (result.verdict, result.code) == ("failed", "gpu_unhealthy") and "(off the bus)" in (result.message or "")
+
+
+def overdue(
+    server: FakeNomad, unproven: list[problem_utils.Problem] | None = None, **settings: Any
+) -> dict[str, nomad_jobs.JobResult]:
     """Results of a run whose time is over as soon as Nomad has told of the first job's allocations."""
 
     class Overdue(nomad_jobs.Run):
@@ -799,7 +822,9 @@ def overdue(server: FakeNomad, **settings: Any) -> dict[str, nomad_jobs.JobResul
             return 0 if told else PATIENCE_S
 
     run = run_of(server, timeout=1, **settings)
-    results = nomad_jobs.prove(Overdue(run.client, run.settings, run.name, run.deadline), work_of(server))
+    told = run.unproven if unproven is None else unproven
+    over = Overdue(run.client, run.settings, run.name, run.deadline, unproven=told)
+    results = nomad_jobs.prove(over, work_of(server))
     assert server.jobs == {}
     return {pin.uuid: result for pin, result in results.items()}
 
@@ -830,9 +855,14 @@ def test_a_task_that_cannot_end_has_said_why(nomad_server: FakeNomad) -> None:
 def test_nodes_that_had_no_turn(nomad_server: FakeNomad) -> None:
     for uuid in nomad_server.uuids(0):
         nomad_server.fates[uuid] = Fate(runs_for_s=math.inf)
-    results = overdue(nomad_server, parallel=1)
-    found = [results[uuid].found or "" for uuid in nomad_server.uuids(1)]
-    assert all("no job of this node had begun" in each for each in found) and len(nomad_server.registered) == 1
+    unproven: list[problem_utils.Problem] = []
+    results = overdue(nomad_server, unproven, parallel=1)
+    # Nobody knows anything of their GPUs, so these have not failed.
+    untried = [results[uuid] for uuid in nomad_server.uuids(1)]
+    assert [(each.verdict, each.code) for each in untried] == [("skipped", "not_begun")] * len(untried)
+    assert all("no job of this node had begun" in (each.found or "") for each in untried)
+    assert [(each.node, each.code, each.uuid) for each in unproven] == [("node00001", "not_begun", None)]
+    assert len(nomad_server.registered) == 1
 
 
 def test_no_more_nodes_at_once_than_asked(nomad_server: FakeNomad) -> None:

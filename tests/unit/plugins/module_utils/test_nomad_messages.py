@@ -268,7 +268,9 @@ def failures() -> Iterator[tuple[str, str]]:
 
 
 def options() -> Iterator[tuple[str, str]]:
-    entry = dict.fromkeys(("count", "uuids", "models", "memory_mib_min", "driver_version", "mig", "mig_profiles"))
+    entry = dict.fromkeys(
+        ("count", "uuids", "models", "memory_mib_min", "driver_version", "mig", "mig_profiles", "mig_unknown")
+    )
     named = {"node": "a", **entry}
     for items in ([], [named, named], [{**named, "models": {"T4": "many"}}], [{**named, "mig_profiles": {"a": []}}]):
         with pytest.raises(problem_utils.FoundError) as caught:

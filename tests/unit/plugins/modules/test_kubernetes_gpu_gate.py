@@ -5,12 +5,14 @@
 from __future__ import annotations
 
 import re
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes import changing
 from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes import client as kubernetes_client
 from ansible_collections.gpufarm.core.plugins.modules import kubernetes_gpu_gate, kubernetes_gpu_info
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import kubernetes_helper as farm
@@ -236,16 +238,28 @@ def test_somebody_else_changes_the_node_meanwhile(cluster: farm.Cluster, capsys:
     assert len(cluster.paths("PATCH")) == 1
 
 
-def test_a_conflict_without_end_is_told(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("conflicts", [7, 99])
+def test_a_node_that_others_change_all_the_time(
+    cluster: farm.Cluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, conflicts: int
+) -> None:
+    """A conflict is tried again for a while, each time with a longer pause; one without end is told."""
+    pauses: list[float] = []
+    monkeypatch.setattr(changing, "time", types.SimpleNamespace(sleep=pauses.append))
+
     def conflict(request: Any) -> bool:
-        if request.command == "PATCH":
+        refused = request.command == "PATCH" and len(cluster.paths("PATCH")) <= conflicts
+        if refused:
             request.refuse(409, "Conflict", "the object has been modified")
-        return bool(request.command == "PATCH")
+        return refused
 
     cluster.answer = conflict
     result = run(capsys, cluster, SICK)
-    assert action(result) == "failed" and "the object has been modified" in result["msg"]
-    assert len(cluster.paths("PATCH")) == 5
+    if conflicts < changing.ATTEMPTS:
+        assert action(result) == "close" and cordoned(cluster) and len(pauses) == conflicts
+    else:
+        assert action(result) == "failed" and "the object has been modified" in result["msg"]
+        assert len(cluster.paths("PATCH")) == changing.ATTEMPTS and 10 < sum(pauses) < 30
+    assert pauses == sorted(pauses) and pauses[0] < pauses[-1]
 
 
 def test_the_brake(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]) -> None:

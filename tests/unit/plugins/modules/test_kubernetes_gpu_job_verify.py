@@ -490,6 +490,10 @@ def test_wrong_options(
 # --- what fails ------------------------------------------------------------------------------
 
 MANY = [farm.uuid_of(0, 0), farm.uuid_of(0, 1)]
+NOT_DIVIDED = (
+    f"GPU 0: A100 (UUID: {MANY[0]})\ngpufarm-verify: visible void\ngpufarm-verify: divided {MANY[0]}\n"
+    "gpufarm-verify: end 0\n"
+)
 
 
 @pytest.mark.parametrize(
@@ -497,6 +501,7 @@ MANY = [farm.uuid_of(0, 0), farm.uuid_of(0, 1)]
     [
         (Fate(sees=[], exit_code=6), "gpu_not_seen", "set runtime_class"),
         (Fate(sees=MANY), "extra_gpus_seen", f"sees {', '.join(MANY)}"),
+        (Fate(farm.ended("Completed", 0), log=NOT_DIVIDED), "mig_empty", "turn its MIG mode off on the node"),
         (Fate(exit_code=9), "task_failed", "nvidia-smi -L ended with 9"),
         (Fate(sees=[], exit_code=127), "task_failed", "nvidia-smi -L ended with 127"),
         (Fate(farm.waiting("ImagePullBackOff", "Back-off pulling image")), "task_failed", "check the image's name"),
@@ -755,6 +760,14 @@ def test_what_computed_badly_is_compared_as_well() -> None:
     assert (strange.code, own.code, problems) == ("wrong_gpu", None, []) and strange.benchmark
     judged, problems = together(computed("GPU-1", "slow_fp32"), own=["GPU-1", "GPU-2"])
     assert [each.code for each in judged] == ["slow_fp32"] and problems == [("gpu_not_seen", "GPU-2")]
+
+
+def test_mig_devices_that_nobody_tells_may_be_there() -> None:
+    slots = {Slot("n", GPU, number): computed(uuid) for number, uuid in enumerate(("GPU-1", "MIG-2", "GPU-3"))}
+    judged, problems = judging.judge_together(slots, {"n": ["GPU-1", "GPU-4"]}, {"n"})
+    assert [each.code for each in judged.values()] == [None, None, "wrong_gpu"] and problems == []
+    judged, _problems = judging.judge_together(slots, {"n": ["GPU-1"]})
+    assert [each.code for each in judged.values()] == [None, "wrong_gpu", "wrong_gpu"]
 
 
 def test_what_is_not_compared() -> None:

@@ -187,6 +187,18 @@ def test_a_busy_gpu_is_left_alone(nomad_server: FakeNomad, capsys: pytest.Captur
     assert uuid not in pinned and len(pinned) == 3
 
 
+def test_no_job_is_run_on_a_gpu_that_its_plugin_calls_unhealthy(
+    nomad_server: FakeNomad, capsys: pytest.CaptureFixture[str]
+) -> None:
+    uuid = nomad_server.uuids()[1]
+    nomad_server.nodes[0]["NodeResources"]["Devices"][0]["Instances"][1].update(Healthy=False, HealthDescription="lost")
+    nomad_server.allocations = [held(nomad_server, uuid)]
+    result = run(capsys, nomad_server)
+    (problem,) = result["problems"]
+    assert (problem["code"], problem["uuid"], result["counts"]["ok"]) == ("gpu_unhealthy", uuid, 3)
+    assert problem["found"] == "that its device plugin calls it unhealthy (lost)" and result["failed"]
+
+
 def test_a_gpu_held_on_another_node_is_not_busy_here(
     nomad_server: FakeNomad, capsys: pytest.CaptureFixture[str]
 ) -> None:

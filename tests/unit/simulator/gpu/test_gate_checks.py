@@ -427,12 +427,12 @@ def test_a_gpu_that_cannot_be_measured_keeps_no_other_from_it(gate: Gate, monkey
 
     def divided(options: Any, **given: Any) -> Any:
         found = known(options, **given)
-        found["nvidia_smi"]["gpus"][0].update(mig_mode="Enabled", mig_devices=[])
+        found["nvidia_smi"]["gpus"][0].update(mig_mode="Enabled", mig_devices=None)
         return found
 
     monkeypatch.setattr(gate_service.health, "probe", divided)
     status = gate.run(**both)
-    assert status["gpus"][0]["check_left_out"] == "MIG mode is on, and it has no MIG device"
+    assert status["gpus"][0]["check_left_out"] == "MIG mode is on, and no MIG device of it is known"
 
 
 def test_a_sick_node_is_closed_before_anything_computes(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,6 +92,13 @@ def test_a_mig_device(node: MakeNode) -> None:
     assert benchmark["percent"]["fp32"] > 90 and benchmark["percent"]["memory"] is None
 
 
+def test_a_gpu_that_nobody_has_divided(node: MakeNode) -> None:
+    made = node("a100-mig-x2")
+    made.change(lambda it: faults.find_gpu(it, 0).update(mig_devices=[]))
+    read, *_rest = ran(made, uuids(made)[0], level="list")
+    assert read.exit_code == 0 and read.empty == (uuids(made)[0],)
+
+
 def test_a_gpu_that_was_given_to_another_is_left_alone(node: MakeNode) -> None:
     """Without a container every GPU is in reach."""
     made = node("h200-x2")
