@@ -34,6 +34,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.maintenance import (
     REFUSE,
     SINCE_KEY,
     Plan,
+    Waiting,
     told,
 )
 from ansible_collections.gpufarm.core.plugins.module_utils.text import utc
@@ -63,7 +64,7 @@ def marks_of(node: Node) -> dict[str, str]:
     return {key: node["annotations"][name] for key, name in KEYS.items() if name in node["annotations"]}
 
 
-class Maintenance:
+class Maintenance(Waiting):
     """Takes one node out, and puts it back."""
 
     def __init__(
@@ -73,11 +74,11 @@ class Maintenance:
         *,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
+        gone: Callable[[], bool] = lambda: False,
     ) -> None:
+        super().__init__(clock, pause, gone)
         self.client = client
         self.name = name
-        self._clock = clock
-        self._pause = pause
         self.closed = False
         """Whether the owner that was given has the node out, or may have, whatever came after that."""
 
@@ -168,7 +169,7 @@ class Maintenance:
                         "again, or give them more time",
                     )
             if looks < LOOKS:
-                self._pause(PAUSE_S)
+                self._wait(PAUSE_S)
 
     # --- in ---
 

@@ -23,6 +23,7 @@ from typing import Any
 
 from ansible_collections.gpufarm.core.plugins.module_utils import gate, gate_service, nomad
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad_programs import nomad_programs
+from ansible_collections.gpufarm.core.plugins.module_utils.problem import FoundError
 from ansible_collections.gpufarm.core.plugins.module_utils.text import first_of, utc
 
 CHANGE_KEY = gate.MAINTENANCE_KEY
@@ -132,7 +133,25 @@ def told(work: Iterable[object]) -> str:
     return first_of([str(each) for each in work], TOLD)
 
 
-class Maintenance:
+class Waiting:
+    """Waits for a node as long as somebody waits for the answer: who interrupts a run may put the node back at once."""
+
+    def __init__(self, clock: Callable[[], float], pause: Callable[[float], None], gone: Callable[[], bool]) -> None:
+        self._clock = clock
+        self._pause = pause
+        self._gone = gone
+
+    def _wait(self, seconds: float) -> None:
+        self._pause(seconds)
+        if self._gone():
+            raise FoundError(
+                "nobody waits for the answer of this run any more",
+                "the Ansible that began it; the node is left as it is, with its mark",
+                "run it again, which goes on from there, or put the node back",
+            )
+
+
+class Maintenance(Waiting):
     """Takes the node of one agent out, and puts it back."""
 
     def __init__(
@@ -143,12 +162,12 @@ class Maintenance:
         agent: Callable[[], bool] = has_agent,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
+        gone: Callable[[], bool] = lambda: False,
     ) -> None:
+        super().__init__(clock, pause, gone)
         self.client = client
         self._running = running
         self._agent = agent
-        self._clock = clock
-        self._pause = pause
         self.closed = False
         """Whether the owner that was given has the node out, or may have, whatever came after that."""
 
@@ -163,7 +182,7 @@ class Maintenance:
                     return None
                 if not error.transient or self._clock() > deadline:
                     raise
-            self._pause(PAUSE_S)
+            self._wait(PAUSE_S)
 
     def _node(self, node_id: str) -> gate.GateNode:
         """The node, with the meta that its own agent has; servers learn of that seconds later."""
@@ -261,7 +280,7 @@ class Maintenance:
                         "this again, or give them more time",
                     )
             if looks < LOOKS:
-                self._pause(PAUSE_S)
+                self._wait(PAUSE_S)
 
     def _undo(self, node: gate.GateNode, marks: Mapping[str, str]) -> None:
         """Give a node back on which nothing has been ended; servers may not know its marks yet."""
@@ -296,7 +315,7 @@ class Maintenance:
             else:
                 if node.status == "ready" or self._clock() > deadline:
                     return node if node.meta.get(OWNER_KEY) == owner else None
-            self._pause(PAUSE_S)
+            self._wait(PAUSE_S)
 
     def put_back(self, node_id: str) -> Result:
         """Give the node back what it was before, as it is now and not as it was when a probe began."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.gpufarm.core.plugins.module_utils import gate, maintenance, nomad, nomad_programs
+from ansible_collections.gpufarm.core.plugins.module_utils import gate, maintenance, nomad, nomad_programs, problem
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.gate_helper import Farm
 
 DRIVER = maintenance.Plan(
@@ -30,6 +30,7 @@ class Site:
         self.programs: dict[str, str] = {}
         self.agent = True
         self.now = 0.0
+        self.alone = False
         self.address = self.farm.agent.url
 
     @property
@@ -43,6 +44,7 @@ class Site:
             clock=lambda: self.now,
             # A test may give another meanwhile.
             pause=lambda seconds: self.wait(seconds),  # noqa: PLW0108
+            gone=lambda: self.alone,
         )
 
     def wait(self, seconds: float) -> None:
@@ -172,6 +174,30 @@ def test_what_somebody_has_stopped_is_waited_for(site: Site) -> None:
     site.farm.run_job("id-0", "train")
     with pytest.raises(nomad.NomadError, match=r"1 running allocation, .* train\.group\[0\] \(train-00\)\. Expected"):
         site.maintenance.take_out(DRIVER)
+
+
+def test_a_drain_ends_with_who_waits_for_it(site: Site) -> None:
+    """As when somebody interrupts Ansible, and puts the node back meanwhile."""
+    site.farm.run_job("id-0", "train")
+    site.programs["train-0000-1111"] = "python"
+    wait = site.wait
+
+    def interrupted(seconds: float) -> None:
+        wait(seconds)
+        if site.now > 20:
+            site.alone = True
+            site.node.update(SchedulingEligibility="eligible", DrainStrategy=None)
+
+    site.wait = interrupted  # type: ignore[method-assign]
+    work = site.maintenance
+    with pytest.raises(problem.FoundError) as raised:
+        work.take_out(DRAINED)
+    assert str(raised.value) == (
+        "nobody waits for the answer of this run any more. Expected: the Ansible that began it; the node is left as it "
+        "is, with its mark. Next step: run it again, which goes on from there, or put the node back."
+    )
+    assert site.now < 40 and site.node["SchedulingEligibility"] == "eligible"
+    assert work.closed and site.meta["gpufarm_maintenance"] == "driver branch 580"
 
 
 @pytest.mark.parametrize("opens", [True, False])

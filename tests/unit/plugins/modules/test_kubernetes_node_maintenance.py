@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.gpufarm.core.plugins.module_utils import kubernetes_maintenance, maintenance
+from ansible_collections.gpufarm.core.plugins.module_utils import kubernetes_maintenance, maintenance, signals
 from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes import client as kubernetes_client
 from ansible_collections.gpufarm.core.plugins.modules import kubernetes_gpu_gate, kubernetes_node_maintenance
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import kubernetes_helper as farm
@@ -207,6 +207,29 @@ def test_a_later_pod_of_the_same_name_is_not_the_one_that_was_meant(host: Host) 
     host.cluster.answer = exchange
     assert host.drain()["action"] == "out" and host.pods == []
     assert seen == [{"preconditions": {"uid": "uid-db-0"}}]
+
+
+def test_a_drain_ends_with_who_waits_for_it(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when somebody interrupts Ansible, and uncordons the node meanwhile."""
+    logged: list[str] = []
+    monkeypatch.setattr(
+        kubernetes_node_maintenance.AnsibleModule, "log", lambda _module, text, **_more: logged.append(text)
+    )
+    monkeypatch.setattr(signals, "watch_controller", lambda: lambda: host.time > 20)
+    host.cluster.pods = [pod("train", 2, **owned("Job"))]
+
+    def uncordon() -> None:
+        del host.object["spec"]["unschedulable"]
+        host.time += 20
+
+    host.meanwhile = [uncordon]
+    result = host.drain()
+    assert result["failed"] and result["closed"] is True and result["msg"] in logged
+    assert result["msg"] == (
+        "Node node00000: nobody waits for the answer of this run any more. Expected: the Ansible that began it; the node "
+        "is left as it is, with its mark. Next step: run it again, which goes on from there, or put the node back."
+    )
+    assert not host.cordoned and host.marks[MARK] == CHANGE and host.pods == ["train"]
 
 
 def test_what_may_not_be_evicted_ends_the_drain(host: Host) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.gpufarm.core.plugins.module_utils import health, maintenance, nomad_plugin_log
+from ansible_collections.gpufarm.core.plugins.module_utils import health, maintenance, nomad_plugin_log, signals
 from ansible_collections.gpufarm.core.plugins.modules import nomad_node_maintenance
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import nomad_helper as farm
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.gate_helper import Farm
@@ -156,6 +156,17 @@ def test_who_fails_tells_whether_the_node_is_closed(node: Node) -> None:
     node.nomad.run_job("id-0", "train")
     assert node.run(state="out", change="driver branch 580")["closed"] is True
     assert node.run(state="out", change="driver branch 580", owner="others")["closed"] is False
+
+
+def test_who_is_interrupted_closes_nothing_any_more_and_leaves_it_to_the_journal(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logged: list[str] = []
+    monkeypatch.setattr(nomad_node_maintenance.AnsibleModule, "log", lambda _module, text, **_more: logged.append(text))
+    monkeypatch.setattr(signals, "watch_controller", lambda: lambda: True)
+    result = node.run(state="out", change="driver branch 580")
+    assert result["failed"] and "nobody waits for the answer of this run any more" in result["msg"]
+    assert result["closed"] is True and result["msg"] in logged
 
 
 def test_sick_node_stays_out(node: Node) -> None:
