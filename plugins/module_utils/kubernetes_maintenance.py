@@ -35,6 +35,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.maintenance import (
     SINCE_KEY,
     Plan,
     Waiting,
+    taken_over,
     told,
 )
 from ansible_collections.gpufarm.core.plugins.module_utils.text import utc
@@ -119,11 +120,18 @@ class Maintenance(Waiting):
         message = f"out for {plan.change}" + (f", after it was drained of {told(work)}" if work else "")
         return Result("out", message, tuple(work), change or plan.change)
 
-    def _close(self, plan: Plan) -> bool:
-        """Mark and cordon the node, in one change; whether an earlier run had marked it."""
+    def _close(self, plan: Plan, since: str = "") -> tuple[bool, str]:
+        """Mark and cordon the node, in one change; whether it was marked before, and since when it is.
 
-        def patch(node: Node) -> dict[str, Any]:
+        With C(since) nothing is changed unless it has been marked since then.
+        """
+        marks: dict[str, str] = {}
+
+        def patch(node: Node) -> dict[str, Any] | None:
+            nonlocal marks
             before = marks_of(node)
+            if since and before.get(SINCE_KEY) != since:
+                return None
             marks = {
                 CHANGE_KEY: gate.clean_reason(plan.change),
                 SINCE_KEY: utc(),
@@ -135,16 +143,21 @@ class Maintenance(Waiting):
             return patch_of(marks, False if node["schedulable"] else None)
 
         self.closed = True
-        return CHANGE_KEY in marks_of(self._change(patch))
+        before = CHANGE_KEY in marks_of(self._change(patch))
+        return before, marks.get(SINCE_KEY, "")
 
     def _empty(self, plan: Plan) -> None:
         """Close the node, and look until it is empty."""
-        before = self._close(plan)
+        before, since = self._close(plan)
         ends = self._clock() + plan.deadline_s
         looks, held = 0, ""
         while looks < LOOKS:
             try:
                 node, work = self._node(), read_work(self.client, self.name)
+                marks = marks_of(node)
+                if marks.get(SINCE_KEY) != since:
+                    self.closed = marks.get(OWNER_KEY) == plan.owner
+                    raise taken_over(plan, marks)
                 if work and plan.policy == REFUSE:
                     # It was placed before the node was cordoned.
                     if not before:
@@ -152,7 +165,7 @@ class Maintenance(Waiting):
                         self.closed = False
                     raise _refused(plan, work)
                 if node["schedulable"]:
-                    self._close(plan)
+                    self._close(plan, since)
                 held = evict(self.client, [each for each in work if not (each.ends and self._clock() < ends)])
                 looks = 0 if work or node["schedulable"] else looks + 1
             except KubernetesError as error:

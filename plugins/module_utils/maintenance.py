@@ -133,6 +133,16 @@ def told(work: Iterable[object]) -> str:
     return first_of([str(each) for each in work], TOLD)
 
 
+def taken_over(plan: Plan, marks: Mapping[str, str]) -> FoundError:
+    """Another run has put the node back, or has even taken it out anew, as its present marks tell."""
+    by = f"taken out anew by {marks.get(OWNER_KEY)} at {marks[SINCE_KEY]}" if SINCE_KEY in marks else "put back"
+    return FoundError(
+        f"a node that was {by} while this run waited to have it empty for {plan.change}",
+        "one that nobody else works on; it is left as it is",
+        "let the other run end, and run this again if it is still to be done",
+    )
+
+
 class Waiting:
     """Waits for a node as long as somebody waits for the answer: who interrupts a run may put the node back at once."""
 
@@ -249,19 +259,24 @@ class Maintenance(Waiting):
         self._close(node, plan, marks, drain)
         patience_s = GRACE_S + (plan.deadline_s if plan.policy == DRAIN else 0)
         deadline = self._clock() + patience_s
-        looks = 0
+        looks, opened = 0, False
         while looks < LOOKS:
             try:
                 now, work = self._node(node.id), self._work(node.id, plan)
+                if now.meta.get(SINCE_KEY) != marks[SINCE_KEY]:
+                    self.closed = now.meta.get(OWNER_KEY) == plan.owner
+                    raise taken_over(plan, now.meta)
                 staying = _staying(work)
                 if staying and plan.policy == REFUSE:
                     # It was placed before the node was closed.
                     if not before:
                         self._undo(now, marks)
                     raise _refused(plan, staying)
-                if now.eligible or (staying and not drain):
+                # Who puts it back opens it before the mark goes, and may be just at it.
+                if (now.eligible and opened) or (staying and not drain):
                     drain = drain or bool(staying)
                     self._close(now, plan, marks, drain)
+                opened = now.eligible
                 looks = 0 if work or now.eligible else looks + 1
             except nomad.NomadError as error:
                 if not error.transient or self._clock() > deadline:

@@ -107,7 +107,8 @@ notes:
   - Nomad drains at most for O(deadline), and this module waits five minutes longer for the last tasks to end; with
     O(policy=refuse) five minutes. A node that is not empty by then stays closed where it was drained, or was out
     before; otherwise it is given back as it was.
-  - Where Ansible ends before the node is empty, so does this module. The node keeps its mark, and a drain goes on in Nomad.
+  - Where Ansible ends before the node is empty, so does this module. The node keeps its mark, and a drain goes on in
+    Nomad.
 seealso:
   - module: gpufarm.core.nomad_gpu_gate
   - module: gpufarm.core.nvidia_gpu_health

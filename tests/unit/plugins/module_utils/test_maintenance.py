@@ -200,6 +200,34 @@ def test_a_drain_ends_with_who_waits_for_it(site: Site) -> None:
     assert work.closed and site.meta["gpufarm_maintenance"] == "driver branch 580"
 
 
+@pytest.mark.parametrize("owner", [None, OURS, "Firmware"])
+def test_a_drain_ends_where_another_run_has_put_the_node_back(site: Site, owner: str | None) -> None:
+    """Or has taken it out anew since."""
+    site.farm.run_job("id-0", "train")
+    site.programs["train-0000-1111"] = "python"
+    wait = site.wait
+
+    def another_run(seconds: float) -> None:
+        wait(seconds)
+        if site.now > 20 and site.meta.get("gpufarm_maintenance_since") != NOW:
+            site.back()
+            if owner:
+                site.meta.update(gpufarm_maintenance_since=NOW, gpufarm_maintenance_by=owner)
+
+    site.wait = another_run  # type: ignore[method-assign]
+    work = site.maintenance
+    with pytest.raises(problem.FoundError) as raised:
+        work.take_out(DRAINED)
+    found = f"was taken out anew by {owner} at {NOW}" if owner else "was put back"
+    assert str(raised.value) == (
+        f"a node that {found} while this run waited to have it empty for driver branch 580. Expected: one that nobody "
+        "else works on; it is left as it is. Next step: let the other run end, and run this again if it is still to be "
+        "done."
+    )
+    assert site.node["SchedulingEligibility"] == "eligible" and site.now < 60
+    assert work.closed is (owner == OURS)
+
+
 @pytest.mark.parametrize("opens", [True, False])
 @pytest.mark.parametrize(("plan", "drained"), [(DRIVER, False), (DRAINED, False), (DRAINED, True)])
 def test_what_was_stopped_and_does_not_end_is_waited_for_no_longer_than_it_may_be(

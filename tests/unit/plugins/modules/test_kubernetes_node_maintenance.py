@@ -226,10 +226,32 @@ def test_a_drain_ends_with_who_waits_for_it(host: Host, monkeypatch: pytest.Monk
     result = host.drain()
     assert result["failed"] and result["closed"] is True and result["msg"] in logged
     assert result["msg"] == (
-        "Node node00000: nobody waits for the answer of this run any more. Expected: the Ansible that began it; the node "
-        "is left as it is, with its mark. Next step: run it again, which goes on from there, or put the node back."
+        "Node node00000: nobody waits for the answer of this run any more. Expected: the Ansible that began it; the "
+        "node is left as it is, with its mark. Next step: run it again, which goes on from there, or put the node back."
     )
     assert not host.cordoned and host.marks[MARK] == CHANGE and host.pods == ["train"]
+
+
+def test_a_drain_ends_where_another_run_has_put_the_node_back(host: Host) -> None:
+    """Or has taken it out anew since."""
+    host.cluster.pods = [pod("train", 2, **owned("Job"))]
+    host.meanwhile = [lambda: host.run("in")]
+    result = host.drain()
+    assert result["failed"] and result["closed"] is False
+    assert result["msg"] == (
+        "Node node00000: a node that was put back while this run waited to have it empty for another driver. Expected: "
+        "one that nobody else works on; it is left as it is. Next step: let the other run end, and run this again if "
+        "it is still to be done."
+    )
+    assert (host.cordoned, host.marks, host.pods) == (False, {}, ["train"])
+
+    def anew() -> None:
+        host.object["metadata"]["annotations"].update({f"{MARK}-since": "later", f"{MARK}-by": "others"})
+        del host.object["spec"]["unschedulable"]
+
+    host.meanwhile = [anew]
+    assert "a node that was taken out anew by others at later while" in host.drain()["msg"]
+    assert not host.cordoned
 
 
 def test_what_may_not_be_evicted_ends_the_drain(host: Host) -> None:
