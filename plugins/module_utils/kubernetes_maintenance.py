@@ -31,6 +31,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.maintenance import (
     LOOKS,
     OPENS_KEY,
     OWNER_KEY,
+    PATIENCE_S,
     REFUSE,
     SINCE_KEY,
     Plan,
@@ -100,7 +101,7 @@ class Maintenance(Waiting):
 
     def take_out(self, plan: Plan) -> Result:
         """Cordon the node and see it empty; KubernetesError where that may not be or does not come."""
-        node, work = self._node(), read_work(self.client, self.name)
+        node, work = self._patiently(lambda: (self._node(), read_work(self.client, self.name)), PATIENCE_S)
         marks = marks_of(node)
         change = marks.get(CHANGE_KEY)
         if change and marks.get(OWNER_KEY) != plan.owner:
@@ -148,7 +149,7 @@ class Maintenance(Waiting):
 
     def _empty(self, plan: Plan) -> None:
         """Close the node, and look until it is empty."""
-        before, since = self._close(plan)
+        before, since = self._patiently(lambda: self._close(plan), PATIENCE_S)
         ends = self._clock() + plan.deadline_s
         looks, held = 0, ""
         while looks < LOOKS:
@@ -203,7 +204,7 @@ class Maintenance(Waiting):
             )
             return None if check_mode else patch_of(dict.fromkeys(KEYS), True if opens else None)
 
-        self._change(patch)
+        self._patiently(lambda: self._change(patch), PATIENCE_S)
         return result
 
 

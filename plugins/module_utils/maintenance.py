@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ansible_collections.gpufarm.core.plugins.module_utils import gate, gate_service, nomad
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad_programs import nomad_programs
@@ -44,6 +45,8 @@ GRACE_S = 300
 """What tasks get to end after the deadline of a drain, before the maintenance gives up."""
 START_S = 60
 """What an agent that is there gets until it answers."""
+PATIENCE_S = 180
+"""What servers get that elect a leader, or have too much to do."""
 LOOKS = 2
 """So often a node is found closed and empty: Nomad may have placed something just before it was closed."""
 PAUSE_S = 1.0
@@ -143,6 +146,9 @@ def taken_over(plan: Plan, marks: Mapping[str, str]) -> FoundError:
     )
 
 
+T = TypeVar("T")
+
+
 class Waiting:
     """Waits for a node as long as somebody waits for the answer: who interrupts a run may put the node back at once."""
 
@@ -150,6 +156,17 @@ class Waiting:
         self._clock = clock
         self._pause = pause
         self._gone = gone
+
+    def _patiently(self, ask: Callable[[], T], patience_s: float) -> T:
+        """What comes of it, done again where it may go well a moment later."""
+        ends = self._clock() + patience_s
+        while True:
+            try:
+                return ask()
+            except FoundError as error:
+                if not error.transient or self._clock() > ends:
+                    raise
+            self._wait(PAUSE_S)
 
     def _wait(self, seconds: float) -> None:
         self._pause(seconds)
@@ -183,16 +200,16 @@ class Maintenance(Waiting):
 
     def _node_id(self, timeout_s: float) -> str | None:
         """The ID of this agent's node, empty where it is no client; None where no agent runs."""
-        deadline = self._clock() + timeout_s
-        while True:
+
+        def known() -> str | None:
             try:
                 return gate_service.own_node_id(self.client)
             except nomad.NomadError as error:
                 if error.nobody and not self._agent():
                     return None
-                if not error.transient or self._clock() > deadline:
-                    raise
-            self._wait(PAUSE_S)
+                raise
+
+        return self._patiently(known, timeout_s)
 
     def _node(self, node_id: str) -> gate.GateNode:
         """The node, with the meta that its own agent has; servers learn of that seconds later."""
@@ -211,7 +228,7 @@ class Maintenance(Waiting):
         node_id = self._node_id(START_S)
         if not node_id:
             return self._without_client(plan, node_id)
-        node, work = self._node(node_id), self._work(node_id, plan)
+        node, work = self._patiently(lambda: (self._node(node_id), self._work(node_id, plan)), PATIENCE_S)
         staying = _staying(work)
         change, owner = node.meta.get(CHANGE_KEY), node.meta.get(OWNER_KEY)
         if change and owner != plan.owner:
@@ -255,8 +272,8 @@ class Maintenance(Waiting):
         }
         self.closed = True
         # Marked before it is closed, so that whatever stops in between is put right by the next run.
-        self._write(node, marks)
-        self._close(node, plan, marks, drain)
+        self._patiently(lambda: self._write(node, marks), PATIENCE_S)
+        self._patiently(lambda: self._close(node, plan, marks, drain), PATIENCE_S)
         patience_s = GRACE_S + (plan.deadline_s if plan.policy == DRAIN else 0)
         deadline = self._clock() + patience_s
         looks, opened = 0, False
@@ -274,8 +291,9 @@ class Maintenance(Waiting):
                     raise _refused(plan, staying)
                 # Who puts it back opens it before the mark goes, and may be just at it.
                 if (now.eligible and opened) or (staying and not drain):
-                    drain = drain or bool(staying)
-                    self._close(now, plan, marks, drain)
+                    drains = drain or bool(staying)
+                    self._patiently(functools.partial(self._close, now, plan, marks, drains), PATIENCE_S)
+                    drain = drains
                 opened = now.eligible
                 looks = 0 if work or now.eligible else looks + 1
             except nomad.NomadError as error:
@@ -299,7 +317,8 @@ class Maintenance(Waiting):
 
     def _undo(self, node: gate.GateNode, marks: Mapping[str, str]) -> None:
         """Give a node back on which nothing has been ended; servers may not know its marks yet."""
-        self.open(dataclasses.replace(node, meta={**node.meta, **marks}))
+        marked = dataclasses.replace(node, meta={**node.meta, **marks})
+        self._patiently(lambda: self.open(marked), PATIENCE_S)
         self.closed = False
 
     def _close(self, node: gate.GateNode, plan: Plan, marks: Mapping[str, str], drain: bool) -> None:
@@ -334,7 +353,7 @@ class Maintenance(Waiting):
 
     def put_back(self, node_id: str) -> Result:
         """Give the node back what it was before, as it is now and not as it was when a probe began."""
-        return self.open(self._node(node_id))
+        return self._patiently(lambda: self.open(self._node(node_id)), PATIENCE_S)
 
     def open(self, node: gate.GateNode) -> Result:
         path = gate.node_path(node.id)

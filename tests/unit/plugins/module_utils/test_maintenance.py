@@ -530,7 +530,25 @@ def test_servers_that_cannot_tell_stop_the_change(site: Site) -> None:
     site.farm.leader = False
     with pytest.raises(nomad.NomadError, match="No cluster leader"):
         site.maintenance.take_out(DRIVER)
-    assert site.writes == []
+    assert site.writes == [] and 180 < site.now < 190
+
+
+def test_servers_that_elect_a_leader_are_waited_for_at_each_step(site: Site) -> None:
+    wait = site.wait
+
+    def elected(seconds: float) -> None:
+        wait(seconds)
+        site.farm.leader = site.farm.leader or site.now > 60
+
+    site.wait = elected  # type: ignore[method-assign]
+    site.farm.leader = False
+    site.farm.run_job("id-0", "train")
+    site.farm.hiccups = ["/metadata", "/metadata", "/drain"]
+    assert site.maintenance.take_out(DRAINED).action == "out"
+    assert site.farm.hiccups == [] and site.now > 60 and site.node["SchedulingEligibility"] == "ineligible"
+    site.farm.hiccups = ["/eligibility"]
+    assert site.back().action == "in"
+    assert site.farm.hiccups == [] and site.node["SchedulingEligibility"] == "eligible" and site.meta == {}
 
 
 def test_agent_that_has_just_started_is_waited_for(site: Site) -> None:

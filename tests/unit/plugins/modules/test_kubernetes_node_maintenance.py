@@ -371,6 +371,33 @@ def test_an_apiserver_that_is_away_for_a_moment_is_waited_for(host: Host) -> Non
     assert host.out()["action"] == "out" and away == []
 
 
+@pytest.mark.parametrize(("code", "reason"), [(429, "TooManyRequests"), (503, "ServiceUnavailable")])
+def test_an_apiserver_that_is_too_busy_at_first_is_waited_for(host: Host, code: int, reason: str) -> None:
+    away = ["GET", "GET", "PATCH"]
+
+    def refuse(request: Any) -> bool:
+        busy = request.command in away
+        if busy:
+            away.remove(request.command)
+            request.refuse(code, reason, "too many requests")
+        return busy
+
+    host.cluster.answer = refuse
+    assert host.out()["action"] == "out" and away == [] and host.cordoned
+    away += ["GET", "PATCH"]
+    assert host.run("in")["action"] == "in" and away == [] and not host.cordoned
+
+
+def test_an_apiserver_that_stays_too_busy_is_told(host: Host) -> None:
+    def refuse(request: Any) -> bool:
+        request.refuse(429, "TooManyRequests", "too many requests")
+        return True
+
+    host.cluster.answer = refuse
+    result = host.out()
+    assert result["failed"] and "TooManyRequests" in result["msg"] and 180 < host.time < 190
+
+
 def test_bad_input_changes_nothing(host: Host) -> None:
     cases = [
         ({"node": "gpu99"}, "Node gpu99: no node gpu99 in the cluster. Expected: one of this name. Next step:"),

@@ -49,6 +49,7 @@ class Node:
         self.asked: list[health.HealthOptions] = []
         monkeypatch.setattr(nomad_node_maintenance.health, "probe", self.probe)
         monkeypatch.setattr(maintenance, "PAUSE_S", 0.01)
+        monkeypatch.setattr(maintenance, "PATIENCE_S", 0)
         # What runs on this machine, as in the nodes of a test farm, is nothing of this node's.
         self.looks = maintenance.Maintenance.__init__.__kwdefaults__
         monkeypatch.setitem(self.looks, "running", dict)
