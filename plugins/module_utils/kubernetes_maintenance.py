@@ -151,7 +151,7 @@ class Maintenance(Waiting):
         """Close the node, and look until it is empty."""
         before, since = self._patiently(lambda: self._close(plan), PATIENCE_S)
         ends = self._clock() + plan.deadline_s
-        looks, held = 0, ""
+        looks, held, pause_s = 0, "", PAUSE_S
         while looks < LOOKS:
             try:
                 node, work = self._node(), read_work(self.client, self.name)
@@ -183,7 +183,9 @@ class Maintenance(Waiting):
                         "again, or give them more time",
                     )
             if looks < LOOKS:
-                self._wait(PAUSE_S)
+                # At the deadline jobs are evicted.
+                until = ends if self._clock() < ends else ends + GRACE_S
+                pause_s = self._wait(PAUSE_S if looks else pause_s, until)
 
     # --- in ---
 

@@ -50,6 +50,9 @@ PATIENCE_S = 180
 LOOKS = 2
 """So often a node is found closed and empty: Nomad may have placed something just before it was closed."""
 PAUSE_S = 1.0
+"""The first pause between two looks."""
+LONGEST_PAUSE_S = 15.0
+_LONGER = 1.5
 TOLD = 5
 _NANOSECONDS = 1_000_000_000
 
@@ -160,22 +163,28 @@ class Waiting:
     def _patiently(self, ask: Callable[[], T], patience_s: float) -> T:
         """What comes of it, done again where it may go well a moment later."""
         ends = self._clock() + patience_s
+        pause_s = PAUSE_S
         while True:
             try:
                 return ask()
             except FoundError as error:
                 if not error.transient or self._clock() > ends:
                     raise
-            self._wait(PAUSE_S)
+            pause_s = self._wait(pause_s, ends)
 
-    def _wait(self, seconds: float) -> None:
-        self._pause(seconds)
+    def _wait(self, pause_s: float, ends: float) -> float:
+        """Pause before another look, and not long beyond the end of all; how long the next pause is.
+
+        Many nodes of a farm may be waited for at once, and for an hour.
+        """
+        self._pause(min(pause_s, max(ends - self._clock(), PAUSE_S)))
         if self._gone():
             raise FoundError(
                 "nobody waits for the answer of this run any more",
                 "the Ansible that began it; the node is left as it is, with its mark",
                 "run it again, which goes on from there, or put the node back",
             )
+        return min(pause_s * _LONGER, LONGEST_PAUSE_S)
 
 
 class Maintenance(Waiting):
@@ -211,15 +220,19 @@ class Maintenance(Waiting):
 
         return self._patiently(known, timeout_s)
 
-    def _node(self, node_id: str) -> gate.GateNode:
+    def _node(self, node_id: str, stale: bool = False) -> gate.GateNode:
         """The node, with the meta that its own agent has; servers learn of that seconds later."""
-        node = gate.gate_node(self.client.call("GET", gate.node_path(node_id)) or {})
+        path = gate.node_path(node_id)
+        node = gate.gate_node((self.client.known(path)[0] if stale else self.client.call("GET", path)) or {})
         meta = self.client.call("GET", "/v1/client/metadata") or {}
         return dataclasses.replace(node, meta=meta.get("Meta") or {})
 
-    def _work(self, node_id: str, plan: Plan) -> tuple[Work, ...]:
-        allocations = self.client.items(f"{gate.node_path(node_id)}/allocations", {}).items
-        return work_of(allocations, self._running(), plan.without_jobs_of)
+    def _look(self, node_id: str, plan: Plan, stale: bool = False) -> tuple[gate.GateNode, tuple[Work, ...]]:
+        """The node and what runs there, as the leader knows it, or with C(stale) any server."""
+        node = self._node(node_id, stale)
+        query = {"stale": "true"} if stale else {}
+        allocations = self.client.items(f"{gate.node_path(node_id)}/allocations", query).items
+        return node, work_of(allocations, self._running(), plan.without_jobs_of)
 
     # --- out ---
 
@@ -228,7 +241,7 @@ class Maintenance(Waiting):
         node_id = self._node_id(START_S)
         if not node_id:
             return self._without_client(plan, node_id)
-        node, work = self._patiently(lambda: (self._node(node_id), self._work(node_id, plan)), PATIENCE_S)
+        node, work = self._patiently(lambda: self._look(node_id, plan), PATIENCE_S)
         staying = _staying(work)
         change, owner = node.meta.get(CHANGE_KEY), node.meta.get(OWNER_KEY)
         if change and owner != plan.owner:
@@ -276,10 +289,14 @@ class Maintenance(Waiting):
         self._patiently(lambda: self._close(node, plan, marks, drain), PATIENCE_S)
         patience_s = GRACE_S + (plan.deadline_s if plan.policy == DRAIN else 0)
         deadline = self._clock() + patience_s
-        looks, opened = 0, False
+        looks, opened, pause_s = 0, False, PAUSE_S
         while looks < LOOKS:
             try:
-                now, work = self._node(node.id), self._work(node.id, plan)
+                waiting = drain and not looks and self._clock() <= deadline
+                now, work = self._look(node.id, plan, stale=waiting)
+                if waiting and (now.eligible or not work):
+                    # What is acted on, the leader says.
+                    now, work = self._look(node.id, plan)
                 if now.meta.get(SINCE_KEY) != marks[SINCE_KEY]:
                     self.closed = now.meta.get(OWNER_KEY) == plan.owner
                     raise taken_over(plan, now.meta)
@@ -313,7 +330,7 @@ class Maintenance(Waiting):
                         "this again, or give them more time",
                     )
             if looks < LOOKS:
-                self._wait(PAUSE_S)
+                pause_s = self._wait(PAUSE_S if looks or opened else pause_s, deadline)
 
     def _undo(self, node: gate.GateNode, marks: Mapping[str, str]) -> None:
         """Give a node back on which nothing has been ended; servers may not know its marks yet."""
@@ -336,7 +353,7 @@ class Maintenance(Waiting):
 
     def marked_node(self, owner: str, timeout_s: float) -> gate.GateNode | None:
         """The node of this agent where this owner took it out, waiting for an agent that has just started; or None."""
-        deadline = self._clock() + timeout_s
+        deadline, pause_s = self._clock() + timeout_s, PAUSE_S
         node_id = self._node_id(timeout_s)
         if not node_id:
             return None
@@ -349,7 +366,7 @@ class Maintenance(Waiting):
             else:
                 if node.status == "ready" or self._clock() > deadline:
                     return node if node.meta.get(OWNER_KEY) == owner else None
-            self._wait(PAUSE_S)
+            pause_s = self._wait(pause_s, deadline)
 
     def put_back(self, node_id: str) -> Result:
         """Give the node back what it was before, as it is now and not as it was when a probe began."""

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
@@ -161,6 +162,9 @@ def test_drain_waits_no_longer_than_it_may(site: Site) -> None:
     )
     assert 900 < site.now < 910
     assert site.node["SchedulingEligibility"] == "ineligible" and "gpufarm_maintenance" in site.meta
+    # Where every node is drained at once, they must not keep the leader busy.
+    asked = [path for path in site.farm.asked if path.startswith("/v1/node/")]
+    assert len(asked) < 200 and len([path for path in asked if not path.endswith(" stale")]) < 10
 
 
 def test_what_somebody_has_stopped_is_waited_for(site: Site) -> None:
@@ -415,6 +419,26 @@ def test_stale_view_of_the_servers_does_not_count(site: Site) -> None:
     site.farm.nodes["id-0"]["Status"] = "initializing"
     assert site.maintenance.take_out(DRIVER).action == "none"
     assert site.meta["gpufarm_maintenance_opens"] == "yes"
+
+
+def test_what_is_acted_on_is_what_the_leader_knows(site: Site) -> None:
+    """A server that is behind tells of a node that is open and has no work, as before the drain."""
+    site.farm.behind = copy.deepcopy(site.farm.nodes)
+    site.farm.run_job("id-0", "train")
+    site.programs["train-0000-1111"] = "python"
+    wait = site.wait
+
+    def ends(seconds: float) -> None:
+        wait(seconds)
+        if site.now > 20:
+            site.programs.clear()
+
+    site.wait = ends  # type: ignore[method-assign]
+    assert site.maintenance.take_out(DRAINED).action == "out"
+    assert any(path.endswith(" stale") for path in site.farm.asked)
+    assert len([path for path in site.writes if path.endswith(("/drain", "/eligibility"))]) == 1
+    # Empty twice, by the leader's word.
+    assert not [path for path in site.farm.asked if path.startswith("/v1/node/")][-1].endswith(" stale")
 
 
 def test_hiccup_of_the_servers_ends_no_drain(site: Site) -> None:
