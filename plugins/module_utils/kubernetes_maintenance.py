@@ -36,6 +36,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.maintenance import (
     SINCE_KEY,
     Plan,
     Waiting,
+    at_it,
     taken_over,
     told,
 )
@@ -60,6 +61,8 @@ class Result:
     """What the node is out for now."""
     gpus: int | None = None
     """How many GPUs it had for pods when it was taken out."""
+    warning: str | None = None
+    """That an earlier run may still be at it."""
 
 
 def marks_of(node: Node) -> dict[str, str]:
@@ -119,7 +122,8 @@ class Maintenance(Waiting):
         if not plan.check_mode:
             self._empty(plan)
         message = f"out for {plan.change}" + (f", after it was drained of {told(work)}" if work else "")
-        return Result("out", message, tuple(work), change or plan.change)
+        warning = at_it(marks) if change else None
+        return Result("out", message, tuple(work), change or plan.change, warning=warning)
 
     def _close(self, plan: Plan, since: str = "") -> tuple[bool, str]:
         """Mark and cordon the node, in one change; whether it was marked before, and since when it is.

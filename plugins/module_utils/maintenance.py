@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from ansible_collections.gpufarm.core.plugins.module_utils import gate, gate_service, nomad
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad_programs import nomad_programs
-from ansible_collections.gpufarm.core.plugins.module_utils.problem import FoundError
+from ansible_collections.gpufarm.core.plugins.module_utils.problem import FoundError, sentences
 from ansible_collections.gpufarm.core.plugins.module_utils.text import first_of, utc
 
 CHANGE_KEY = gate.MAINTENANCE_KEY
@@ -98,6 +98,8 @@ class Result:
     """What was there before, and was moved away."""
     maintenance: str | None = None
     """What the node is out for now."""
+    warning: str | None = None
+    """That an earlier run may still be at it."""
 
 
 def programs(proc: Path = Path("/proc")) -> dict[str, str]:
@@ -137,6 +139,16 @@ def work_of(
 def told(work: Iterable[object]) -> str:
     """Names for people, the first few."""
     return first_of([str(each) for each in work], TOLD)
+
+
+def at_it(marks: Mapping[str, str]) -> str:
+    """Of a node that an earlier run took out and that is not out yet: it may have ended early, or goes on now."""
+    return sentences(
+        f"a node that {marks.get(OWNER_KEY)} has taken out of work for {marks.get(CHANGE_KEY)} at "
+        f"{marks.get(SINCE_KEY)}, and that is not empty and closed",
+        "one run at a time",
+        "where that one still goes on, let it end before anything is changed here",
+    )
 
 
 def taken_over(plan: Plan, marks: Mapping[str, str]) -> FoundError:
@@ -258,7 +270,7 @@ class Maintenance(Waiting):
         message = f"out for {plan.change}" + (f", after it was drained of {told(staying)}" if staying else "")
         if not plan.check_mode:
             self._empty(node, plan, drain=bool(staying))
-        return Result("out", message, node, staying, change or plan.change)
+        return Result("out", message, node, staying, change or plan.change, at_it(node.meta) if change else None)
 
     def _without_client(self, plan: Plan, node_id: str | None) -> Result:
         why = "no Nomad agent runs here" if node_id is None else "the agent of this host is no client"

@@ -202,6 +202,8 @@ def main() -> None:
             # The journal alone still takes it.
             module.log(told)
         module.fail_json(msg=told, closed=bool(work and work.closed))
+    if result.warning:
+        module.warn(f"Node {params['node']}: {result.warning}")
     module.exit_json(
         changed=result.action != "none",
         action=result.action,

@@ -291,6 +291,8 @@ def main() -> None:
             "Next step: set become: true for this task.",
             closed=bool(work and work.closed),
         )
+    if result.warning:
+        module.warn(f"{platform.node()}: {result.warning}")
     module.exit_json(
         changed=result.action != "none",
         action=result.action,

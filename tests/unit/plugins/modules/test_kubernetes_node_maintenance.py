@@ -305,12 +305,24 @@ def test_who_uncordons_without_end_ends_the_maintenance(host: Host) -> None:
     assert result["failed"] and "a node that somebody uncordons, 330 s after the drain" in result["msg"]
 
 
-def test_what_a_later_run_does_keeps_the_first_reason(host: Host) -> None:
+def test_what_a_later_run_does_keeps_the_first_reason(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     host.cluster.pods, host.cluster.held = [pod("db", 0, **owned("StatefulSet"))], ["db"]
+    warned: list[str] = []
+    monkeypatch.setattr(
+        kubernetes_node_maintenance.AnsibleModule, "warn", lambda _module, text, **_more: warned.append(text)
+    )
     host.drain(deadline=30)
     first = host.marks
+    assert warned == []
+    # Once its budget allows it, the drain is over.
+    host.cluster.held = []
     host.drain(deadline=30, change="a reboot")
     assert host.marks == first
+    assert warned == [
+        f"Node node00000: a node that gpufarm.core has taken out of work for {CHANGE} at {first[f'{MARK}-since']}, and "
+        "that is not empty and closed. Expected: one run at a time. Next step: where that one still goes on, let it "
+        "end before anything is changed here."
+    ]
 
 
 def test_a_node_that_was_cordoned_is_emptied_and_stays_cordoned(host: Host) -> None:

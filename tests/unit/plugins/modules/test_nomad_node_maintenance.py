@@ -170,6 +170,21 @@ def test_who_is_interrupted_closes_nothing_any_more_and_leaves_it_to_the_journal
     assert result["closed"] is True and result["msg"] in logged
 
 
+def test_another_run_that_may_be_at_it_is_warned_of(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    warned: list[str] = []
+    monkeypatch.setattr(
+        nomad_node_maintenance.AnsibleModule, "warn", lambda _module, text, **_more: warned.append(text)
+    )
+    node.run(state="out", change="driver branch 580")
+    assert warned == []
+    node.nomad.run_job("id-0", "train")
+    node.run(state="out", change="a reboot", policy="drain")
+    (said,) = warned
+    assert said.startswith(
+        f"{platform.node()}: a node that gpufarm.core has taken out of work for driver branch 580 at "
+    )
+
+
 def test_sick_node_stays_out(node: Node) -> None:
     node.run(state="out", change="driver branch 580")
     node.found = SICK
