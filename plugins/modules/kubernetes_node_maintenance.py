@@ -24,7 +24,7 @@ extends_documentation_fragment:
 attributes:
   check_mode:
     support: full
-    description: Refuses as without, changes nothing, and waits for nothing.
+    description: Refuses as without, changes nothing, and waits for nothing but an answer.
   diff_mode:
     support: none
     description: RV(message) tells what was done.
@@ -72,6 +72,7 @@ options:
     default: 3600
 notes:
   - Five minutes after O(deadline) the module gives up where pods still run, and the node stays cordoned.
+  - An apiserver that has too much to do, or cannot be reached, has three minutes at each step.
   - Where Ansible ends before the node is empty, so does this module, and the node keeps its mark.
   - The user of the kubeconfig needs the right to C(get) and C(patch) nodes, to C(list) pods, and to C(create)
     C(pods/eviction).

@@ -26,8 +26,8 @@ attributes:
   check_mode:
     support: full
     description: >-
-      Refuses as without, changes nothing, and waits for nothing. Whether the GPUs would answer after the change, nobody
-      knows then.
+      Refuses as without, changes nothing, and waits for nothing but an answer. Whether the GPUs would answer after the
+      change, nobody knows then.
   diff_mode:
     support: none
     description: RV(message) tells what was done.
@@ -107,6 +107,7 @@ notes:
   - Nomad drains at most for O(deadline), and this module waits five minutes longer for the last tasks to end; with
     O(policy=refuse) five minutes. A node that is not empty by then stays closed where it was drained, or was out
     before; otherwise it is given back as it was.
+  - Servers that elect a leader have three minutes at each step.
   - Where Ansible ends before the node is empty, so does this module. The node keeps its mark, and a drain goes on in
     Nomad.
 seealso:
