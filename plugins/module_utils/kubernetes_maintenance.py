@@ -31,9 +31,13 @@ from ansible_collections.gpufarm.core.plugins.module_utils.maintenance import (
     LOOKS,
     OPENS_KEY,
     OWNER_KEY,
+    PATIENCE_S,
     REFUSE,
     SINCE_KEY,
     Plan,
+    Waiting,
+    at_it,
+    taken_over,
     told,
 )
 from ansible_collections.gpufarm.core.plugins.module_utils.text import utc
@@ -57,13 +61,15 @@ class Result:
     """What the node is out for now."""
     gpus: int | None = None
     """How many GPUs it had for pods when it was taken out."""
+    warning: str | None = None
+    """That an earlier run may still be at it."""
 
 
 def marks_of(node: Node) -> dict[str, str]:
     return {key: node["annotations"][name] for key, name in KEYS.items() if name in node["annotations"]}
 
 
-class Maintenance:
+class Maintenance(Waiting):
     """Takes one node out, and puts it back."""
 
     def __init__(
@@ -73,11 +79,11 @@ class Maintenance:
         *,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
+        gone: Callable[[], bool] = lambda: False,
     ) -> None:
+        super().__init__(clock, pause, gone)
         self.client = client
         self.name = name
-        self._clock = clock
-        self._pause = pause
         self.closed = False
         """Whether the owner that was given has the node out, or may have, whatever came after that."""
 
@@ -98,7 +104,7 @@ class Maintenance:
 
     def take_out(self, plan: Plan) -> Result:
         """Cordon the node and see it empty; KubernetesError where that may not be or does not come."""
-        node, work = self._node(), read_work(self.client, self.name)
+        node, work = self._patiently(lambda: (self._node(), read_work(self.client, self.name)), PATIENCE_S)
         marks = marks_of(node)
         change = marks.get(CHANGE_KEY)
         if change and marks.get(OWNER_KEY) != plan.owner:
@@ -116,13 +122,21 @@ class Maintenance:
         if not plan.check_mode:
             self._empty(plan)
         message = f"out for {plan.change}" + (f", after it was drained of {told(work)}" if work else "")
-        return Result("out", message, tuple(work), change or plan.change)
+        warning = at_it(marks) if change else None
+        return Result("out", message, tuple(work), change or plan.change, warning=warning)
 
-    def _close(self, plan: Plan) -> bool:
-        """Mark and cordon the node, in one change; whether an earlier run had marked it."""
+    def _close(self, plan: Plan, since: str = "") -> tuple[bool, str]:
+        """Mark and cordon the node, in one change; whether it was marked before, and since when it is.
 
-        def patch(node: Node) -> dict[str, Any]:
+        With C(since) nothing is changed unless it has been marked since then.
+        """
+        marks: dict[str, str] = {}
+
+        def patch(node: Node) -> dict[str, Any] | None:
+            nonlocal marks
             before = marks_of(node)
+            if since and before.get(SINCE_KEY) != since:
+                return None
             marks = {
                 CHANGE_KEY: gate.clean_reason(plan.change),
                 SINCE_KEY: utc(),
@@ -134,16 +148,21 @@ class Maintenance:
             return patch_of(marks, False if node["schedulable"] else None)
 
         self.closed = True
-        return CHANGE_KEY in marks_of(self._change(patch))
+        before = CHANGE_KEY in marks_of(self._change(patch))
+        return before, marks.get(SINCE_KEY, "")
 
     def _empty(self, plan: Plan) -> None:
         """Close the node, and look until it is empty."""
-        before = self._close(plan)
+        before, since = self._patiently(lambda: self._close(plan), PATIENCE_S)
         ends = self._clock() + plan.deadline_s
-        looks, held = 0, ""
+        looks, held, pause_s = 0, "", PAUSE_S
         while looks < LOOKS:
             try:
                 node, work = self._node(), read_work(self.client, self.name)
+                marks = marks_of(node)
+                if marks.get(SINCE_KEY) != since:
+                    self.closed = marks.get(OWNER_KEY) == plan.owner
+                    raise taken_over(plan, marks)
                 if work and plan.policy == REFUSE:
                     # It was placed before the node was cordoned.
                     if not before:
@@ -151,7 +170,7 @@ class Maintenance:
                         self.closed = False
                     raise _refused(plan, work)
                 if node["schedulable"]:
-                    self._close(plan)
+                    self._close(plan, since)
                 held = evict(self.client, [each for each in work if not (each.ends and self._clock() < ends)])
                 looks = 0 if work or node["schedulable"] else looks + 1
             except KubernetesError as error:
@@ -168,7 +187,9 @@ class Maintenance:
                         "again, or give them more time",
                     )
             if looks < LOOKS:
-                self._pause(PAUSE_S)
+                # At the deadline jobs are evicted.
+                until = ends if self._clock() < ends else ends + GRACE_S
+                pause_s = self._wait(PAUSE_S if looks else pause_s, until)
 
     # --- in ---
 
@@ -189,7 +210,7 @@ class Maintenance:
             )
             return None if check_mode else patch_of(dict.fromkeys(KEYS), True if opens else None)
 
-        self._change(patch)
+        self._patiently(lambda: self._change(patch), PATIENCE_S)
         return result
 
 

@@ -16,13 +16,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ansible_collections.gpufarm.core.plugins.module_utils import gate, gate_service, nomad
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad_programs import nomad_programs
+from ansible_collections.gpufarm.core.plugins.module_utils.problem import FoundError, sentences
 from ansible_collections.gpufarm.core.plugins.module_utils.text import first_of, utc
 
 CHANGE_KEY = gate.MAINTENANCE_KEY
@@ -43,9 +45,14 @@ GRACE_S = 300
 """What tasks get to end after the deadline of a drain, before the maintenance gives up."""
 START_S = 60
 """What an agent that is there gets until it answers."""
+PATIENCE_S = 180
+"""What servers get that elect a leader, or have too much to do."""
 LOOKS = 2
 """So often a node is found closed and empty: Nomad may have placed something just before it was closed."""
 PAUSE_S = 1.0
+"""The first pause between two looks."""
+LONGEST_PAUSE_S = 15.0
+_LONGER = 1.5
 TOLD = 5
 _NANOSECONDS = 1_000_000_000
 
@@ -91,6 +98,8 @@ class Result:
     """What was there before, and was moved away."""
     maintenance: str | None = None
     """What the node is out for now."""
+    warning: str | None = None
+    """That an earlier run may still be at it."""
 
 
 def programs(proc: Path = Path("/proc")) -> dict[str, str]:
@@ -132,7 +141,65 @@ def told(work: Iterable[object]) -> str:
     return first_of([str(each) for each in work], TOLD)
 
 
-class Maintenance:
+def at_it(marks: Mapping[str, str]) -> str:
+    """Of a node that an earlier run took out and that is not out yet: it may have ended early, or goes on now."""
+    return sentences(
+        f"a node that {marks.get(OWNER_KEY)} has taken out of work for {marks.get(CHANGE_KEY)} at "
+        f"{marks.get(SINCE_KEY)}, and that is not empty and closed",
+        "one run at a time",
+        "where that one still goes on, let it end before anything is changed here",
+    )
+
+
+def taken_over(plan: Plan, marks: Mapping[str, str]) -> FoundError:
+    """Another run has put the node back, or has even taken it out anew, as its present marks tell."""
+    by = f"taken out anew by {marks.get(OWNER_KEY)} at {marks[SINCE_KEY]}" if SINCE_KEY in marks else "put back"
+    return FoundError(
+        f"a node that was {by} while this run waited to have it empty for {plan.change}",
+        "one that nobody else works on; it is left as it is",
+        "let the other run end, and run this again if it is still to be done",
+    )
+
+
+T = TypeVar("T")
+
+
+class Waiting:
+    """Waits for a node as long as somebody waits for the answer: who interrupts a run may put the node back at once."""
+
+    def __init__(self, clock: Callable[[], float], pause: Callable[[float], None], gone: Callable[[], bool]) -> None:
+        self._clock = clock
+        self._pause = pause
+        self._gone = gone
+
+    def _patiently(self, ask: Callable[[], T], patience_s: float) -> T:
+        """What comes of it, done again where it may go well a moment later."""
+        ends = self._clock() + patience_s
+        pause_s = PAUSE_S
+        while True:
+            try:
+                return ask()
+            except FoundError as error:
+                if not error.transient or self._clock() > ends:
+                    raise
+            pause_s = self._wait(pause_s, ends)
+
+    def _wait(self, pause_s: float, ends: float) -> float:
+        """Pause before another look, and not long beyond the end of all; how long the next pause is.
+
+        Many nodes of a farm may be waited for at once, and for an hour.
+        """
+        self._pause(min(pause_s, max(ends - self._clock(), PAUSE_S)))
+        if self._gone():
+            raise FoundError(
+                "nobody waits for the answer of this run any more",
+                "the Ansible that began it; the node is left as it is, with its mark",
+                "run it again, which goes on from there, or put the node back",
+            )
+        return min(pause_s * _LONGER, LONGEST_PAUSE_S)
+
+
+class Maintenance(Waiting):
     """Takes the node of one agent out, and puts it back."""
 
     def __init__(
@@ -143,37 +210,41 @@ class Maintenance:
         agent: Callable[[], bool] = has_agent,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
+        gone: Callable[[], bool] = lambda: False,
     ) -> None:
+        super().__init__(clock, pause, gone)
         self.client = client
         self._running = running
         self._agent = agent
-        self._clock = clock
-        self._pause = pause
         self.closed = False
         """Whether the owner that was given has the node out, or may have, whatever came after that."""
 
     def _node_id(self, timeout_s: float) -> str | None:
         """The ID of this agent's node, empty where it is no client; None where no agent runs."""
-        deadline = self._clock() + timeout_s
-        while True:
+
+        def known() -> str | None:
             try:
                 return gate_service.own_node_id(self.client)
             except nomad.NomadError as error:
                 if error.nobody and not self._agent():
                     return None
-                if not error.transient or self._clock() > deadline:
-                    raise
-            self._pause(PAUSE_S)
+                raise
 
-    def _node(self, node_id: str) -> gate.GateNode:
+        return self._patiently(known, timeout_s)
+
+    def _node(self, node_id: str, stale: bool = False) -> gate.GateNode:
         """The node, with the meta that its own agent has; servers learn of that seconds later."""
-        node = gate.gate_node(self.client.call("GET", gate.node_path(node_id)) or {})
+        path = gate.node_path(node_id)
+        node = gate.gate_node((self.client.known(path)[0] if stale else self.client.call("GET", path)) or {})
         meta = self.client.call("GET", "/v1/client/metadata") or {}
         return dataclasses.replace(node, meta=meta.get("Meta") or {})
 
-    def _work(self, node_id: str, plan: Plan) -> tuple[Work, ...]:
-        allocations = self.client.items(f"{gate.node_path(node_id)}/allocations", {}).items
-        return work_of(allocations, self._running(), plan.without_jobs_of)
+    def _look(self, node_id: str, plan: Plan, stale: bool = False) -> tuple[gate.GateNode, tuple[Work, ...]]:
+        """The node and what runs there, as the leader knows it, or with C(stale) any server."""
+        node = self._node(node_id, stale)
+        query = {"stale": "true"} if stale else {}
+        allocations = self.client.items(f"{gate.node_path(node_id)}/allocations", query).items
+        return node, work_of(allocations, self._running(), plan.without_jobs_of)
 
     # --- out ---
 
@@ -182,7 +253,7 @@ class Maintenance:
         node_id = self._node_id(START_S)
         if not node_id:
             return self._without_client(plan, node_id)
-        node, work = self._node(node_id), self._work(node_id, plan)
+        node, work = self._patiently(lambda: self._look(node_id, plan), PATIENCE_S)
         staying = _staying(work)
         change, owner = node.meta.get(CHANGE_KEY), node.meta.get(OWNER_KEY)
         if change and owner != plan.owner:
@@ -199,7 +270,7 @@ class Maintenance:
         message = f"out for {plan.change}" + (f", after it was drained of {told(staying)}" if staying else "")
         if not plan.check_mode:
             self._empty(node, plan, drain=bool(staying))
-        return Result("out", message, node, staying, change or plan.change)
+        return Result("out", message, node, staying, change or plan.change, at_it(node.meta) if change else None)
 
     def _without_client(self, plan: Plan, node_id: str | None) -> Result:
         why = "no Nomad agent runs here" if node_id is None else "the agent of this host is no client"
@@ -226,23 +297,33 @@ class Maintenance:
         }
         self.closed = True
         # Marked before it is closed, so that whatever stops in between is put right by the next run.
-        self._write(node, marks)
-        self._close(node, plan, marks, drain)
+        self._patiently(lambda: self._write(node, marks), PATIENCE_S)
+        self._patiently(lambda: self._close(node, plan, marks, drain), PATIENCE_S)
         patience_s = GRACE_S + (plan.deadline_s if plan.policy == DRAIN else 0)
         deadline = self._clock() + patience_s
-        looks = 0
+        looks, opened, pause_s = 0, False, PAUSE_S
         while looks < LOOKS:
             try:
-                now, work = self._node(node.id), self._work(node.id, plan)
+                waiting = drain and not looks and self._clock() <= deadline
+                now, work = self._look(node.id, plan, stale=waiting)
+                if waiting and (now.eligible or not work):
+                    # What is acted on, the leader says.
+                    now, work = self._look(node.id, plan)
+                if now.meta.get(SINCE_KEY) != marks[SINCE_KEY]:
+                    self.closed = now.meta.get(OWNER_KEY) == plan.owner
+                    raise taken_over(plan, now.meta)
                 staying = _staying(work)
                 if staying and plan.policy == REFUSE:
                     # It was placed before the node was closed.
                     if not before:
                         self._undo(now, marks)
                     raise _refused(plan, staying)
-                if now.eligible or (staying and not drain):
-                    drain = drain or bool(staying)
-                    self._close(now, plan, marks, drain)
+                # Who puts it back opens it before the mark goes, and may be just at it.
+                if (now.eligible and opened) or (staying and not drain):
+                    drains = drain or bool(staying)
+                    self._patiently(functools.partial(self._close, now, plan, marks, drains), PATIENCE_S)
+                    drain = drains
+                opened = now.eligible
                 looks = 0 if work or now.eligible else looks + 1
             except nomad.NomadError as error:
                 if not error.transient or self._clock() > deadline:
@@ -261,11 +342,12 @@ class Maintenance:
                         "this again, or give them more time",
                     )
             if looks < LOOKS:
-                self._pause(PAUSE_S)
+                pause_s = self._wait(PAUSE_S if looks or opened else pause_s, deadline)
 
     def _undo(self, node: gate.GateNode, marks: Mapping[str, str]) -> None:
         """Give a node back on which nothing has been ended; servers may not know its marks yet."""
-        self.open(dataclasses.replace(node, meta={**node.meta, **marks}))
+        marked = dataclasses.replace(node, meta={**node.meta, **marks})
+        self._patiently(lambda: self.open(marked), PATIENCE_S)
         self.closed = False
 
     def _close(self, node: gate.GateNode, plan: Plan, marks: Mapping[str, str], drain: bool) -> None:
@@ -283,7 +365,7 @@ class Maintenance:
 
     def marked_node(self, owner: str, timeout_s: float) -> gate.GateNode | None:
         """The node of this agent where this owner took it out, waiting for an agent that has just started; or None."""
-        deadline = self._clock() + timeout_s
+        deadline, pause_s = self._clock() + timeout_s, PAUSE_S
         node_id = self._node_id(timeout_s)
         if not node_id:
             return None
@@ -296,11 +378,11 @@ class Maintenance:
             else:
                 if node.status == "ready" or self._clock() > deadline:
                     return node if node.meta.get(OWNER_KEY) == owner else None
-            self._pause(PAUSE_S)
+            pause_s = self._wait(pause_s, deadline)
 
     def put_back(self, node_id: str) -> Result:
         """Give the node back what it was before, as it is now and not as it was when a probe began."""
-        return self.open(self._node(node_id))
+        return self._patiently(lambda: self.open(self._node(node_id)), PATIENCE_S)
 
     def open(self, node: gate.GateNode) -> Result:
         path = gate.node_path(node.id)

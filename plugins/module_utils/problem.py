@@ -15,6 +15,9 @@ def sentences(found: str, expected: str, next_step: str) -> str:
 class FoundError(Exception):
     """Something is not as it must be; the text says what was found, what was expected and what to do."""
 
+    transient = False
+    """Whether the same may go well a moment later."""
+
     def __init__(self, found: str, expected: str, next_step: str) -> None:
         super().__init__(sentences(found, expected, next_step))
         self.found = found

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -50,9 +50,8 @@ _BECOMES = ("sudo", "su")
 """They start a session of their own between Ansible's and the module."""
 
 
-@contextlib.contextmanager
-def ended_with_controller() -> Iterator[None]:
-    """Unwound as by a signal is what is done within when nobody can get the module's answer any more.
+def watch_controller() -> Callable[[], bool]:
+    """What tells, whenever it is asked, whether nobody can get the module's answer any more.
 
     A terminal that hangs up ends what runs in it; with Ansible's pipelining there is none. Then a blank line each time,
     which Ansible skips before an answer, cannot be written; or who had started the session is gone, which is Ansible
@@ -60,16 +59,26 @@ def ended_with_controller() -> Iterator[None]:
     """
     before = _session()
 
-    def look(*_signal: Any) -> None:
+    def gone() -> bool:
         now = _session()
-        gone = before and now and now[0] == before[0] and now[1] != before[1]
         try:
             os.write(1, b"\n")
         except BlockingIOError:
             pass
         except OSError:
-            gone = True
-        if gone:
+            return True
+        return bool(before and now and now[0] == before[0] and now[1] != before[1])
+
+    return gone
+
+
+@contextlib.contextmanager
+def ended_with_controller() -> Iterator[None]:
+    """Unwound as by a signal is what is done within when nobody can get the module's answer any more."""
+    gone = watch_controller()
+
+    def look(*_signal: Any) -> None:
+        if gone():
             signal.setitimer(signal.ITIMER_REAL, 0)
             _interrupted(signal.SIGHUP, None)
 

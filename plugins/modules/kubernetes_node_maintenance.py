@@ -25,7 +25,7 @@ extends_documentation_fragment:
 attributes:
   check_mode:
     support: full
-    description: Refuses as without, changes nothing, and waits for nothing.
+    description: Refuses as without, changes nothing, and waits for nothing but an answer.
   diff_mode:
     support: none
     description: RV(message) tells what was done.
@@ -53,6 +53,8 @@ options:
     default: 3600
 notes:
   - Five minutes after O(deadline) the module gives up where pods still run, and the node stays cordoned.
+  - An apiserver that has too much to do, or cannot be reached, has three minutes at each step.
+  - Where Ansible ends before the node is empty, so does this module, and the node keeps its mark.
   - The user of the kubeconfig needs the right to C(get) and C(patch) nodes, to C(list) pods, and to C(create)
     C(pods/eviction).
 seealso:
@@ -136,6 +138,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils import (
     kubernetes_maintenance,
     kubernetes_options,
     maintenance,
+    signals,
 )
 from ansible_collections.gpufarm.core.plugins.module_utils.problem import FoundError
 
@@ -159,6 +162,7 @@ def main() -> None:
         supports_check_mode=True,
     )
     params: dict[str, Any] = module.params
+    gone = signals.watch_controller()
     work = None
     try:
         if params["deadline"] < 1:
@@ -166,7 +170,7 @@ def main() -> None:
                 f"deadline is {params['deadline']}", "seconds, 1 or more", "correct the option"
             )
         client = kubernetes.Client(kubernetes_options.connection_of(params))
-        work = kubernetes_maintenance.Maintenance(client, params["node"])
+        work = kubernetes_maintenance.Maintenance(client, params["node"], gone=gone)
         if params["state"] == "out":
             plan = maintenance.Plan(
                 params["change"], params["owner"], params["policy"], params["deadline"], module.check_mode
@@ -175,7 +179,13 @@ def main() -> None:
         else:
             result = work.put_back(params["owner"], module.check_mode)
     except FoundError as error:
-        module.fail_json(msg=f"Node {params['node']}: {error}", closed=bool(work and work.closed))
+        told = f"Node {params['node']}: {error}"
+        if gone():
+            # The journal alone still takes it.
+            module.log(told)
+        module.fail_json(msg=told, closed=bool(work and work.closed))
+    if result.warning:
+        module.warn(f"Node {params['node']}: {result.warning}")
     module.exit_json(
         changed=result.action != "none",
         action=result.action,

@@ -27,8 +27,8 @@ attributes:
   check_mode:
     support: full
     description: >-
-      Refuses as without, changes nothing, and waits for nothing. Whether the GPUs would answer after the change, nobody
-      knows then.
+      Refuses as without, changes nothing, and waits for nothing but an answer. Whether the GPUs would answer after the
+      change, nobody knows then.
   diff_mode:
     support: none
     description: RV(message) tells what was done.
@@ -90,6 +90,9 @@ notes:
   - Nomad drains at most for O(deadline), and this module waits five minutes longer for the last tasks to end; with
     O(policy=refuse) five minutes. A node that is not empty by then stays closed where it was drained, or was out
     before; otherwise it is given back as it was.
+  - Servers that elect a leader have three minutes at each step.
+  - Where Ansible ends before the node is empty, so does this module. The node keeps its mark, and a drain goes on in
+    Nomad.
 seealso:
   - module: gpufarm.core.nomad_gpu_gate
   - module: gpufarm.core.nvidia_gpu_health
@@ -168,7 +171,9 @@ from ansible_collections.gpufarm.core.plugins.module_utils import (
     nomad,
     nomad_options,
     nomad_plugin_log,
+    signals,
 )
+from ansible_collections.gpufarm.core.plugins.module_utils.problem import FoundError
 
 NONE = maintenance.Result("none", "this owner has taken no node out here")
 
@@ -237,11 +242,12 @@ def main() -> None:
     )
     params = module.params
     connection = nomad_options.connection_of(params)
+    gone = signals.watch_controller()
     work = None
     try:
         options = check_options(params)
         client = nomad.Client(connection, direct=True)
-        work = maintenance.Maintenance(client)
+        work = maintenance.Maintenance(client, gone=gone)
         if params["state"] == "out":
             plan = maintenance.Plan(
                 params["change"],
@@ -257,14 +263,20 @@ def main() -> None:
             result = maintenance.Result("in", "would be put back after a clean probe", node) if node else NONE
         else:
             result = put_back(work, client, options, params)
-    except (nomad.NomadError, ValueError) as error:
-        module.fail_json(msg=f"{platform.node()}: {error}", closed=bool(work and work.closed))
+    except (FoundError, ValueError) as error:
+        told = f"{platform.node()}: {error}"
+        if gone():
+            # The journal alone still takes it.
+            module.log(told)
+        module.fail_json(msg=told, closed=bool(work and work.closed))
     except PermissionError as error:
         module.fail_json(
             msg=f"{platform.node()}: {error.filename} cannot be read. Expected: root, who sees what runs on this host. "
             "Next step: set become: true for this task.",
             closed=bool(work and work.closed),
         )
+    if result.warning:
+        module.warn(f"{platform.node()}: {result.warning}")
     module.exit_json(
         changed=result.action != "none",
         action=result.action,

@@ -186,7 +186,8 @@ def test_an_agent_of_wandb_goes_before_its_node_is_taken_out_and_shared_data_aft
             conditions = [trust_as_template("{{ " + tasks[number]["when"] + " }}") for number in agents]
             given = {"remove_without_farm": gone, "goes": conditions}
             assert role_helper.value("goes", given) == [not gone, gone]
-    loop = plays[2]["tasks"][-1]["loop"]
+    # What comes last ends the batch.
+    loop = plays[2]["tasks"][-2]["loop"]
     for also, first in ((["docker", "shared_data"], ["shared_data", "docker"]), ([], [])):
         given = {"remove_also": also, "nvidia_repository_unused": False, "parts": trust_as_template(loop)}
         assert role_helper.value("parts", given) == first
@@ -196,11 +197,11 @@ def test_all_that_is_asked_for_is_asked_before_anything_goes() -> None:
     plays = yaml.safe_load((ROOT / "playbooks/remove.yml").read_text(encoding="utf-8"))
     (tasks,) = (play["tasks"] for play in plays if play.get("hosts") == "gpu_nodes:!nomad_servers")
     (asks,) = (task for task in tasks if "absent_check.yml" in json.dumps(task))
-    assert tasks.index(asks) == 1
+    assert tasks.index(asks) == 2
     also = ["shared_data", "container_toolkit", "docker", "cuda", "tuning", "driver", "data"]
     given = {"remove_also": also, "nvidia_repository_unused": False}
     asked, gone = (
-        role_helper.value("parts", {**given, "parts": trust_as_template(task["loop"])}) for task in (asks, tasks[-1])
+        role_helper.value("parts", {**given, "parts": trust_as_template(task["loop"])}) for task in (asks, tasks[-2])
     )
     assert asked == gone and len(asked) == 6
     assert all((ROOT / f"roles/{role}/tasks/absent_check.yml").exists() for role in asked)

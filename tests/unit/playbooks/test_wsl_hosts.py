@@ -999,14 +999,6 @@ def test_sudo_is_nothing_for_windows(tmp_path: Path) -> None:
     lab.good("--become", wsl_keep_alive=False)
 
 
-def test_nodes_that_are_drained_go_by_parts_as_in_site() -> None:
-    serials = []
-    for name in ("site.yml", "wsl_hosts.yml"):
-        plays = yaml.safe_load((playbook_helper.ROOT / "playbooks" / name).read_text())
-        serials.append([play["serial"] for play in plays if "serial" in play])
-    assert serials[0] == serials[1]
-
-
 @pytest.mark.parametrize(("problem", "text"), [
     (
         {"administrator": False},

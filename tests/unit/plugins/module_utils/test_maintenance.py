@@ -4,13 +4,14 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.gpufarm.core.plugins.module_utils import gate, maintenance, nomad, nomad_programs
+from ansible_collections.gpufarm.core.plugins.module_utils import gate, maintenance, nomad, nomad_programs, problem
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.gate_helper import Farm
 
 DRIVER = maintenance.Plan(
@@ -30,6 +31,7 @@ class Site:
         self.programs: dict[str, str] = {}
         self.agent = True
         self.now = 0.0
+        self.alone = False
         self.address = self.farm.agent.url
 
     @property
@@ -43,6 +45,7 @@ class Site:
             clock=lambda: self.now,
             # A test may give another meanwhile.
             pause=lambda seconds: self.wait(seconds),  # noqa: PLW0108
+            gone=lambda: self.alone,
         )
 
     def wait(self, seconds: float) -> None:
@@ -159,6 +162,9 @@ def test_drain_waits_no_longer_than_it_may(site: Site) -> None:
     )
     assert 900 < site.now < 910
     assert site.node["SchedulingEligibility"] == "ineligible" and "gpufarm_maintenance" in site.meta
+    # Where every node is drained at once, they must not keep the leader busy.
+    asked = [path for path in site.farm.asked if path.startswith("/v1/node/")]
+    assert len(asked) < 200 and len([path for path in asked if not path.endswith(" stale")]) < 10
 
 
 def test_what_somebody_has_stopped_is_waited_for(site: Site) -> None:
@@ -172,6 +178,58 @@ def test_what_somebody_has_stopped_is_waited_for(site: Site) -> None:
     site.farm.run_job("id-0", "train")
     with pytest.raises(nomad.NomadError, match=r"1 running allocation, .* train\.group\[0\] \(train-00\)\. Expected"):
         site.maintenance.take_out(DRIVER)
+
+
+def test_a_drain_ends_with_who_waits_for_it(site: Site) -> None:
+    """As when somebody interrupts Ansible, and puts the node back meanwhile."""
+    site.farm.run_job("id-0", "train")
+    site.programs["train-0000-1111"] = "python"
+    wait = site.wait
+
+    def interrupted(seconds: float) -> None:
+        wait(seconds)
+        if site.now > 20:
+            site.alone = True
+            site.node.update(SchedulingEligibility="eligible", DrainStrategy=None)
+
+    site.wait = interrupted  # type: ignore[method-assign]
+    work = site.maintenance
+    with pytest.raises(problem.FoundError) as raised:
+        work.take_out(DRAINED)
+    assert str(raised.value) == (
+        "nobody waits for the answer of this run any more. Expected: the Ansible that began it; the node is left as it "
+        "is, with its mark. Next step: run it again, which goes on from there, or put the node back."
+    )
+    assert site.now < 40 and site.node["SchedulingEligibility"] == "eligible"
+    assert work.closed and site.meta["gpufarm_maintenance"] == "driver branch 580"
+
+
+@pytest.mark.parametrize("owner", [None, OURS, "Firmware"])
+def test_a_drain_ends_where_another_run_has_put_the_node_back(site: Site, owner: str | None) -> None:
+    """Or has taken it out anew since."""
+    site.farm.run_job("id-0", "train")
+    site.programs["train-0000-1111"] = "python"
+    wait = site.wait
+
+    def another_run(seconds: float) -> None:
+        wait(seconds)
+        if site.now > 20 and site.meta.get("gpufarm_maintenance_since") != NOW:
+            site.back()
+            if owner:
+                site.meta.update(gpufarm_maintenance_since=NOW, gpufarm_maintenance_by=owner)
+
+    site.wait = another_run  # type: ignore[method-assign]
+    work = site.maintenance
+    with pytest.raises(problem.FoundError) as raised:
+        work.take_out(DRAINED)
+    found = f"was taken out anew by {owner} at {NOW}" if owner else "was put back"
+    assert str(raised.value) == (
+        f"a node that {found} while this run waited to have it empty for driver branch 580. Expected: one that nobody "
+        "else works on; it is left as it is. Next step: let the other run end, and run this again if it is still to be "
+        "done."
+    )
+    assert site.node["SchedulingEligibility"] == "eligible" and site.now < 60
+    assert work.closed is (owner == OURS)
 
 
 @pytest.mark.parametrize("opens", [True, False])
@@ -290,7 +348,14 @@ def test_marked_node_with_work_is_emptied_again(site: Site) -> None:
     with pytest.raises(nomad.NomadError, match=r"a node on which none runs; they go on\. Next"):
         site.maintenance.take_out(DRIVER)
     assert site.meta["gpufarm_maintenance"] == "driver branch 580"
-    assert site.maintenance.take_out(DRAINED).action == "out"
+    again = site.maintenance.take_out(DRAINED)
+    assert again.action == "out"
+    assert again.warning == (
+        f"a node that gpufarm.core has taken out of work for driver branch 580 at "
+        f"{site.meta['gpufarm_maintenance_since']}, and that is not empty and closed. Expected: one run at a time. "
+        "Next step: where that one still goes on, let it end before anything is changed here."
+    )
+    assert site.maintenance.take_out(DRAINED).warning is None
     assert site.farm.allocations["id-0"][0]["ClientStatus"] == "complete"
     site.back()
     assert site.node["SchedulingEligibility"] == "eligible"
@@ -361,6 +426,26 @@ def test_stale_view_of_the_servers_does_not_count(site: Site) -> None:
     site.farm.nodes["id-0"]["Status"] = "initializing"
     assert site.maintenance.take_out(DRIVER).action == "none"
     assert site.meta["gpufarm_maintenance_opens"] == "yes"
+
+
+def test_what_is_acted_on_is_what_the_leader_knows(site: Site) -> None:
+    """A server that is behind tells of a node that is open and has no work, as before the drain."""
+    site.farm.behind = copy.deepcopy(site.farm.nodes)
+    site.farm.run_job("id-0", "train")
+    site.programs["train-0000-1111"] = "python"
+    wait = site.wait
+
+    def ends(seconds: float) -> None:
+        wait(seconds)
+        if site.now > 20:
+            site.programs.clear()
+
+    site.wait = ends  # type: ignore[method-assign]
+    assert site.maintenance.take_out(DRAINED).action == "out"
+    assert any(path.endswith(" stale") for path in site.farm.asked)
+    assert len([path for path in site.writes if path.endswith(("/drain", "/eligibility"))]) == 1
+    # Empty twice, by the leader's word.
+    assert not [path for path in site.farm.asked if path.startswith("/v1/node/")][-1].endswith(" stale")
 
 
 def test_hiccup_of_the_servers_ends_no_drain(site: Site) -> None:
@@ -476,7 +561,25 @@ def test_servers_that_cannot_tell_stop_the_change(site: Site) -> None:
     site.farm.leader = False
     with pytest.raises(nomad.NomadError, match="No cluster leader"):
         site.maintenance.take_out(DRIVER)
-    assert site.writes == []
+    assert site.writes == [] and 180 < site.now < 190
+
+
+def test_servers_that_elect_a_leader_are_waited_for_at_each_step(site: Site) -> None:
+    wait = site.wait
+
+    def elected(seconds: float) -> None:
+        wait(seconds)
+        site.farm.leader = site.farm.leader or site.now > 60
+
+    site.wait = elected  # type: ignore[method-assign]
+    site.farm.leader = False
+    site.farm.run_job("id-0", "train")
+    site.farm.hiccups = ["/metadata", "/metadata", "/drain"]
+    assert site.maintenance.take_out(DRAINED).action == "out"
+    assert site.farm.hiccups == [] and site.now > 60 and site.node["SchedulingEligibility"] == "ineligible"
+    site.farm.hiccups = ["/eligibility"]
+    assert site.back().action == "in"
+    assert site.farm.hiccups == [] and site.node["SchedulingEligibility"] == "eligible" and site.meta == {}
 
 
 def test_agent_that_has_just_started_is_waited_for(site: Site) -> None:

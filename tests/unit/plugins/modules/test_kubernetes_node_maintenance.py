@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.gpufarm.core.plugins.module_utils import kubernetes_maintenance, maintenance
+from ansible_collections.gpufarm.core.plugins.module_utils import kubernetes_maintenance, maintenance, signals
 from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes import client as kubernetes_client
 from ansible_collections.gpufarm.core.plugins.modules import kubernetes_gpu_gate, kubernetes_node_maintenance
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import kubernetes_helper as farm
@@ -180,6 +180,8 @@ def test_a_budget_that_allows_no_eviction_keeps_the_node_closed_and_the_pod(host
         in result["msg"]
     )
     assert host.cordoned and host.marks[MARK] == CHANGE and host.pods == ["db"]
+    # Where every node is drained at once, they must not keep the apiserver busy.
+    assert len(host.cluster.paths("POST")) < 40
     # Once the budget allows it, the next run ends what this one began.
     host.cluster.held = []
     again = host.drain(change="a reboot")
@@ -207,6 +209,51 @@ def test_a_later_pod_of_the_same_name_is_not_the_one_that_was_meant(host: Host) 
     host.cluster.answer = exchange
     assert host.drain()["action"] == "out" and host.pods == []
     assert seen == [{"preconditions": {"uid": "uid-db-0"}}]
+
+
+def test_a_drain_ends_with_who_waits_for_it(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when somebody interrupts Ansible, and uncordons the node meanwhile."""
+    logged: list[str] = []
+    monkeypatch.setattr(
+        kubernetes_node_maintenance.AnsibleModule, "log", lambda _module, text, **_more: logged.append(text)
+    )
+    monkeypatch.setattr(signals, "watch_controller", lambda: lambda: host.time > 20)
+    host.cluster.pods = [pod("train", 2, **owned("Job"))]
+
+    def uncordon() -> None:
+        del host.object["spec"]["unschedulable"]
+        host.time += 20
+
+    host.meanwhile = [uncordon]
+    result = host.drain()
+    assert result["failed"] and result["closed"] is True and result["msg"] in logged
+    assert result["msg"] == (
+        "Node node00000: nobody waits for the answer of this run any more. Expected: the Ansible that began it; the "
+        "node is left as it is, with its mark. Next step: run it again, which goes on from there, or put the node back."
+    )
+    assert not host.cordoned and host.marks[MARK] == CHANGE and host.pods == ["train"]
+
+
+def test_a_drain_ends_where_another_run_has_put_the_node_back(host: Host) -> None:
+    """Or has taken it out anew since."""
+    host.cluster.pods = [pod("train", 2, **owned("Job"))]
+    host.meanwhile = [lambda: host.run("in")]
+    result = host.drain()
+    assert result["failed"] and result["closed"] is False
+    assert result["msg"] == (
+        "Node node00000: a node that was put back while this run waited to have it empty for another driver. Expected: "
+        "one that nobody else works on; it is left as it is. Next step: let the other run end, and run this again if "
+        "it is still to be done."
+    )
+    assert (host.cordoned, host.marks, host.pods) == (False, {}, ["train"])
+
+    def anew() -> None:
+        host.object["metadata"]["annotations"].update({f"{MARK}-since": "later", f"{MARK}-by": "others"})
+        del host.object["spec"]["unschedulable"]
+
+    host.meanwhile = [anew]
+    assert "a node that was taken out anew by others at later while" in host.drain()["msg"]
+    assert not host.cordoned
 
 
 def test_what_may_not_be_evicted_ends_the_drain(host: Host) -> None:
@@ -258,12 +305,24 @@ def test_who_uncordons_without_end_ends_the_maintenance(host: Host) -> None:
     assert result["failed"] and "a node that somebody uncordons, 330 s after the drain" in result["msg"]
 
 
-def test_what_a_later_run_does_keeps_the_first_reason(host: Host) -> None:
+def test_what_a_later_run_does_keeps_the_first_reason(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     host.cluster.pods, host.cluster.held = [pod("db", 0, **owned("StatefulSet"))], ["db"]
+    warned: list[str] = []
+    monkeypatch.setattr(
+        kubernetes_node_maintenance.AnsibleModule, "warn", lambda _module, text, **_more: warned.append(text)
+    )
     host.drain(deadline=30)
     first = host.marks
+    assert warned == []
+    # Once its budget allows it, the drain is over.
+    host.cluster.held = []
     host.drain(deadline=30, change="a reboot")
     assert host.marks == first
+    assert warned == [
+        f"Node node00000: a node that gpufarm.core has taken out of work for {CHANGE} at {first[f'{MARK}-since']}, and "
+        "that is not empty and closed. Expected: one run at a time. Next step: where that one still goes on, let it "
+        "end before anything is changed here."
+    ]
 
 
 def test_a_node_that_was_cordoned_is_emptied_and_stays_cordoned(host: Host) -> None:
@@ -324,6 +383,33 @@ def test_an_apiserver_that_is_away_for_a_moment_is_waited_for(host: Host) -> Non
 
     host.cluster.answer = refuse
     assert host.out()["action"] == "out" and away == []
+
+
+@pytest.mark.parametrize(("code", "reason"), [(429, "TooManyRequests"), (503, "ServiceUnavailable")])
+def test_an_apiserver_that_is_too_busy_at_first_is_waited_for(host: Host, code: int, reason: str) -> None:
+    away = ["GET", "GET", "PATCH"]
+
+    def refuse(request: Any) -> bool:
+        busy = request.command in away
+        if busy:
+            away.remove(request.command)
+            request.refuse(code, reason, "too many requests")
+        return busy
+
+    host.cluster.answer = refuse
+    assert host.out()["action"] == "out" and away == [] and host.cordoned
+    away += ["GET", "PATCH"]
+    assert host.run("in")["action"] == "in" and away == [] and not host.cordoned
+
+
+def test_an_apiserver_that_stays_too_busy_is_told(host: Host) -> None:
+    def refuse(request: Any) -> bool:
+        request.refuse(429, "TooManyRequests", "too many requests")
+        return True
+
+    host.cluster.answer = refuse
+    result = host.out()
+    assert result["failed"] and "TooManyRequests" in result["msg"] and 180 < host.time < 190
 
 
 def test_bad_input_changes_nothing(host: Host) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.gpufarm.core.plugins.module_utils import health, maintenance, nomad_plugin_log
+from ansible_collections.gpufarm.core.plugins.module_utils import health, maintenance, nomad_plugin_log, signals
 from ansible_collections.gpufarm.core.plugins.modules import nomad_node_maintenance
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import nomad_helper as farm
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.gate_helper import Farm
@@ -49,6 +49,7 @@ class Node:
         self.asked: list[health.HealthOptions] = []
         monkeypatch.setattr(nomad_node_maintenance.health, "probe", self.probe)
         monkeypatch.setattr(maintenance, "PAUSE_S", 0.01)
+        monkeypatch.setattr(maintenance, "PATIENCE_S", 0)
         # What runs on this machine, as in the nodes of a test farm, is nothing of this node's.
         self.looks = maintenance.Maintenance.__init__.__kwdefaults__
         monkeypatch.setitem(self.looks, "running", dict)
@@ -156,6 +157,32 @@ def test_who_fails_tells_whether_the_node_is_closed(node: Node) -> None:
     node.nomad.run_job("id-0", "train")
     assert node.run(state="out", change="driver branch 580")["closed"] is True
     assert node.run(state="out", change="driver branch 580", owner="others")["closed"] is False
+
+
+def test_who_is_interrupted_closes_nothing_any_more_and_leaves_it_to_the_journal(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logged: list[str] = []
+    monkeypatch.setattr(nomad_node_maintenance.AnsibleModule, "log", lambda _module, text, **_more: logged.append(text))
+    monkeypatch.setattr(signals, "watch_controller", lambda: lambda: True)
+    result = node.run(state="out", change="driver branch 580")
+    assert result["failed"] and "nobody waits for the answer of this run any more" in result["msg"]
+    assert result["closed"] is True and result["msg"] in logged
+
+
+def test_another_run_that_may_be_at_it_is_warned_of(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    warned: list[str] = []
+    monkeypatch.setattr(
+        nomad_node_maintenance.AnsibleModule, "warn", lambda _module, text, **_more: warned.append(text)
+    )
+    node.run(state="out", change="driver branch 580")
+    assert warned == []
+    node.nomad.run_job("id-0", "train")
+    node.run(state="out", change="a reboot", policy="drain")
+    (said,) = warned
+    assert said.startswith(
+        f"{platform.node()}: a node that gpufarm.core has taken out of work for driver branch 580 at "
+    )
 
 
 def test_sick_node_stays_out(node: Node) -> None:
