@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 import yaml
 from ansible.template import trust_as_template
+from ansible_collections.gpufarm.core.tests.unit.patience import PATIENCE_S
 from ansible_collections.gpufarm.core.tests.unit.playbooks import playbook_helper
 from ansible_collections.gpufarm.core.tests.unit.playbooks.playbook_helper import LOCAL, ROOT
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import gate_helper, nomad_helper
@@ -389,6 +391,30 @@ def test_what_goes_besides_is_whole_words(also: str | list[str]) -> None:
     raw = re.compile(r"(in'?,? remove_also\b(?!\.| the))|(?<!_common_)remove_also *\|")
     (line,) = (line for path in asks for line in path.read_text(encoding="utf-8").splitlines() if raw.search(line))
     assert "given = remove_also | default" in line
+
+
+@pytest.mark.parametrize("way", ["files", "generate"])
+def test_certificates_that_were_brought_stay(tmp_path: Path, way: str) -> None:
+    """Also where the role has its own, and in folders that are emptied of what others have there."""
+    etc = tmp_path / "nomad.d"
+    (etc / "tls/mine").mkdir(parents=True)
+    brought = [etc / "tls/ca.pem", etc / "tls/agent.pem", etc / "tls/mine/key.pem"]
+    for path in (*brought, etc / "tls/agent-key.pem", etc / "other.hcl"):
+        path.touch()
+    names = ("nomad_tls_ca_file", "nomad_tls_cert_file", "nomad_tls_key_file")
+    given = {
+        **role_helper.variables("_common", "nomad"), **dict(zip(names, map(str, brought), strict=True)),
+        "nomad_tls": way, "nomad_config_dir": str(etc), "item": str(etc), "remove_also": "other_files",
+    }  # fmt: skip
+    empty, files = role_helper.tasks_of("nomad/tasks/absent.yml")[2:4]
+    going = role_helper.value("going", {**given, "going": trust_as_template(files["loop"])})
+    kept = way == "files"
+    assert [str(path) in going for path in brought] == [not kept, not kept, False]
+    assert str(etc / "tls/agent-key.pem") in going
+    command = trust_as_template(empty["ansible.builtin.command"]["argv"])
+    subprocess.run(role_helper.value("command", {**given, "command": command}), check=True, timeout=PATIENCE_S)
+    assert sorted(path for path in etc.rglob("*") if path.is_file()) == sorted(brought) * kept
+    assert (etc / "tls").exists() is kept
 
 
 def test_the_plugin_for_volumes_stays_with_them() -> None:
