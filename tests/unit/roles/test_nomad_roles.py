@@ -70,8 +70,12 @@ def test_no_file_shows_a_secret_that_was_taken_back() -> None:
         for path in files("roles/*/tasks")
         for task in tasks(path)
         if {"ansible.builtin.copy", "ansible.builtin.template"} & set(task) and task.get("no_log", True) is not True
+        # The former password of a repository is no option of the module, which would hide that.
+        or "ansible.builtin.yum_repository" in task
     }
-    assert hidden == {"Have the configuration of the gate": False}
+    assert hidden == {
+        "Have the configuration of the gate": False, "Have the repository {{ common_repository.name }}": False
+    }  # fmt: skip
 
 
 def test_no_difference_shows_the_configuration_of_somebody_else() -> None:
