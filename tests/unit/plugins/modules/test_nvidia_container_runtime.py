@@ -129,7 +129,7 @@ def test_docker_keeps_what_it_has(host: Host) -> None:
     "settings",
     [
         '{"proxies": {"http-proxy": "http://farm:correct-horse@127.0.0.1:9"}}',
-        '{"registry-mirrors": ["https://farm:correct-horse@127.0.0.1:9"]}',
+        '{"registry-mirrors": ["https://farm:correct-horse/@127.0.0.1:9"]}',
         '{"log-opts": {"gelf-address": "tcp://127.0.0.1", "x-api-key": "correct-horse"}}',
     ],
 )
