@@ -163,7 +163,8 @@ def test_a_host_that_is_none_for_any_role(architecture: str, user_id: int, told:
 
 NO_LOGIN = (
     "{} has an @ that ends no login, for one of / ? # stands before it. Expected: an address such as "
-    "https://name:password@mirror.example.com/path, with / ? # @ in a password as %2F %3F %23 %40. Next step: correct it."
+    "https://name:password@mirror.example.com/path, with / ? # @ in a password as %2F %3F %23 %40. Next step: "
+    "correct it."
 )
 
 
