@@ -274,9 +274,10 @@ def test_a_token_of_somebody_elses_is_not_taken_over(region: Region, capsys: pyt
         found = run(region, capsys, **wanted, own_tokens={"research": secret})
         assert found["msg"] == (
             f"{platform.node()}: Nomad has a token of the name research (accessor-1), {why}. Expected: none of that "
-            "name, or one whose Secret ID is given, which tells it from somebody's own. Next step: choose another name; "
-            "where that token was made by a run that was cut off, run `nomad acl token delete` with the ID that is "
-            "named here, or give its Secret ID (the role nomad_tenancy reads it from nomad_secrets_dir/team-research-token.txt)."
+            "name, or one whose Secret ID is given, which tells it from somebody's own. Next step: choose another "
+            "name; where that token was made by a run that was cut off, run `nomad acl token delete` with the ID that "
+            "is named here, or give its Secret ID (the role nomad_tenancy reads it from "
+            "nomad_secrets_dir/team-research-token.txt)."
         )
         assert region.writes == []
     # One's own is not the oldest, and is kept all the same.
