@@ -13,7 +13,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.problem import FoundE
 
 ADDRESS = re.compile(r"https?://(?:[^/?#\s]*@)?(?:[^/?#\s@:\[\]]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?(?:[/?#]\S*)?")
 # A password that begins with digits and has a slash in it: name and digits would be a server and its port.
-UNCLEAR = re.compile(r"https?://[^/?#]*[/?#].*@")
+UNCLEAR = re.compile(r"https?://[^/?#@]*:[0-9]*[/?#].*@")
 
 
 class ReleaseError(FoundError):
