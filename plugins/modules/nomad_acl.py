@@ -45,9 +45,18 @@ options:
   tokens:
     description:
       - The names of policies that a token has, by the name of the token. It holds in all regions of a federation. Of
-        several such tokens of a name the oldest is kept so; management tokens, and those that end, are left alone.
+        several such tokens of a name the oldest is kept so, unless it is in O(own_tokens); management tokens, and those
+        that end, are left alone.
     type: dict
     default: {}
+  own_tokens:
+    description:
+      - The Secret IDs of those of O(tokens) that were made before, by their name, an empty one where there is none yet.
+        Of a name that is here no other token is kept so. Where Nomad has another that this module could have made, and
+        not this one, that is an error before anything changes, because it may be somebody's own.
+    type: dict
+    default: {}
+    version_added: 1.0.0
   absent_policies:
     description:
       - Names of policies to delete. One that a role or a token still has, other than those of O(absent_tokens), stays,
@@ -86,7 +95,9 @@ EXAMPLES = r"""
 
 RETURN = r"""
 secrets:
-  description: The Secret IDs of O(tokens), by name. In check mode one that is only to come is missing.
+  description: >-
+    The Secret IDs of O(tokens), by name, without those that O(own_tokens) has. In check mode one that is only to come
+    is missing.
   type: dict
   returned: success
   sample: {verify: 9184ec35-65d4-9258-61e3-0c066d0a45c5}
@@ -148,19 +159,40 @@ class Acl:
         if not found or found["Rules"] != clean(rules):
             self._write(f"/v1/acl/policy/{name}", {"Name": name, "Rules": rules})
 
+    def require_own(self, tokens: dict[str, str]) -> dict[str, Any]:
+        """Find nobody else's token of these names; those that are there."""
+        own = {}
+        for name, secret in tokens.items():
+            own[name] = self._client_of(name, secret, "given for", "own_tokens")
+            accessors = "" if own[name] else ", ".join(token["AccessorID"] for token in self._made(name))
+            if accessors:
+                why = "and does not know the Secret ID that was given" if secret else "whose Secret ID was not given"
+                raise nomad.NomadError(
+                    found=f"Nomad has a token of the name {name} ({accessors}), {why}",
+                    expected="none of that name, or one whose Secret ID is given, which tells it from somebody's own",
+                    next_step="choose another name; where that token was made by a run that was cut off, run `nomad "
+                    "acl token delete` with the ID that is named here, or give its Secret ID (the role nomad_tenancy "
+                    f"reads it from nomad_secrets_dir/team-{name}-token.txt)",
+                )
+        return own
+
+    def _client_of(self, name: str, secret: str, what: str, option: str) -> Any:
+        found = self._of_secret(secret) if secret else None
+        if found and (found["Name"], found["Type"]) != (name, "client"):
+            raise nomad.NomadError(
+                found=f"the token {what} '{name}' is '{found['Name']}', of type {found['Type']}",
+                expected="a client token of that name",
+                next_step=f"look whose Secret ID was given, and take it out of '{option}'",
+            )
+        return found
+
     def require_leave(self, policies: list[str], tokens: dict[str, str], kept: dict[str, list[str]]) -> list[str]:
         """Find nothing that speaks against taking these away; the accessors of the tokens that are there."""
         accessors = []
         for name, secret in tokens.items():
-            found = self._of_secret(secret) if secret else None
+            found = self._client_of(name, secret, "to delete as", "absent_tokens")
             if not found:
                 self._tell_left(name, bool(secret))
-            if found and (found["Name"], found["Type"]) != (name, "client"):
-                raise nomad.NomadError(
-                    found=f"the token to delete as '{name}' is '{found['Name']}', of type {found['Type']}",
-                    expected="a client token of that name",
-                    next_step="look whose Secret ID was given, and take it out of 'absent_tokens'",
-                )
             accessors += [str(found["AccessorID"])] if found else []
         if policies:
             every = self._client.call("GET", "/v1/acl/tokens")
@@ -231,9 +263,9 @@ class Acl:
             if self._client.find(f"/v1/acl/policy/{name}"):
                 self._write(f"/v1/acl/policy/{name}", None, "DELETE")
 
-    def secret(self, name: str, policies: list[str]) -> str | None:
+    def secret(self, name: str, policies: list[str], own: dict[str, Any]) -> str | None:
         """The Secret ID of the token of a name, which has these policies then; None where it is only to come."""
-        listed = self._made(name)
+        listed = ([own[name]] if own[name] else []) if name in own else self._made(name)
         wanted = {"Name": name, "Type": "client", "Global": True, "Policies": policies}
         if not listed:
             made = self._write("/v1/acl/token", wanted)
@@ -251,6 +283,7 @@ def main() -> None:
             **nomad_options.argument_spec(),
             "policies": {"type": "dict", "default": {}},
             "tokens": {"type": "dict", "default": {}, "no_log": False},
+            "own_tokens": {"type": "dict", "default": {}, "no_log": True},
             "absent_policies": {"type": "list", "elements": "str", "default": []},
             "absent_tokens": {"type": "dict", "default": {}, "no_log": True},
         },
@@ -264,12 +297,14 @@ def main() -> None:
         acl = Acl(connection, module.check_mode)
         if acl.bootstrap():
             gone = params["absent_policies"]
+            own = acl.require_own(params["own_tokens"])
             accessors = acl.require_leave(gone, params["absent_tokens"], params["tokens"])
             for name, rules in params["policies"].items():
                 acl.policy(name, rules)
             for name, policies in params["tokens"].items():
-                secret = acl.secret(name, policies)
-                if secret:
+                secret = acl.secret(name, policies, own)
+                # Ansible would show it as a value that it hides.
+                if secret and secret != params["own_tokens"].get(name):
                     secrets[name] = secret
             acl.lack(gone, accessors)
     except nomad.NomadError as error:

@@ -31,7 +31,7 @@ attributes:
     description: Tells what would change. Where the engine or C(nvidia-ctk) is yet to come, nothing is known of it.
   diff_mode:
     support: partial
-    description: Shows the files before and after, except where one of them may hold a password or a proxy.
+    description: Shows the files before and after, except where one of them may hold a password, a key or a proxy.
   idempotent:
     support: full
     description: Files that say what is wanted are not touched.

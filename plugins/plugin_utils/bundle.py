@@ -24,6 +24,8 @@ from ansible_collections.gpufarm.core.plugins.module_utils.text import first_of
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+# How files end that are not whole yet; .part alone is what others call theirs.
+STAGED = ".gpufarm.part"
 # A repository's name is a folder and a file of the node; suites and components may have a path that stays inside.
 NAME = re.compile(r"[A-Za-z0-9_+~][A-Za-z0-9._+~:-]*")
 WORD = re.compile(r"(?!(?:.*/)?[.][.](?:/|$))[A-Za-z0-9_+~/][A-Za-z0-9._+~:/-]*")
@@ -299,7 +301,7 @@ def update(
     with locked(folder):
         manifest = read_or_new(folder)
         # Of runs that were killed, whose room this one may need.
-        for path in folder.rglob(".*.part"):
+        for path in folder.rglob(f".*{STAGED}"):
             path.unlink()
         known_whole = {name for name, digest in have.items() if is_still(folder, manifest, name, digest)}
         fetched = [
@@ -361,7 +363,7 @@ def together(before: Platform | None, collected: dict[str, Any]) -> Platform:
 
 def staged_for(target: Path) -> Path:
     """Where a file is until all have come."""
-    return target.with_name(f".{target.name}.part")
+    return target.with_name(f".{target.name}{STAGED}")
 
 
 def stage(

@@ -17,7 +17,7 @@ LINE = f'imports = ["{IMPORT}"]\n'
 BARE = "version = 2\n"
 IMPORTS = re.compile(r"^imports[ \t]*=[ \t]*\[(.*?)\]", re.MULTILINE | re.DOTALL)
 # What a result must not show.
-SECRET = re.compile(r"prox(?:y|ies)|auth|passw|secret|token", re.IGNORECASE)
+SECRET = re.compile(r"prox(?:y|ies)|auth|cred|key|passw|secret|token|://[^\s\"']*@", re.IGNORECASE)
 
 
 def json_text(settings: dict[str, Any]) -> str:

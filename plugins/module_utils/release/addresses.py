@@ -12,6 +12,8 @@ from typing import Any
 from ansible_collections.gpufarm.core.plugins.module_utils.problem import FoundError
 
 ADDRESS = re.compile(r"https?://(?:[^/?#\s]*@)?(?:[^/?#\s@:\[\]]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?(?:[/?#]\S*)?")
+# A password that begins with digits and has a slash in it: name and digits would be a server and its port.
+UNCLEAR = re.compile(r"https?://[^/?#@]*:[0-9]*[/?#].*@")
 
 
 class ReleaseError(FoundError):
@@ -28,7 +30,11 @@ def without_login(text: str) -> str:
 
 def shown(url: str) -> str:
     """An address as it may be shown; where a login may be anywhere in it, only how it begins."""
-    return without_login(url) if ADDRESS.fullmatch(url) or "@" not in url else f"{url.partition(':')[0]}:..."
+    return without_login(url) if _is_clear(url) or "@" not in url else f"{url.partition(':')[0]}:..."
+
+
+def _is_clear(url: str) -> bool:
+    return bool(ADDRESS.fullmatch(url)) and not UNCLEAR.match(url)
 
 
 def take_addresses(params: dict[str, Any], *options: str) -> dict[str, Any]:
@@ -40,7 +46,7 @@ def take_addresses(params: dict[str, Any], *options: str) -> dict[str, Any]:
 
 def check_address(url: str) -> None:
     """Refuse what is no address of a file on a server."""
-    if not ADDRESS.fullmatch(url):
+    if not _is_clear(url):
         raise ReleaseError(
             found=f"the address is '{shown(url)}'",
             expected="https://host/path or http://host/path, in a password every special character as %XX",

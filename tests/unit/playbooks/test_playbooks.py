@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 import yaml
+from ansible.template import trust_as_template
 from ansible_collections.gpufarm.core.tests.unit.playbooks import playbook_helper
 from ansible_collections.gpufarm.core.tests.unit.playbooks.playbook_helper import LOCAL
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import nomad_helper
+from ansible_collections.gpufarm.core.tests.unit.roles import role_helper
 
 
 def words(text: str) -> str:
@@ -100,6 +102,22 @@ def test_every_playbook_requires_hosts_first() -> None:
     assert first.pop("require_hosts.yml") is None
     # What a playbook imports first may be another one that begins so.
     assert {name for name, other in first.items() if first.get(other, other) != "require_hosts.yml"} == set()
+
+
+def test_an_ansible_that_is_too_old_is_refused_before_anything_else() -> None:
+    """Debian 12 has 2.14, which reads all of it and fails somewhere in the middle."""
+    (play,) = yaml.safe_load((playbook_helper.ROOT / "playbooks/require_hosts.yml").read_text(encoding="utf-8"))
+    options = play["tasks"][0]["ansible.builtin.assert"]
+    oldest = yaml.safe_load((playbook_helper.ROOT / "meta/runtime.yml").read_text(encoding="utf-8"))["requires_ansible"]
+    for version, enough in (("2.14.18", False), ("2.18.9", False), ("2.19.0", True), ("2.21.0rc1", True)):
+        given = {
+            "ansible_version": {"full": version}, "that": trust_as_template(f"{{{{ {options['that']} }}}}"),
+            "told": trust_as_template(options["fail_msg"]),
+        }  # fmt: skip
+        assert role_helper.value("that", given) is enough
+        assert role_helper.value("told", given).startswith(
+            f"This is ansible-core {version}. Expected: {oldest[2:-2]} or"
+        )
 
 
 def test_an_empty_inventory_is_no_success(tmp_path: Path) -> None:

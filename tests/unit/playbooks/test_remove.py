@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any
 import pytest
 import yaml
 from ansible.template import trust_as_template
+from ansible_collections.gpufarm.core.tests.unit.patience import PATIENCE_S
 from ansible_collections.gpufarm.core.tests.unit.playbooks import playbook_helper
 from ansible_collections.gpufarm.core.tests.unit.playbooks.playbook_helper import LOCAL, ROOT
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import gate_helper, nomad_helper
@@ -189,7 +192,8 @@ def test_an_agent_of_wandb_goes_before_its_node_is_taken_out_and_shared_data_aft
     # What comes last ends the batch.
     loop = plays[2]["tasks"][-2]["loop"]
     for also, first in ((["docker", "shared_data"], ["shared_data", "docker"]), ([], [])):
-        given = {"remove_also": also, "nvidia_repository_unused": False, "parts": trust_as_template(loop)}
+        given = {**role_helper.variables("_common"), "remove_also": also, "nvidia_repository_unused": False}
+        given["parts"] = trust_as_template(loop)
         assert role_helper.value("parts", given) == first
 
 
@@ -199,7 +203,7 @@ def test_all_that_is_asked_for_is_asked_before_anything_goes() -> None:
     (asks,) = (task for task in tasks if "absent_check.yml" in json.dumps(task))
     assert tasks.index(asks) == 2
     also = ["shared_data", "container_toolkit", "docker", "cuda", "tuning", "driver", "data"]
-    given = {"remove_also": also, "nvidia_repository_unused": False}
+    given = {**role_helper.variables("_common"), "remove_also": also, "nvidia_repository_unused": False}
     asked, gone = (
         role_helper.value("parts", {**given, "parts": trust_as_template(task["loop"])}) for task in (asks, tasks[-2])
     )
@@ -362,9 +366,57 @@ def test_volumes_of_users_are_looked_for_unless_they_are_named_as_well() -> None
     assert leave[0]["ansible.builtin.import_tasks"] == "leave_check.yml"
     (guarded,) = [task for task in tasks if task.get("ansible.builtin.include_tasks") == "leave_volumes.yml"]
     condition = trust_as_template("{{ " + guarded["when"] + " }}")
-    for also, asked in ((["data"], True), (["data", "host_volumes"], False), (["host_volumes"], False), ([], False)):
-        given = {**role_helper.variables("nomad"), "remove_also": also, "asked": condition}
+    for also, asked in (
+        (["data"], True), (["data", "host_volumes"], False), (["host_volumes"], False), ([], False), (None, False),
+        ("data", True), ("data, host_volumes", False), ("shared_data", False), ("", False),
+    ):  # fmt: skip
+        given = {**role_helper.variables("_common", "nomad"), "remove_also": also, "asked": condition}
         assert role_helper.value("asked", given) is asked, also
+
+
+@pytest.mark.parametrize("also", ["shared_data,wslconfig", ["shared_data", "wslconfig"]])
+def test_what_goes_besides_is_whole_words(also: str | list[str]) -> None:
+    """A text has no list's elements: each part of a word would be one of them."""
+    host = {"nomad_client_host_volumes": [{"path": "/srv/mine"}], "inventory_hostname": "a", "groups": {}}
+    given = {**role_helper.variables("_common", "nomad", "farm"), **host, "remove_also": also}
+    assert role_helper.value("_common_remove_also", given) == ["shared_data", "wslconfig"]
+    assert role_helper.value("__nomad_data_goes", given) is False
+    assert role_helper.value("__nomad_volumes_going", given) == []
+    assert role_helper.value("__farm_remove_unknown", given) == []
+    given["remove_also"] = "dat, shared_data"
+    assert role_helper.value("__farm_remove_unknown", given) == ["dat"]
+    options = yaml.safe_load((ROOT / "roles/farm/meta/argument_specs.yml").read_text(encoding="utf-8"))
+    choices = options["argument_specs"]["remove"]["options"]["remove_also"]["choices"]
+    assert role_helper.value("__farm_remove_words", given) == sorted(choices)
+    # Everywhere, and not only where this test looks.
+    asks = [ROOT / "playbooks/remove.yml", *ROOT.glob("roles/*/tasks/**/*.yml"), *ROOT.glob("roles/*/vars/**/*.yml")]
+    raw = re.compile(r"(in'?,? remove_also\b(?!\.| the))|(?<!_common_)remove_also *\|")
+    (line,) = (line for path in asks for line in path.read_text(encoding="utf-8").splitlines() if raw.search(line))
+    assert "given = remove_also | default" in line
+
+
+@pytest.mark.parametrize("way", ["files", "generate"])
+def test_certificates_that_were_brought_stay(tmp_path: Path, way: str) -> None:
+    """Also where the role has its own, and in folders that are emptied of what others have there."""
+    etc = tmp_path / "nomad.d"
+    (etc / "tls/mine").mkdir(parents=True)
+    brought = [etc / "tls/ca.pem", etc / "tls/agent.pem", etc / "tls/mine/key.pem"]
+    for path in (*brought, etc / "tls/agent-key.pem", etc / "other.hcl"):
+        path.touch()
+    names = ("nomad_tls_ca_file", "nomad_tls_cert_file", "nomad_tls_key_file")
+    given = {
+        **role_helper.variables("_common", "nomad"), **dict(zip(names, map(str, brought), strict=True)),
+        "nomad_tls": way, "nomad_config_dir": str(etc), "item": str(etc), "remove_also": "other_files",
+    }  # fmt: skip
+    empty, files = role_helper.tasks_of("nomad/tasks/absent.yml")[2:4]
+    going = role_helper.value("going", {**given, "going": trust_as_template(files["loop"])})
+    kept = way == "files"
+    assert [str(path) in going for path in brought] == [not kept, not kept, False]
+    assert str(etc / "tls/agent-key.pem") in going
+    command = trust_as_template(empty["ansible.builtin.command"]["argv"])
+    subprocess.run(role_helper.value("command", {**given, "command": command}), check=True, timeout=PATIENCE_S)
+    assert sorted(path for path in etc.rglob("*") if path.is_file()) == sorted(brought) * kept
+    assert (etc / "tls").exists() is kept
 
 
 def test_the_plugin_for_volumes_stays_with_them() -> None:

@@ -206,7 +206,8 @@ def test_remove_also_cuda(also: list[str], driver: bool, parts: list[str]) -> No
     tasks = [
         task for play in plays for task in play.get("tasks", []) if "nvidia_repository_unused" in task.get("vars", {})
     ]
-    known = {"remove_also": also, "_common_is_wsl": False, "nvidia_driver_managed": driver, "gpu_node_cuda": True}
+    known = {**role_helper.variables("_common"), "remove_also": also, "_common_is_wsl": False,
+             "nvidia_driver_managed": driver, "gpu_node_cuda": True}  # fmt: skip
     known["nvidia_repository_unused"] = trust_as_template(tasks[0]["vars"]["nvidia_repository_unused"])
     assert Templar(None, variables=known).template(trust_as_template(tasks[0]["loop"])) == parts
     assert tasks[0]["ansible.builtin.include_role"] == {"name": "gpufarm.core.{{ part }}", "tasks_from": "absent.yml"}

@@ -339,7 +339,7 @@ def test_what_cannot_be_done_is_refused_with_what_to_do() -> None:
         (case(minikube_version="1.31.2"), "minikube_version is 1.31.2. Expected: 1.32.0 or newer"),
         (case(minikube_version="1.40.0"), "the checksum of minikube 1.40.0 is not known here. Expected: a SHA-256"),
         (case(minikube_version="1.40.0", minikube_checksum="sha256:" + "A" * 64), ""),
-        (case(minikube_release_url="http://robot:1/s3cret@h/m"), ""),
+        (case(minikube_release_url="http://robot:1/s3cret@h/m"), "minikube_release_url is no address. Expected: one"),
         (case(minikube_release_url="http://robot:s3/cret@h/m"), "minikube_release_url is no address. Expected: one"),
         (case(minikube_release_url="http://robot:s3cret@[::1]:80/m"), ""),
         (case(minikube_checksum="abc"), 'the checksum of minikube 1.38.1 is "abc". Expected'),

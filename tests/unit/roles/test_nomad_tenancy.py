@@ -76,18 +76,21 @@ def test_tokens_of_teams_lie_beside_those_of_the_farm(tmp_path: Path) -> None:
     assert found == [{"key": "nomad-farm", "value": "1"}, {"key": "team-research", "value": "2"}]
 
 
-def test_only_the_token_that_lies_in_the_folder_is_to_go(tmp_path: Path) -> None:
+def test_only_the_token_that_lies_in_the_folder_is_ours(tmp_path: Path) -> None:
     (tmp_path / "team-gone-token.txt").write_text("its-secret", encoding="ascii")
     (tmp_path / "team-kept-token.txt").write_text("kept", encoding="ascii")
     absent = {"state": "absent"}
     given = {
-        **OWN, "nomad_secrets_dir": str(tmp_path), TOKENS: {"gone": absent, "unknown": absent, "kept": ["kept"]},
+        **OWN, "nomad_secrets_dir": str(tmp_path),
+        TOKENS: {"gone": absent, "unknown": absent, "kept": ["kept"], "new": ["kept"]},
         POLICIES: {"gone": absent, "kept": "node {}"},
     }  # fmt: skip
     roles = ["nomad", "nomad_tenancy"]
     for name, expected in {
         "__nomad_tenancy_tokens_gone": {"gone": "its-secret", "unknown": ""}, "__nomad_tenancy_policies_gone": ["gone"],
-        "__nomad_tenancy_tokens_had": {"kept": ["kept"]}, "__nomad_tenancy_policies_had": {"kept": "node {}"},
+        "__nomad_tenancy_tokens_own": {"kept": "kept", "new": ""},
+        "__nomad_tenancy_tokens_had": {"new": ["kept"], "kept": ["kept"]},
+        "__nomad_tenancy_policies_had": {"kept": "node {}"},
     }.items():  # fmt: skip
         assert role_helper.values(name, roles, [given]) == [expected], name
     # One without a file is asked for all the same, so that somebody is told where it goes on existing.

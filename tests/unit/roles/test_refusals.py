@@ -161,6 +161,30 @@ def test_a_host_that_is_none_for_any_role(architecture: str, user_id: int, told:
     assert role_helper.value("_common_refusal", {**role_helper.variables("_common"), **given}) == told
 
 
+NO_LOGIN = (
+    "{} has an @ that ends no login, for one of / ? # stands before it. Expected: an address such as "
+    "https://name:password@mirror.example.com/path, with / ? # @ in a password as %2F %3F %23 %40. Next step: "
+    "correct it."
+)
+
+
+def test_an_address_whose_password_would_be_taken_for_a_part_of_it() -> None:
+    """What follows would be shown, and written where everybody reads it."""
+    names = ("nvidia_repository_url", "container_toolkit_repository_url", "nomad_release_url", "nomad_release_key_url")
+    known = {
+        **role_helper.variables("_common"), "ansible_facts": role_helper.facts(DEBIAN), "_common_host": BOOTED,
+        "ansible_check_mode": False,
+    }  # fmt: skip
+    for name in names:
+        for url in ("https://me:p#s3cret@h/x", "https://me:1/s3cret@h/x", "http://me:p?s3cret@h"):
+            assert role_helper.value("_common_refusal", {**known, name: url}) == NO_LOGIN.format(name)
+    right = ("https://me:p%23%2Fs@h/x", "https://me:p@ss@h:80/x", "https://h/x", "/srv/@mirror", "https://h/a%40b?c#d")
+    for url in right:
+        assert role_helper.value("_common_refusal", {**known, names[0]: url}) == ""
+    given = {**known, names[0]: "https://me:1/s3cret@h/x", "common_scope": "remove"}
+    assert role_helper.value("_common_refusal", given) == ""
+
+
 def test_a_plugin_that_is_not_released_for_an_architecture() -> None:
     smi = {"nvidia_smi": {"available": True}}
     known = role_helper.variables("_common", "nomad", "nomad_device_nvidia")

@@ -17,6 +17,7 @@ from ansible_collections.gpufarm.core.tests.unit.roles import role_helper
 from ansible_collections.gpufarm.core.tests.unit.roles.role_helper import ROLES
 
 LOOK = ROLES / "shared_data/files/look.sh"
+UNEXPORT = ROLES / "shared_data/files/unexport.sh"
 HOSTS = {"control": {"ansible_host": "192.0.2.10"}, "node": {}}
 SAID = "unit srv-data\nautomount inactive\n"
 
@@ -178,6 +179,71 @@ def test_look_at_nothing_and_at_a_link(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
     (tmp_path / "x/link").symlink_to(tmp_path)
     assert "nofolder" in look(tmp_path / "x/link", {})
+
+
+# As exportfs knows what is exported, which files tell only in part.
+EXPORTFS = """#!/bin/sh
+echo "$*" >>"$0.asked"
+[ "$1" = -u ] || exit 1
+grep -qxF -e "$2" "$0.table" || { echo "exportfs: Could not find $2 to unexport." >&2; exit 22; }
+[ "$2" != broken:/srv/data ] || { echo "exportfs: no room" >&2; exit 1; }
+grep -vxF -e "$2" "$0.table" >"$0.left"
+mv "$0.left" "$0.table"
+"""
+
+
+def test_the_server_forgets_what_this_role_alone_has_exported(tmp_path: Path) -> None:
+    ours = ["a.example:/srv/data", "[2001:db8::/64]:/srv/data", "192.0.2.0/24:/srv/data"]
+    others = ["b.example:/srv/data", "192.0.2.0/24:/home"]
+    program, exports = tmp_path / "exportfs", tmp_path / "ours.exports"
+    program.write_text(EXPORTFS, encoding="utf-8")
+    program.chmod(0o755)
+    exports.write_text(
+        value(
+            "text", shared_data_clients=["a.example", "2001:db8::/64", "192.0.2.0/24", "gone.example", "broken"],
+            ansible_managed="by us",
+            __shared_data_text=trust_as_template((ROLES / "shared_data/templates/exports.j2").read_text("utf-8")),
+        ),
+        encoding="utf-8",
+    )  # fmt: skip
+
+    def forget(*still: str) -> subprocess.CompletedProcess[str]:
+        command = ["sh", str(UNEXPORT), str(exports), *still]
+        environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    table = tmp_path / "exportfs.table"
+    table.write_text("\n".join([*ours, *others]) + "\n", encoding="utf-8")
+    # Who has another access now stays exported until that is read.
+    ran = forget("/srv/data 192.0.2.0/24", "/srv/data new.example")
+    assert (ran.returncode, ran.stdout.split()) == (0, ours[:2]), ran.stderr
+    assert table.read_text(encoding="utf-8").split() == [ours[2], *others]
+    ran = forget()
+    assert (ran.returncode, ran.stdout.split()) == (0, ours[2:])
+    assert table.read_text(encoding="utf-8").split() == others
+    # One whose file another run has taken away already.
+    ours_gone = exports.rename(tmp_path / "aside")
+    assert (forget().returncode, forget().stdout) == (0, "")
+    ours_gone.rename(exports)
+    table.write_text("broken:/srv/data\n", encoding="utf-8")
+    ran = forget()
+    assert ran.returncode == 1 and "no room" in ran.stderr
+
+
+def test_no_export_of_others_is_dropped() -> None:
+    """``-r`` has the server forget all that no file tells, as what somebody exports until the next boot."""
+    asks = {
+        name: [task["ansible.builtin.command"] for task in role_helper.tasks_of(f"shared_data/tasks/{name}.yml")
+               if "ansible.builtin.command" in task]
+        for name in ("server", "unexport")
+    }  # fmt: skip
+    assert [each for each in asks["server"] + asks["unexport"] if isinstance(each, str)] == ["exportfs -a"] * 2
+    still = asks["server"][1]["argv"].replace("lookup('ansible.builtin.file', 'unexport.sh')", "''")
+    told = value("told", shared_data_writers=["w"], __shared_data_told=trust_as_template(still))
+    assert told[-3:] == ["/etc/exports.d/gpufarm-shared-data.exports", "/srv/data 192.0.2.0/24", "/srv/data w"]
+    names = [task["name"] for task in role_helper.tasks_of("shared_data/tasks/unexport.yml")]
+    # A run that is cut off knows by the file what is left.
+    assert names.index("Have the NFS server forget it") < names.index("Have no export of the data")
 
 
 VOLUME = {

@@ -60,7 +60,11 @@ def test_a_login_of_a_mirror_is_in_no_text() -> None:
 
 def test_addresses_are_shown_without_what_may_be_a_password() -> None:
     assert release.shown("http://a:b@h/x") == "http://h/x"
-    assert release.shown("http://a:b/c@h/x") == "http:..."
+    # The last two would be a host with its port.
+    for url in ("http://a:b/c@h/x", "http://a:1/c@h/x", "http://a:1#c@h/x"):
+        assert release.shown(url) == "http:..."
+        with pytest.raises(release.ReleaseError, match=r"the address is 'http:\.\.\.'\. Expected: https://host/path"):
+            release.check_address(url)
     assert release.shown("nonsense") == "nonsense"
 
 

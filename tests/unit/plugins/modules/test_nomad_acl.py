@@ -262,17 +262,49 @@ def test_a_policy_that_somebody_has_stays(region: Region, capsys: pytest.Capture
     assert (region.policies, region.tokens[-1]["Policies"]) == ({"see": READ}, ["see"])
 
 
+def test_a_token_of_somebody_elses_is_not_taken_over(region: Region, capsys: pytest.CaptureFixture[str]) -> None:
+    """Who has made one for himself would find its rights changed, and its secret in the file of a team."""
+    region.has("Bootstrap Token", FIRST, [], "management")
+    region.has("research", "somebodys", ["see"])
+    wanted: dict[str, Any] = {"policies": {"research": WRITE}, "tokens": {"research": ["research"]}}
+    for secret, why in (
+        ("", "whose Secret ID was not given"),
+        (OTHER, "and does not know the Secret ID that was given"),
+    ):
+        found = run(region, capsys, **wanted, own_tokens={"research": secret})
+        assert found["msg"] == (
+            f"{platform.node()}: Nomad has a token of the name research (accessor-1), {why}. Expected: none of that "
+            "name, or one whose Secret ID is given, which tells it from somebody's own. Next step: choose another "
+            "name; where that token was made by a run that was cut off, run `nomad acl token delete` with the ID that "
+            "is named here, or give its Secret ID (the role nomad_tenancy reads it from "
+            "nomad_secrets_dir/team-research-token.txt)."
+        )
+        assert region.writes == []
+    # One's own is not the oldest, and is kept all the same.
+    region.has("research", OTHER, ["see"])
+    region.tokens[-1]["CreateIndex"] = 1000
+    found = run(region, capsys, **wanted, own_tokens={"research": OTHER})
+    assert (found["changed"], found["secrets"]) == (True, {})
+    assert region.written == ["/v1/acl/policy/research", "/v1/acl/token/accessor-2"]
+    assert [each["Policies"] for each in region.tokens[1:]] == [["see"], ["research"]]
+    assert run(region, capsys, **wanted, own_tokens={"research": OTHER})["changed"] is False
+    # Where there is none it is made, whatever lies on the control machine.
+    del region.tokens[1:]
+    found = run(region, capsys, **wanted, own_tokens={"research": OTHER})
+    assert (found["changed"], found["secrets"]) == (True, {"research": "secret-of-research"})
+
+
+@pytest.mark.parametrize("given", ["absent_tokens", "own_tokens"])
 @pytest.mark.parametrize(("name", "kind"), [("other", "client"), ("research", "management")])
-def test_a_secret_of_somebody_else_deletes_nothing(
-    region: Region, capsys: pytest.CaptureFixture[str], name: str, kind: str
+def test_a_secret_of_somebody_else_changes_nothing(
+    region: Region, capsys: pytest.CaptureFixture[str], name: str, kind: str, given: str
 ) -> None:
     region.has("Bootstrap Token", FIRST, [], "management")
     region.has(name, OTHER, ["see"], kind)
-    found = run(region, capsys, absent_tokens={"research": OTHER})
-    assert (
-        f"the token to delete as 'research' is '{name}', of type {kind}. Expected: a client token of that"
-        in found["msg"]
-    )
+    found = run(region, capsys, **{given: {"research": OTHER}})
+    what = "to delete as" if given == "absent_tokens" else "given for"
+    assert f"the token {what} 'research' is '{name}', of type {kind}. Expected: a client token of that" in found["msg"]
+    assert f"out of '{given}'" in found["msg"]
     assert (region.writes, OTHER in json.dumps(found)) == ([], False)
 
 

@@ -125,10 +125,18 @@ def test_docker_keeps_what_it_has(host: Host) -> None:
     assert json.loads(host.docker.read_text()) == {"debug": True, "default-runtime": "runc"}
 
 
-def test_a_link_stays_one_and_a_password_is_not_shown(host: Host) -> None:
+@pytest.mark.parametrize(
+    "settings",
+    [
+        '{"proxies": {"http-proxy": "http://farm:correct-horse@127.0.0.1:9"}}',
+        '{"registry-mirrors": ["https://farm:correct-horse/@127.0.0.1:9"]}',
+        '{"log-opts": {"gelf-address": "tcp://127.0.0.1", "x-api-key": "correct-horse"}}',
+    ],
+)
+def test_a_link_stays_one_and_a_password_is_not_shown(host: Host, settings: str) -> None:
     elsewhere = host.etc / "elsewhere.json"
     host.docker.parent.mkdir(parents=True)
-    elsewhere.write_text('{"proxies": {"http-proxy": "http://farm:correct-horse@127.0.0.1:9"}}')
+    elsewhere.write_text(settings)
     host.docker.symlink_to(elsewhere)
     result = host.run("docker")
     assert result["changed"] and host.docker.is_symlink() and "nvidia" in elsewhere.read_text()

@@ -123,7 +123,7 @@ def test_what_was_read_is_not_read_once_more(folder: Path, host: Host, monkeypat
     collected = host.collected(INDEX="signed anew", DRIVER="driver", OLDER="older", KEY="key", ZIP="zip")
     fetched, _removed = bundle.update(folder, TRIXIE, collected, host.fetch, have=have)
     assert fetched == [INDEX, OLDER, KEY] and set(read) == {
-        *(Path(name).name for name in (OLDER, KEY)), *(f".{Path(name).name}.part" for name in fetched)
+        *(Path(name).name for name in (OLDER, KEY)), *(f".{Path(name).name}.gpufarm.part" for name in fetched)
     }  # fmt: skip
 
 
@@ -197,13 +197,16 @@ def test_a_run_that_ends_early_leaves_what_was_there(folder: Path, host: Host) -
 
 
 def test_a_run_mends_what_one_that_was_killed_has_left(folder: Path, host: Host) -> None:
-    part = folder / "releases/nomad/.nomad.zip.part"
+    part = folder / "releases/nomad/.nomad.zip.gpufarm.part"
+    # The folder may be one that others download into, too.
+    others = [folder / ".film.part", folder / "releases/nomad/.nomad.zip.part"]
     strays = [f"apt/{TRIXIE}/nvidia-cuda/driver_590_amd64.deb", f"keys/{TRIXIE}/other.asc"]
-    for path in (part, *(folder / name for name in strays)):
+    for path in (part, *others, *(folder / name for name in strays)):
         path.write_text("stray")
     collected = host.collected(INDEX="signed", DRIVER="driver", OLDER="older", KEY="key", ZIP="zip")
     assert bundle.update(folder, TRIXIE, collected, host.fetch) == ([], strays)
-    assert not part.exists() and bundle.differences(folder, bundle.read(folder)) == []
+    assert not part.exists() and all(path.exists() for path in others)
+    assert bundle.differences(folder, bundle.read(folder)) == []
 
 
 def test_a_repository_that_no_host_could_be_given_is_told_while_it_is_collected(tmp_path: Path, host: Host) -> None:
