@@ -39,17 +39,19 @@ def test_services_that_were_stopped_run_again_whatever_fails(failing: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("noted", "works", "asked", "left"),
-    [("nvidia-dcgm\nnomad\n", True, "start nvidia-dcgm nomad\n", False),
-     ("nvidia-dcgm\nnomad\n", False, "start nvidia-dcgm nomad\n", True), ("\n", True, "", False)],
-)  # fmt: skip
-def test_services_run_again_after_a_run_that_was_cut_off(
-    tmp_path: Path, noted: str, works: bool, asked: str, left: bool
-) -> None:
+    ("noted", "broken", "asked"),
+    [
+        ("nvidia-dcgm\nnomad\n", "", "start nvidia-dcgm\nstart nomad\n"),
+        # What does not start keeps neither the others nor the layout, which may mend it.
+        ("nvidia-dcgm\nnomad\n", "nvidia-dcgm", "start nvidia-dcgm\nstart nomad\n"),
+        ("\n", "", ""),
+    ],
+)
+def test_services_run_again_after_a_run_that_was_cut_off(tmp_path: Path, noted: str, broken: str, asked: str) -> None:
     note, told = tmp_path / "stopped", tmp_path / "asked"
     note.write_text(noted, encoding="ascii")
     told.touch()
-    program = f'#!/bin/sh\necho "$*" >>{told}\nexit {int(not works)}\n'
+    program = f'#!/bin/sh\necho "$*" >>{told}\n[ "$2" != "{broken}" ]\n'
     (tmp_path / "systemctl").write_text(program, encoding="ascii")
     (tmp_path / "systemctl").chmod(0o755)
     tasks = role_helper.tasks_of("nvidia_mig/tasks/main.yml")
@@ -59,5 +61,28 @@ def test_services_run_again_after_a_run_that_was_cut_off(
     given = {**role_helper.variables("nvidia_mig"), "__nvidia_mig_stopped": str(note)}
     given["asked"] = trust_as_template(tasks[resumes]["ansible.builtin.shell"]["cmd"])
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-    ran = subprocess.run(["sh", "-c", role_helper.value("asked", given)], env=environment, check=False)
-    assert (ran.returncode == 0, told.read_text(encoding="ascii"), note.exists()) == (works, asked, left)
+    ran = subprocess.run(
+        ["sh", "-c", role_helper.value("asked", given)], env=environment, check=False, capture_output=True, text=True
+    )
+    assert (ran.returncode, told.read_text(encoding="ascii"), note.exists()) == (0, asked, False)
+    resumed = {"__nvidia_mig_resumed": {"changed": True, "stdout_lines": ran.stdout.splitlines()}}
+    assert role_helper.value("__nvidia_mig_broken", {**given, **resumed}) == broken.split()
+    if broken:
+        text = trust_as_template(tasks[resumes + 1]["ansible.builtin.debug"]["msg"])
+        said = role_helper.value("said", {**given, **resumed, "said": text, "inventory_hostname": "gpu1"})
+        assert said.startswith("gpu1: nvidia-dcgm did not start, ") and "`journalctl -u nvidia-dcgm`" in said
+
+
+def test_a_change_starts_what_did_not_start_before_it() -> None:
+    """One that was cut off has stopped it, and only this knows."""
+    (changes,) = [task for task in role_helper.tasks_of("nvidia_mig/tasks/change.yml") if "block" in task
+                  and "vars" in task]  # fmt: skip
+    given = {
+        **role_helper.variables("nvidia_mig"), "nvidia_mig_services": ["nvidia-dcgm", "nvsm"],
+        "running": trust_as_template(changes["vars"]["__nvidia_mig_running"]),
+        "__nvidia_mig_active": {"stdout_lines": ["failed", "inactive", "active"]},
+        "__nvidia_mig_resumed": {"changed": False, "stdout_lines": ["skipped, since nvidia-dcgm does not exist"]},
+    }  # fmt: skip
+    assert role_helper.value("running", given) == ["nomad"]
+    resumed = {"__nvidia_mig_resumed": {"changed": True, "stdout_lines": ["nvidia-dcgm"]}}
+    assert role_helper.value("running", {**given, **resumed}) == ["nvidia-dcgm", "nomad"]
