@@ -60,17 +60,23 @@ def test_what_is_noted_of_a_node(left: dict[str, Any], noted: list[str]) -> None
 
 
 def test_a_gpu_that_nobody_has_divided_can_run_nothing() -> None:
-    path = role_helper.ROLES / "farm/tasks/verify_gpus.yml"
-    *_others, task = DataLoader().load_from_file(str(path), trusted_as_template=True)
+    *_others, task = role_helper.tasks_of("farm/tasks/verify_gpus.yml")
     found: list[dict[str, Any]] = [
         {"mig_mode": None, "mig_devices": []},
-        {"mig_mode": "Enabled", "mig_devices": []},
+        {"mig_mode": "Enabled", "mig_devices": [], "uuid": "GPU-1"},
         # What nobody tells is no reason.
         {"mig_mode": "Enabled", "mig_devices": None},
         {"mig_mode": "Enabled", "mig_devices": [{"uuid": "MIG-1"}]},
     ]
-    empty = value("empty", empty=task["vars"]["__farm_verify_empty"], ansible_facts={"nvidia_smi": {"gpus": found}})
-    assert empty == [found[1]] and task["when"] == "__farm_verify_empty | length > 0"
+    facts = {"ansible_facts": {"nvidia_smi": {"gpus": found}}}
+    assert value("__farm_verify_empty", **facts) == [found[1]] and task["when"] == "__farm_verify_empty | length > 0"
+    # One that is meant to be so: it is not handed out, or its node's health does not suffer from it.
+    assert value("__farm_verify_empty", **facts, nomad_device_nvidia_ignored_gpu_ids=["GPU-1"]) == []
+    assert value("__farm_verify_empty", **facts, nomad_device_nvidia_ignored_gpu_ids=["GPU-2"]) == [found[1]]
+    for severity, left in (("ignore", []), ("warning", []), ("critical", [found[1]])):
+        options = {"severities": {"mig_empty": severity}}
+        assert value("__farm_verify_empty", **facts, gpu_health_options=options) == left
+    assert value("__farm_verify_empty", **facts, gpu_health_options={"severities": {"temperature": "ignore"}})
 
 
 def test_a_node_that_is_a_server_too() -> None:
