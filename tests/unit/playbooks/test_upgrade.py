@@ -200,10 +200,13 @@ def test_a_server_with_a_dead_gpu_is_told_what_was_upgraded(tmp_path: Path) -> N
     ) in output
 
 
-SMI = {"available": True, "gpus": [{"status": "ok", "uuid": "GPU-1", "status_message": None}]}
+SMI: dict[str, Any] = {
+    "available": True,
+    "gpus": [{"status": "ok", "uuid": "GPU-1", "status_message": None, "mig_mode": None, "mig_devices": []}],
+}
 DRIVER = {"ansible.builtin.import_role": {"name": "gpufarm.core.nvidia_driver", "tasks_from": "variables.yml"}}
 DEAD = {"_common_host": role_helper.host(pci_devices=[])}
-LOST = {"status": "gpu_lost", "uuid": None, "status_message": "GPU 1 is lost."}
+LOST = {**SMI["gpus"][0], "status": "gpu_lost", "uuid": None, "status_message": "GPU 1 is lost."}
 
 
 @pytest.mark.parametrize(
@@ -230,6 +233,29 @@ def test_who_is_sick(tmp_path: Path, facts: dict[str, Any], given: dict[str, Any
     code, output = run(tmp_path, hosts, {"hosts": "all", "tasks": [known, DRIVER, role, told]})
     assert code == 0, output
     assert f"it is <{sick}>." in output
+
+
+def test_a_gpu_that_stays_without_its_mig_devices_is_sick() -> None:
+    """It would end its wave, and so the upgrade, unless a layout divides it there."""
+    gpu = {**SMI["gpus"][0], "index": 1, "name": "NVIDIA H100", "mig_mode": "Enabled"}
+    known = {
+        **role_helper.variables("farm"), "__nvidia_driver_gpu_lost": False, "__farm_upgrade_left": {"rc": 1},
+        "ansible_facts": {"nvidia_smi": SMI | {"gpus": [{**gpu, "uuid": "GPU-2", "mig_mode": "Disabled"}, gpu]}},
+    }  # fmt: skip
+
+    def sick(**given: Any) -> str:
+        told: str = role_helper.value("__farm_upgrade_sick", {**known, **given})
+        return told
+
+    assert sick() == "MIG mode was on and there was no MIG device (mig_empty) on GPU-1."
+    assert sick(nvidia_mig_gpus=[{"index": 0, "layout": {}}, {"uuid": "GPU-2", "layout": {}}]) == sick()
+    for layout in (
+        {"nvidia_mig_layout": {"1g.10gb": 7}}, {"nvidia_mig_layout": "disabled"},
+        *({"nvidia_mig_gpus": [{**which, "layout": "disabled"}]}
+          for which in ({"index": 1}, {"index": "1"}, {"uuid": "GPU-1"}, {"model": "NVIDIA H100"})),
+        {"gpu_health_options": {"severities": {"mig_empty": "ignore"}}}, {"__farm_upgrade_left": {"rc": 0}},
+    ):  # fmt: skip
+        assert sick(**layout) == "", layout
 
 
 # --- what is there before --------------------------------------------------------------------
