@@ -170,9 +170,11 @@ class Acl:
                 raise nomad.NomadError(
                     found=f"Nomad has a token of the name {name} ({accessors}), {why}",
                     expected="none of that name, or one whose Secret ID is given, which tells it from somebody's own",
-                    next_step="choose another name; where that token was made by a run that was cut off, run `nomad "
-                    "acl token delete` with the ID that is named here, or give its Secret ID (the role nomad_tenancy "
-                    f"reads it from nomad_secrets_dir/team-{name}-token.txt)",
+                    next_step="where it is the token that the role nomad_tenancy has made, copy nomad_secrets_dir/"
+                    f"team-{name}-token.txt from the control machine that made it, or write its Secret ID (`nomad acl "
+                    "token info` with the ID that is named here) into that file, with mode 0600; where it is "
+                    "somebody's own choose another name, and only where nobody uses it run `nomad acl token "
+                    "delete` with that ID",
                 )
         return own
 

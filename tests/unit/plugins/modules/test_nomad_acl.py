@@ -274,10 +274,11 @@ def test_a_token_of_somebody_elses_is_not_taken_over(region: Region, capsys: pyt
         found = run(region, capsys, **wanted, own_tokens={"research": secret})
         assert found["msg"] == (
             f"{platform.node()}: Nomad has a token of the name research (accessor-1), {why}. Expected: none of that "
-            "name, or one whose Secret ID is given, which tells it from somebody's own. Next step: choose another "
-            "name; where that token was made by a run that was cut off, run `nomad acl token delete` with the ID that "
-            "is named here, or give its Secret ID (the role nomad_tenancy reads it from "
-            "nomad_secrets_dir/team-research-token.txt)."
+            "name, or one whose Secret ID is given, which tells it from somebody's own. Next step: where it "
+            "is the token that the role nomad_tenancy has made, copy nomad_secrets_dir/team-research-token.txt from "
+            "the control machine that made it, or write its Secret ID (`nomad acl token info` with the ID that is "
+            "named here) into that file, with mode 0600; where it is somebody's own choose another name, and only "
+            "where nobody uses it run `nomad acl token delete` with that ID."
         )
         assert region.writes == []
     # One's own is not the oldest, and is kept all the same.
