@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import in_order, of_this_run
+from tests.unit.patience import PATIENCE_S, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 SKIPPED = """
@@ -148,6 +151,86 @@ def test_a_second_python_that_is_missing_is_told_and_red_in_ci(tmp_path: Path, c
     )  # fmt: skip
     assert result.returncode == code, result.stdout + result.stderr
     assert result.stdout.startswith("left out: the unit tests on a second Python")
+
+
+# What run.sh starts, with nothing of it done.
+STARTED = """#!/bin/sh
+case "$*" in
+"-m tests.simulator.farm build") {build} ;;
+"-m tests.simulator.farm down"*) echo "$4" >>down ;;
+"-m pytest"*) {pytest} ;;
+esac
+"""
+
+
+def make_test(folder: Path, lint: str, build: str = ":", pytest: str = ":") -> subprocess.Popen[str]:
+    for name, text in {
+        "tests/run.sh": (ROOT / "tests/run.sh").read_text(encoding="utf-8"),
+        "tests/lint.sh": f"echo the linters; {lint}\n",
+        "tests/other-generation.sh": "echo the other generation\n",
+        "molecule/common/molecule.yml": "",
+        "python": STARTED.format(build=build, pytest=pytest),
+    }.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+    (folder / "python").chmod(0o755)
+    return subprocess.Popen(
+        ["/bin/sh", "tests/run.sh", str(folder)],
+        cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    )  # fmt: skip
+
+
+def is_over(status: Path) -> bool:
+    """Whether a process has ended; whatever adopts it may not have seen that."""
+    try:
+        return "State:\tZ" in status.read_text(encoding="utf-8")
+    except OSError:
+        return True
+
+
+HANGING = "echo $$ >>began; exec sleep 600"
+
+
+@pytest.mark.parametrize("where", [{"lint": HANGING}, {"lint": ":", "build": HANGING, "pytest": HANGING}])
+def test_a_run_that_is_interrupted_tells_what_it_has_and_leaves_nothing(tmp_path: Path, where: dict[str, str]) -> None:
+    hanging = list(where.values()).count(HANGING)
+    began, told = tmp_path / "began", tmp_path / ".cache/other-generation.log"
+
+    def goes() -> bool:
+        return began.exists() and len(began.read_text().split()) == hanging and bool(told.read_text())
+
+    with make_test(tmp_path, **where) as run:
+        try:
+            assert wait_for(goes)
+        finally:
+            os.killpg(run.pid, signal.SIGINT)
+        # What stays keeps the pipe, too.
+        output, _nothing = run.communicate(timeout=PATIENCE_S)
+    assert run.returncode == 130, output
+    assert output.splitlines()[1:] == ["the linters", "the other generation"]
+    assert (tmp_path / "down").read_text() == "gpufarm-common\n"
+    for process in began.read_text().split():
+        assert wait_for(partial(is_over, Path(f"/proc/{process}/status")))
+
+
+@pytest.mark.parametrize(
+    ("where", "code", "last"),
+    [
+        ({"lint": ":", "pytest": "echo 3 passed"}, 0, "3 passed"),
+        ({"lint": ":", "pytest": "echo 1 failed; exit 1"}, 1, "1 failed"),
+        ({"lint": "exit 1", "build": HANGING, "pytest": "echo 3 passed"}, 1, "the linters"),
+        (
+            {"lint": ":", "build": "exit 1", "pytest": "echo 3 passed"},
+            1,
+            "test: FAILED above: what scenarios are made of could not be built",
+        ),
+    ],
+)
+def test_a_run_is_as_its_parts_are(tmp_path: Path, where: dict[str, str], code: int, last: str) -> None:
+    with make_test(tmp_path, **where) as run:
+        output, _nothing = run.communicate()
+    assert run.returncode == code, output
+    assert output.splitlines()[-1] == last
 
 
 def test_long_tests_begin_first_and_none_waits_behind_another() -> None:

@@ -933,7 +933,7 @@ def test_a_driver_that_answers_no_more_hides_no_failure() -> None:
     ],
 )
 def test_who_is_out_of_work(given: dict[str, Any], out: bool) -> None:
-    assert value("__nvidia_driver_out", **{"ansible_check_mode": False, **given}) is out
+    assert value("_common_out_of_work", **{"ansible_check_mode": False, **given}) is out
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,8 @@ def test_an_engine_that_does_not_start_again_is_told_with_its_node(maintenance: 
     begun, failed = role_helper.begun(yaml.safe_load((role_helper.ROLES / RESTART).read_text("utf-8")), restart)
     assert failed and begun[-1] == fails["name"]
     known = {
-        **role_helper.variables("container_toolkit"),
+        **role_helper.variables("_common", "container_toolkit"),
+        "ansible_check_mode": False,
         "__container_toolkit_engine": "docker",
         "inventory_hostname": "gpu1",
         "ansible_failed_result": {"msg": "Unable to restart service docker: Job failed.\nSee journalctl\n"},
