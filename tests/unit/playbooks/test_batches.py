@@ -54,6 +54,9 @@ def test_what_this_run_drains_goes_in_batches(name: str) -> None:
         assert role_helper.value("__farm_drains", here) is drains
         assert role_helper.value("serial", here) == ("20%" if drains else "100%")
     assert role_helper.value("serial", {**given, "ansible_play_hosts_all": [], "site_serial": 3}) == 3
+    # Of who imports the playbook, which no host knows of.
+    imported = {**given, "ansible_play_hosts_all": ["windows"], "node_maintenance_policy": "drain"}
+    assert role_helper.value("serial", imported) == "20%"
     # As --list-hosts asks it.
     assert role_helper.value("serial", {key: given[key] for key in ("serial", "__farm_drains", "groups")}) == "100%"
 
