@@ -330,6 +330,13 @@ class Maintenance(Waiting):
                     raise
                 looks = 0
             else:
+                if now.eligible and self._clock() > deadline:
+                    # Who opens it goes on; the next run finds by its mark what it was before.
+                    raise nomad.NomadError(
+                        found=f"a node that somebody opens, {patience_s} s after it was closed for {plan.change}",
+                        expected="a node that is empty and closed by then; it keeps its mark",
+                        next_step="end what opens it, and run this again",
+                    )
                 if work and self._clock() > deadline:
                     # A drain that was begun has ended work for this change; without one nothing was lost.
                     left = "it stays closed" if before or drain else "it is what it was before"
