@@ -120,13 +120,13 @@ class Maintenance(Waiting):
         if change and not work and not node["schedulable"]:
             return Result("none", f"already out for {change}", maintenance=change)
         if not plan.check_mode:
-            self._empty(plan)
+            self._empty(plan, bool(change))
         message = f"out for {plan.change}" + (f", after it was drained of {told(work)}" if work else "")
         warning = at_it(marks) if change else None
         return Result("out", message, tuple(work), change or plan.change, warning=warning)
 
-    def _close(self, plan: Plan, since: str = "") -> tuple[bool, str]:
-        """Mark and cordon the node, in one change; whether it was marked before, and since when it is.
+    def _close(self, plan: Plan, began: str, since: str = "") -> str:
+        """Mark and cordon the node, in one change; since when it is marked, C(began) where nobody has marked it before.
 
         With C(since) nothing is changed unless it has been marked since then.
         """
@@ -139,7 +139,7 @@ class Maintenance(Waiting):
                 return None
             marks = {
                 CHANGE_KEY: gate.clean_reason(plan.change),
-                SINCE_KEY: utc(),
+                SINCE_KEY: began,
                 GPUS_KEY: str(node["gpus_capacity"]),
                 **before,
                 OWNER_KEY: plan.owner,
@@ -148,12 +148,15 @@ class Maintenance(Waiting):
             return patch_of(marks, False if node["schedulable"] else None)
 
         self.closed = True
-        before = CHANGE_KEY in marks_of(self._change(patch))
-        return before, marks.get(SINCE_KEY, "")
+        self._change(patch)
+        return marks.get(SINCE_KEY, "")
 
-    def _empty(self, plan: Plan) -> None:
+    def _empty(self, plan: Plan, marked: bool) -> None:
         """Close the node, and look until it is empty."""
-        before, since = self._patiently(lambda: self._close(plan), PATIENCE_S)
+        began = utc()
+        since = self._patiently(lambda: self._close(plan, began), PATIENCE_S)
+        # The node itself does not tell: where an answer was lost, it has this run's own marks at the next try.
+        before = marked or since != began
         ends = self._clock() + plan.deadline_s
         looks, held, pause_s = 0, "", PAUSE_S
         while looks < LOOKS:
@@ -170,7 +173,7 @@ class Maintenance(Waiting):
                         self.closed = False
                     raise _refused(plan, work)
                 if node["schedulable"]:
-                    self._close(plan, since)
+                    self._close(plan, began, since)
                 held = evict(self.client, [each for each in work if not (each.ends and self._clock() < ends)])
                 looks = 0 if work or node["schedulable"] else looks + 1
             except KubernetesError as error:

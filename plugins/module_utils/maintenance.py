@@ -236,8 +236,11 @@ class Maintenance(Waiting):
         """The node, with the meta that its own agent has; servers learn of that seconds later."""
         path = gate.node_path(node_id)
         node = gate.gate_node((self.client.known(path)[0] if stale else self.client.call("GET", path)) or {})
-        meta = self.client.call("GET", "/v1/client/metadata") or {}
-        return dataclasses.replace(node, meta=meta.get("Meta") or {})
+        return dataclasses.replace(node, meta=self._meta())
+
+    def _meta(self) -> dict[str, str]:
+        """What the node's own agent has, which answers without a leader too."""
+        return (self.client.call("GET", "/v1/client/metadata") or {}).get("Meta") or {}
 
     def _look(self, node_id: str, plan: Plan, stale: bool = False) -> tuple[gate.GateNode, tuple[Work, ...]]:
         """The node and what runs there, as the leader knows it, or with C(stale) any server."""
@@ -309,9 +312,7 @@ class Maintenance(Waiting):
                 if waiting and (now.eligible or not work):
                     # What is acted on, the leader says.
                     now, work = self._look(node.id, plan)
-                if now.meta.get(SINCE_KEY) != marks[SINCE_KEY]:
-                    self.closed = now.meta.get(OWNER_KEY) == plan.owner
-                    raise taken_over(plan, now.meta)
+                self._require(plan, marks, now.meta)
                 staying = _staying(work)
                 if staying and plan.policy == REFUSE:
                     # It was placed before the node was closed.
@@ -330,6 +331,13 @@ class Maintenance(Waiting):
                     raise
                 looks = 0
             else:
+                if now.eligible and self._clock() > deadline:
+                    # Who opens it goes on; the next run finds by its mark what it was before.
+                    raise nomad.NomadError(
+                        found=f"a node that somebody opens, {patience_s} s after it was closed for {plan.change}",
+                        expected="a node that is empty and closed by then; it keeps its mark",
+                        next_step="end what opens it, and run this again",
+                    )
                 if work and self._clock() > deadline:
                     # A drain that was begun has ended work for this change; without one nothing was lost.
                     left = "it stays closed" if before or drain else "it is what it was before"
@@ -350,7 +358,15 @@ class Maintenance(Waiting):
         self._patiently(lambda: self.open(marked), PATIENCE_S)
         self.closed = False
 
+    def _require(self, plan: Plan, marks: Mapping[str, str], found: Mapping[str, str]) -> None:
+        """These marks on the node."""
+        if found.get(SINCE_KEY) != marks[SINCE_KEY]:
+            self.closed = found.get(OWNER_KEY) == plan.owner
+            raise taken_over(plan, found)
+
     def _close(self, node: gate.GateNode, plan: Plan, marks: Mapping[str, str], drain: bool) -> None:
+        # Until the servers have a leader, another run may have put it back.
+        self._require(plan, marks, self._meta())
         path = gate.node_path(node.id)
         if drain and not node.draining:
             spec = {"Deadline": plan.deadline_s * _NANOSECONDS, "IgnoreSystemJobs": False}

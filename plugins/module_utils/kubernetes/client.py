@@ -77,7 +77,8 @@ class _Kind:
 _KINDS = (
     _Kind(
         r"^error: (context .* does not exist|stat |error loading config|no configuration has been provided)|"
-        r"current-context|invalid configuration",
+        # There kubectl looks for an apiserver where it finds no kubeconfig.
+        r"current-context|invalid configuration|server localhost:8080 was refused",
         "a kubeconfig with this context",
         "correct kubeconfig and context, and try 'kubectl config get-contexts' with them",
     ),
@@ -93,7 +94,8 @@ _KINDS = (
         "correct certificate-authority and server in the kubeconfig",
     ),
     _Kind(
-        r"was refused|Unable to connect|i/o timeout|deadline exceeded|EOF$|connection reset|no route to host",
+        r"was refused|connection refused|i/o timeout|handshake timeout|Client\.Timeout|deadline exceeded|EOF$|"
+        r"connection reset|broken pipe|no route to host|network is unreachable|server misbehaving",
         "an apiserver that answers at the address in the kubeconfig",
         "check that the control plane runs, and the address in the kubeconfig",
         transient=True,
@@ -101,10 +103,15 @@ _KINDS = (
     # What an apiserver says without a reason; a store that is full is none of these.
     _Kind(
         r"etcdserver: (leader changed|no leader|request timed out|too many requests)|request timed out|"
-        r"code = Unavailable|http2: |unexpected EOF",
+        r"code = Unavailable|http2: |unexpected EOF|no endpoints available|(?i:bad gateway|gateway time|unavailable)",
         "an apiserver that answers",
         "look at the control plane, and try again",
         transient=True,
+    ),
+    _Kind(
+        r"Unable to connect",
+        "an apiserver that answers at the address in the kubeconfig",
+        "check the address in the kubeconfig",
     ),
 )
 
@@ -112,9 +119,7 @@ _KINDS = (
 _REASON = re.compile(r"^Error from server \((\w+)\): (.*)", re.DOTALL | re.MULTILINE)
 
 
-_TRANSIENT = frozenset(
-    ("TooManyRequests", "InternalError", "ServiceUnavailable", "ServerTimeout", "Timeout", "Expired", "Gone")
-)
+_TRANSIENT = frozenset(("TooManyRequests", "ServiceUnavailable", "ServerTimeout", "Timeout", "Expired", "Gone"))
 
 
 def read_failure(command: Command) -> KubernetesError:
@@ -146,15 +151,19 @@ def read_failure(command: Command) -> KubernetesError:
 
 def _refusal(reason: str, message: str) -> KubernetesError:
     found = f"Kubernetes answered {reason}: {message}"
+    # An apiserver calls so what its store or a webhook did not answer, and what no other try mends.
+    internal = reason == "InternalError"
+    passes = any(kind.transient and re.search(kind.pattern, message) for kind in _KINDS)
+    transient = reason in _TRANSIENT or (internal and passes)
     if reason == "Forbidden":
         expected, step = "that this is allowed", "change what is named: a right of the user, a quota or a policy"
-    elif reason in _TRANSIENT:
+    elif transient or internal:
         expected, step = "an apiserver that answers", "look at the control plane, and try again"
     elif reason == "NotFound":
         expected, step = "what was asked for", "check its name, and which cluster the kubeconfig means"
     else:
         expected, step = "an answer with what was asked for", "look whether somebody changed it meanwhile"
-    return KubernetesError(found, expected, step, reason in _TRANSIENT, reason)
+    return KubernetesError(found, expected, step, transient, reason)
 
 
 def path_of(*parts: str, **query: str | int | None) -> str:

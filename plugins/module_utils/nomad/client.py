@@ -37,6 +37,15 @@ FIRST_PAUSE_S = 0.5
 _USER_AGENT = "gpufarm.core"
 
 
+_PASSING = re.compile(
+    r"leader|not ready|no servers|enqueuing|shut ?down|stream closed|use of closed|time[d -]*out|refused|"
+    r"deadline (exceeded|reached)|reset by peer|broken pipe|\bEOF\b|get conn|get connection|unreachable|"
+    r"no route to host|nodes reported",
+    re.IGNORECASE,
+)
+"""What Nomad says with 500 of servers that elect a leader, start, end or cannot be reached; others need a change."""
+
+
 class NomadError(FoundError):
     """Nomad could not be asked; the text says what was found, what was expected and what to do."""
 
@@ -410,8 +419,8 @@ def _refused(address: str, status: int, body: str, location: str | None) -> NoRe
         found=f"{address} answered HTTP {status}{detail}",
         expected="HTTP 200 from a Nomad agent that knows its servers and has a leader",
         next_step="check 'nomad server members' and that the address is that of Nomad's HTTP API",
-        # Without a leader Nomad answers 500, and a proxy in front of a starting agent 502 to 504.
-        transient=status >= 500 or status == 429,
+        # A proxy in front of a starting agent answers 502 to 504.
+        transient=status in (429, 502, 503, 504) or (status == 500 and bool(_PASSING.search(body))),
         status=status,
         said=body,
     )

@@ -447,8 +447,32 @@ def test_a_long_refusal_is_known() -> None:
     assert long.reason == "Forbidden" and "pods is forbidden" in str(long) and len(str(long)) < 1000
 
 
-def test_a_full_store_does_not_pass() -> None:
-    assert not failure("Error from server: etcdserver: mvcc: database space exceeded").transient
+CONNECT = "Unable to connect to the server: "
+INTERNAL = "Error from server (InternalError): Internal error occurred: "
+
+
+@pytest.mark.parametrize(
+    ("said", "passes"),
+    [
+        ("Error from server: etcdserver: mvcc: database space exceeded", False),
+        (f"{INTERNAL}etcdserver: mvcc: database space exceeded", False),
+        (f"{INTERNAL}etcdserver: no leader", True),
+        (f'{INTERNAL}failed calling webhook "x": Post "https://x:443/y?timeout=10s": no endpoints available', True),
+        (f'{INTERNAL}failed calling webhook "x": Post "https://x:443/y?timeout=10s": x509: unknown authority', False),
+        (f"{INTERNAL}no kind is registered for the type", False),
+        ('Error from server (InternalError): an error on the server ("<title>502 Bad Gateway</title>")', True),
+        # As without any kubeconfig.
+        ("The connection to the server localhost:8080 was refused - did you specify the right host or port?", False),
+        (f"{CONNECT}dial tcp 192.0.2.1:6443: connect: connection refused", True),
+        (f"{CONNECT}dial tcp 192.0.2.1:6443: i/o timeout", True),
+        (f"{CONNECT}net/http: TLS handshake timeout", True),
+        (f"{CONNECT}dial tcp: lookup no.such.host.invalid on 192.0.2.53:53: server misbehaving", True),
+        (f"{CONNECT}dial tcp: lookup no.such.host.invalid on 192.0.2.53:53: no such host", False),
+        (f"{CONNECT}http: server gave HTTP response to HTTPS client", False),
+    ],
+)
+def test_what_passes(said: str, passes: bool) -> None:
+    assert failure(said).transient is passes
 
 
 @settings(deadline=None, suppress_health_check=list(HealthCheck))

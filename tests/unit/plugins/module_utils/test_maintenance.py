@@ -232,6 +232,32 @@ def test_a_drain_ends_where_another_run_has_put_the_node_back(site: Site, owner:
     assert work.closed is (owner == OURS)
 
 
+@pytest.mark.parametrize("owner", [None, OURS, "Firmware"])
+@pytest.mark.parametrize("plan", [DRIVER, DRAINED])
+def test_what_another_run_has_put_back_before_it_could_be_closed_stays_open(
+    site: Site, plan: maintenance.Plan, owner: str | None
+) -> None:
+    """As while the servers have no leader; or has taken it out anew since."""
+    if plan is DRAINED:
+        site.farm.run_job("id-0", "train")
+    site.farm.hiccups = ["/drain" if plan is DRAINED else "/eligibility"]
+    wait = site.wait
+
+    def another_run(seconds: float) -> None:
+        wait(seconds)
+        site.meta.clear()
+        if owner:
+            site.meta.update(gpufarm_maintenance_since=NOW, gpufarm_maintenance_by=owner)
+
+    site.wait = another_run  # type: ignore[method-assign]
+    work = site.maintenance
+    found = f"taken out anew by {owner} at {NOW}" if owner else "put back"
+    with pytest.raises(problem.FoundError, match=f"a node that was {found} while this run waited"):
+        work.take_out(plan)
+    assert site.farm.hiccups == [] and site.node["SchedulingEligibility"] == "eligible" and site.farm.drains == 0
+    assert work.closed is (owner == OURS)
+
+
 @pytest.mark.parametrize("opens", [True, False])
 @pytest.mark.parametrize(("plan", "drained"), [(DRIVER, False), (DRAINED, False), (DRAINED, True)])
 def test_what_was_stopped_and_does_not_end_is_waited_for_no_longer_than_it_may_be(
@@ -340,6 +366,28 @@ def test_node_that_is_opened_while_it_is_looked_at_is_closed_again(site: Site) -
     assert site.node["SchedulingEligibility"] == "ineligible"
     # It was found closed and empty twice after that.
     assert site.now >= 3
+
+
+@pytest.mark.parametrize("plan", [DRIVER, DRAINED])
+def test_who_opens_the_node_without_end_ends_the_maintenance(site: Site, plan: maintenance.Plan) -> None:
+    wait = site.wait
+
+    def opened(seconds: float) -> None:
+        assert site.now < 1000
+        site.node["SchedulingEligibility"] = "eligible"
+        wait(seconds + 49)
+
+    site.wait = opened  # type: ignore[method-assign]
+    work = site.maintenance
+    patience = 300 if plan is DRIVER else 900
+    with pytest.raises(nomad.NomadError) as raised:
+        work.take_out(plan)
+    assert str(raised.value) == (
+        f"a node that somebody opens, {patience} s after it was closed for driver branch 580. Expected: a node that is "
+        "empty and closed by then; it keeps its mark. Next step: end what opens it, and run this again."
+    )
+    assert patience < site.now < patience + 60
+    assert work.closed and site.meta["gpufarm_maintenance"] == "driver branch 580"
 
 
 def test_marked_node_with_work_is_emptied_again(site: Site) -> None:

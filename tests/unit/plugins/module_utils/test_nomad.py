@@ -420,6 +420,9 @@ def refuse(status: int, body: bytes = b"", **headers: str) -> Any:
     [
         (403, b"Permission denied", "was refused (HTTP 403: Permission denied)", False),
         (500, b"No cluster leader", "answered HTTP 500: No cluster leader", True),
+        (500, b"rpc error: leadership lost while committing log", "rpc error: leadership lost", True),
+        (500, b"rpc error: failed to get conn: dial tcp 192.0.2.1:4647: connect: connection refused", "failed", True),
+        (500, b"No path to region", "answered HTTP 500: No path to region", False),
         (502, b"", "answered HTTP 502.", True),
         (404, b"not here", "answered HTTP 404: not here", False),
         (307, b"", "redirects to http://evil.example/", False),
@@ -456,7 +459,7 @@ def first(agent: helper.Agent, *answers: Any) -> None:
         if status is None:
             request.close_connection = True
         else:
-            request.reply(status, b"not now", headers)
+            request.reply(status, b"Not ready to serve consistent reads", headers)
         return True
 
     agent.answer = answer

@@ -167,6 +167,40 @@ def test_a_job_that_ends_in_time_is_not_evicted(host: Host) -> None:
     assert host.cluster.removed == [] and host.time < 60
 
 
+def test_a_change_whose_answer_was_lost_is_no_earlier_runs(host: Host) -> None:
+    """So the node opens again where it was placed on just before."""
+
+    def lose(request: Any) -> bool:
+        if request.command != "PATCH" or host.cordoned or host.pods:
+            return False
+        farm.merge(host.object, request.body)
+        host.cluster.pods = [pod("train", 2)]
+        request.refuse(503, "ServiceUnavailable", "apiserver is shutting down")
+        return True
+
+    host.cluster.answer = lose
+    result = host.out()
+    assert result["failed"] and result["closed"] is False and "1 running pod, which" in result["msg"]
+    assert (host.cordoned, host.marks) == (False, {})
+
+
+def test_a_node_that_another_run_marks_meanwhile_stays_cordoned(host: Host) -> None:
+    def mark(request: Any) -> bool:
+        if request.path.startswith("/api/v1/pods") and not host.pods:
+            host.object["metadata"]["annotations"].update(
+                {MARK: "a reboot", f"{MARK}-by": "gpufarm.core", f"{MARK}-since": "2026-11-22T12:00:00Z"}
+            )
+            host.object["spec"]["unschedulable"] = True
+        elif request.command == "PATCH":
+            host.cluster.pods = [pod("train", 2)]
+        return False
+
+    host.cluster.answer = mark
+    result = host.out()
+    assert result["failed"] and result["closed"] is True and "1 running pod, which" in result["msg"]
+    assert host.cordoned and host.marks[MARK] == "a reboot"
+
+
 def test_a_budget_that_allows_no_eviction_keeps_the_node_closed_and_the_pod(host: Host) -> None:
     host.cluster.pods, host.cluster.held = [pod("db", 0, **owned("StatefulSet"))], ["db"]
     result = host.drain(deadline=30)
