@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible.module_utils.common import warnings
 from ansible.module_utils.common.parameters import PASS_VARS
 from ansible.module_utils.testing import patch_module_args
 
@@ -227,6 +228,8 @@ class Outcome(dict[str, Any]):
 def run_module(main: Callable[[], None], capsys: Any, arguments: dict[str, Any], **settings: Any) -> Outcome:
     """Run a module's main() with arguments and return what it printed."""
     capsys.readouterr()
+    # Of a module that has run before in this process, which on a node is another one.
+    warnings._global_warnings.clear()
     # ansible-core 2.21 tells the options only where it is asked to, and no secret may be among them.
     settings = {**({"inject_invocation": True} if "inject_invocation" in PASS_VARS else {}), **settings}
     extra = {f"_ansible_{name}": value for name, value in settings.items()}
