@@ -69,7 +69,7 @@ options:
       - An absolute path is a folder on the node that has the files in the same layout, as
         M(gpufarm.core.hashicorp_release_download) makes it. Then no network is used.
       - Name and password may stand in it, C(https://name:password@host/); they are shown nowhere, and sent to no other
-        server. Redirections from https to http are refused.
+        server. An C(@) in the path is C(%40) then. Redirections from https to http are refused.
     type: str
     default: https://releases.hashicorp.com
   verify_signature:

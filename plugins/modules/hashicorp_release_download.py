@@ -51,7 +51,8 @@ options:
   base_url:
     description:
       - Address of the releases server or of its mirror. The files are at C(base_url/product/version/).
-      - Name and password may stand in it, C(https://name:password@host/); they are shown nowhere.
+      - Name and password may stand in it, C(https://name:password@host/); they are shown nowhere. An C(@) in
+        the path is C(%40) then.
     type: str
     default: https://releases.hashicorp.com
   key_url:

@@ -95,8 +95,8 @@ options:
         type: dict
       mig_unknown:
         description:
-          - UUIDs of GPUs in MIG mode whose MIG devices nobody tells. Where there is one, a pod may see a MIG device
-            that is not in C(uuids).
+          - UUIDs of GPUs in MIG mode whose MIG devices nobody tells. Where there is one, a pod may see it, or a
+            MIG device that is not in C(uuids).
         type: list
         elements: str
   sample:
@@ -510,8 +510,8 @@ def prove(client: kubernetes.Client, params: Mapping[str, Any], check_mode: bool
     except kubernetes.KubernetesError as error:
         _refused(error, run.left)
     found = {slot: result for slot, result in results.items() if result is not None}
-    partly = {item["node"] for item in params["expected"] if item["mig_unknown"]}
-    judged, more = judge_together(found, own, partly)
+    unknown = {item["node"]: {uuid.lower() for uuid in item["mig_unknown"] or ()} for item in params["expected"]}
+    judged, more = judge_together(found, own, unknown)
     everything = list(judged.values())
     problems += [*gpu_proof.problems_of(everything), *more, *run.unproven, *run.left]
     # An empty UUID is one that nobody knows.

@@ -103,8 +103,8 @@ notes:
   - "Codes beside those of the probe and of the benchmark: C(not_probed) and C(not_measured), a node that gave no
     answer; C(dcgm_not_run), a diagnosis of DCGM that was asked for and did not come to its end; C(gpu_missing), a GPU
     of the node's last acceptance that is gone where it has fewer than then; C(slow_among_siblings);
-    C(slower_than_before); C(nvlink_down), fewer active NVLinks than at its last acceptance in this node, than most of
-    its model have, or than a neighbour, of which the probe tells."
+    C(slower_than_before); C(nvlink_down), fewer active NVLinks than at its last acceptance in this node (or nobody
+    knows how many), than most of its model have, or than a neighbour, of which the probe tells."
 seealso:
   - module: gpufarm.core.nvidia_gpu_benchmark
   - module: gpufarm.core.nvidia_gpu_health
@@ -466,7 +466,9 @@ def judge(
     run = [gpu for each in gpus.values() for gpu in each] + [gpu for node in others for gpu in gpus_of(node)]
     by_siblings = comparing.judge_siblings([(gpu, level) for gpu in run], allowed)
     before = comparing.accepted_before(past)
-    of_nodes = {gpu["uuid"]: node["node"] for node in nodes for gpu in gpus[node["host"]]}
+    # Where the probe told no GPUs, that is told and not each of their links.
+    probed = [node for node in nodes if facts_of(node).get("gpus")]
+    of_nodes = {gpu["uuid"]: node["node"] for node in probed for gpu in gpus[node["host"]]}
     lost = comparing.judge_links(run, before, allowed, nodes=of_nodes)
     made = []
     for node in nodes:

@@ -38,7 +38,7 @@ options:
     description:
       - Address of the key, armored or binary. Exactly one of O(url) and O(src) is required.
       - Name and password may stand in it, C(https://name:password@host/); they are shown nowhere, and sent to no other
-        server. Redirections from https to http are refused.
+        server. An C(@) in the path is C(%40) then. Redirections from https to http are refused.
     type: str
   src:
     description:

@@ -185,7 +185,7 @@ def judge_links(
 ) -> dict[str, Finding]:
     """GPUs that have fewer active NVLinks than before in their node, or than most of their model have.
 
-    Those of C(nodes) are judged, the names of nodes by UUID.
+    Those of C(nodes) are judged, the names of nodes by UUID. Links that nobody can tell any more are fewer than before.
     One without any is not compared with others: a card may have no bridge.
     """
     models: dict[Hashable, list[int]] = {}
@@ -200,14 +200,15 @@ def judge_links(
     found = {}
     for gpu in gpus:
         links, node = gpu["nvlinks"], nodes.get(gpu["uuid"])
-        if links is None or node is None:
+        if node is None:
             continue
         past = next((before[key, None] for key in _same(gpu) if (key, None) in before), None)
         then = past[1].get("nvlinks") if past and past[0]["node"] == node and allowed.past_percent else None
-        if past and links < (then or 0):
+        if past and then and (links is None or links < then):
+            number = "an unknown number of" if links is None else links
             found[gpu["uuid"]] = Finding(
                 "nvlink_down",
-                f"{links} active NVLinks, where it had {then} when it was accepted on {past[0]['date']}",
+                f"{number} active NVLinks, where it had {then} when it was accepted on {past[0]['date']}",
                 f"{then} active NVLinks, as then",
                 LINKS_STEP.format("accept_past_percent"),
             )
@@ -222,13 +223,18 @@ def judge_links(
 
 
 def accepted_before(records: Iterable[Mapping[str, Any]]) -> dict[Hashable, Accepted]:
-    """The last acceptance of each GPU at each class, and at any (None): its record and the GPU's entry."""
+    """The last acceptance of each GPU at each class, and at any (None) the last that knows its NVLinks.
+
+    Its record and the GPU's entry.
+    """
     found: dict[Hashable, Accepted] = {}
     for record in records:
         if record["verdict"] == "accepted":
             for gpu in record["gpus"]:
                 for key in _same(gpu):
-                    found[key, class_of(gpu, record["level"])] = found[key, None] = record, gpu
+                    found[key, class_of(gpu, record["level"])] = record, gpu
+                    if gpu.get("nvlinks") is not None:
+                        found[key, None] = record, gpu
     return found
 
 

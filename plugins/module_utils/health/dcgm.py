@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from ansible_collections.gpufarm.core.plugins.module_utils.commands import Command, program_path, run_commands
@@ -87,33 +88,33 @@ def _warning_text(warning: Any) -> str:
     return str(warning.get("warning", "")) if isinstance(warning, dict) else str(warning)
 
 
-def parse_dcgm_diag(text: str, uuids: Mapping[str, str]) -> list[Finding]:
-    """C(dcgmi diag -j): the tests that did not pass; ValueError when it ran none."""
+def parse_dcgm_diag(text: str, uuids: Mapping[str, str], level: int) -> Iterator[Finding]:
+    """C(dcgmi diag -j): the tests that did not pass; ValueError, after them, when it ran none of its level.
+
+    Above level 1 those of the category Deployment are none: any card passes them, as they are of the node's software.
+    """
     answer = _json_of(text)
     report = next((part for part in answer.values() if isinstance(part, dict) and "test_categories" in part), None)
     if report is None:
         errors = [str(part["runtime_error"]) for part in answer.values() if "runtime_error" in part]
         raise ValueError("; ".join(errors) or "an answer without tests")
-    findings = []
     run = False
     for category in report["test_categories"]:
+        counts = level == 1 or category.get("category") != "Deployment"
         for test in category.get("tests", []):
             for result in test.get("results", []):
                 status = str(result.get("status")).lower()
-                run = run or status in _DCGM_RUN
+                run = run or (counts and status in _DCGM_RUN)
                 if status not in _DCGM_SEVERITIES:
                     continue
                 warnings = result.get("warnings") or []
                 words = " ".join(map(_warning_text, warnings if isinstance(warnings, list) else [warnings]))
                 group = result.get("entity_group") or ("GPU" if "gpu_id" in result or "gpu_ids" in result else "")
                 numbers = str(result.get("entity_id", result.get("gpu_id", result.get("gpu_ids", "")))).split(",")
-                findings += [
-                    _finding(test["name"], result["status"], words, (group, number.strip()), uuids)
-                    for number in numbers
-                ]
+                for number in numbers:
+                    yield _finding(test["name"], result["status"], words, (group, number.strip()), uuids)
     if not run:
-        raise ValueError("an answer in which no test was run")
-    return findings
+        raise ValueError(f"an answer in which no test{' of a GPU' if level > 1 else ''} was run")
 
 
 def dcgm_findings(options: HealthOptions, search: str | None) -> tuple[str, list[Finding]]:
@@ -138,7 +139,9 @@ def dcgm_findings(options: HealthOptions, search: str | None) -> tuple[str, list
     return f"failed: {'; '.join(failures)}" if failures else "ok", findings
 
 
-def _diag(program: str, options: HealthOptions) -> Iterator[tuple[Command, Callable[..., list[Finding]]]]:
-    if options.dcgm_diag_level is not None:
-        argv = [program, "diag", "-r", str(options.dcgm_diag_level), "-j"]
-        yield run_commands([argv], options.dcgm_diag_timeout)[0], parse_dcgm_diag
+def _diag(program: str, options: HealthOptions) -> Iterator[tuple[Command, Callable[..., Iterable[Finding]]]]:
+    level = options.dcgm_diag_level
+    if level is not None:
+        argv = [program, "diag", "-r", str(level), "-j"]
+        parse = functools.partial(parse_dcgm_diag, level=level)
+        yield run_commands([argv], options.dcgm_diag_timeout)[0], parse

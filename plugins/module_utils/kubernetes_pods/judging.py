@@ -230,12 +230,12 @@ KEPT = ("uuid", "seen", "isolated", "pod", "duration_s", "benchmark", "ended")
 
 
 def judge_together(
-    slots: Mapping[Slot, PodResult], own: Mapping[str, Collection[str]], partly: Collection[str] = ()
+    slots: Mapping[Slot, PodResult], own: Mapping[str, Collection[str]], unknown: Mapping[str, Collection[str]]
 ) -> tuple[dict[Slot, PodResult], list[Problem]]:
     """What only all pods of a node together show: a GPU that two have, one of another node, one that nobody has.
 
     What else is wrong with a pod or its GPU makes no difference. C(own) are the UUIDs that nvidia-smi lists on a node,
-    where they are known; on nodes that are C(partly) known there may be more MIG devices.
+    where they are known; C(unknown), in small letters, those whose MIG devices nobody tells: both may be there.
     """
     judged = dict(slots)
     problems: list[Problem] = []
@@ -258,7 +258,7 @@ def judge_together(
                     "a GPU of its own for each",
                     "restart the device plugin's pod on the node, and look whether two plugins run there",
                 )
-            elif known and result.uuid.lower() not in known and not (node in partly and result.uuid.startswith("MIG-")):
+            elif known and not _may_be(result.uuid, known, unknown.get(node, ())):
                 finding = Finding(
                     "wrong_gpu",
                     f"GPU {result.uuid} in a pod",
@@ -270,6 +270,11 @@ def judge_together(
                 judged[slot] = result_of(slot, finding, **{key: getattr(result, key) for key in KEPT})
         problems += _never_seen(node, [judged[slot] for slot in here], known)
     return judged, problems
+
+
+def _may_be(uuid: str, known: Collection[str], unknown: Collection[str]) -> bool:
+    """Whether it is a GPU of the node, or may be one of those MIG devices that nobody tells."""
+    return uuid.lower() in known or uuid.lower() in unknown or (bool(unknown) and uuid.startswith("MIG-"))
 
 
 def _never_seen(node: str, results: Sequence[PodResult], known: Mapping[str, str]) -> Iterable[Problem]:

@@ -12,8 +12,8 @@ from typing import Any
 from ansible_collections.gpufarm.core.plugins.module_utils.problem import FoundError
 
 ADDRESS = re.compile(r"https?://(?:[^/?#\s]*@)?(?:[^/?#\s@:\[\]]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?(?:[/?#]\S*)?")
-# A password that begins with digits and has a slash in it: name and digits would be a server and its port.
-UNCLEAR = re.compile(r"https?://[^/?#@]*:[0-9]*[/?#].*@")
+# A password with a slash in it: what stands before that would be a server, with a port or behind a login.
+UNCLEAR = re.compile(r"https?://[^/?#]*(?::[0-9]*|@[^/?#]*)[/?#].*@")
 
 
 class ReleaseError(FoundError):
@@ -49,6 +49,7 @@ def check_address(url: str) -> None:
     if not _is_clear(url):
         raise ReleaseError(
             found=f"the address is '{shown(url)}'",
-            expected="https://host/path or http://host/path, in a password every special character as %XX",
+            expected="https://host/path or http://host/path, in a password every special character as %XX, and with a "
+            "login or a port every @ in the path as %40",
             next_step="correct the option that holds the address",
         )

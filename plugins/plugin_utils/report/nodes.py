@@ -252,11 +252,12 @@ def _gpus_of_nomad(node: nomad.Node) -> list[Gpu]:
 
 
 def _wanted(name: str, node: Node, told: Sequence[Mapping[str, Any]]) -> nomad.Expected:
-    """What a scheduler should have of a host; no UUIDs where a driver does not tell those of MIG devices."""
+    """What a scheduler should have of a host; no UUIDs where a driver lists MIG devices and does not tell theirs."""
     if node["state"] != "answered":
         return nomad.Expected(node=name)
     driver = node["driver_version"]
     uuids: list[str] | None = []
+    unknown = tuple(gpu.get("uuid") or "" for gpu in told if is_mig(gpu) and gpu.get("mig_devices") is None)
     for gpu in told:
         if gpu.get("status", "ok") != "ok" or not gpu.get("uuid"):
             continue
@@ -266,7 +267,8 @@ def _wanted(name: str, node: Node, told: Sequence[Mapping[str, Any]]) -> nomad.E
         node=name,
         uuids=None if uuids is None else tuple(uuids),
         # With nothing that works there is nothing to be listed with a version.
-        driver_version=driver if uuids is None or uuids else None,
+        driver_version=driver if uuids is None or uuids or unknown else None,
+        mig_unknown=unknown,
     )
 
 

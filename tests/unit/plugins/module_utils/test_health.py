@@ -1218,11 +1218,11 @@ def test_dcgm_diag(old: bool) -> None:
         {"name": "PCIe", "results": [dict(passed, status="Skip")]},
     ]
     text = json.dumps({"DCGM Diagnostic": {"test_categories": [{"category": "Hardware", "tests": tests}]}})
-    assert dcgm_source.parse_dcgm_diag(f"Running ...\n{text}", {"0": UUIDS[0]}) == [
+    assert list(dcgm_source.parse_dcgm_diag(f"Running ...\n{text}", {"0": UUIDS[0]}, 2)) == [
         dcgm_finding("dcgm_memory", "critical", UUIDS[0], "Fail of DCGM's Memory: broken")
     ]
     with pytest.raises(ValueError, match="in use"):
-        dcgm_source.parse_dcgm_diag(json.dumps({"DCGM Diagnostic": {"runtime_error": "GPUs are in use"}}), {})
+        list(dcgm_source.parse_dcgm_diag(json.dumps({"DCGM Diagnostic": {"runtime_error": "GPUs are in use"}}), {}, 2))
 
 
 def results(*found: dict[str, Any]) -> str:
@@ -1257,7 +1257,7 @@ def results(*found: dict[str, Any]) -> str:
     ],
 )
 def test_results_of_dcgm_diag(result: dict[str, Any], findings: list[Finding]) -> None:
-    assert dcgm_source.parse_dcgm_diag(results(result), {"0": UUIDS[0]}) == findings
+    assert list(dcgm_source.parse_dcgm_diag(results(result), {"0": UUIDS[0]}, 1)) == findings
 
 
 @pytest.mark.parametrize(
@@ -1277,7 +1277,32 @@ def test_results_of_dcgm_diag(result: dict[str, Any], findings: list[Finding]) -
 )
 def test_dcgm_diag_without_tests_is_told(text: str, words: str) -> None:
     with pytest.raises(ValueError, match="^" + re.escape(words) + "$"):
-        dcgm_source.parse_dcgm_diag(text, {})
+        list(dcgm_source.parse_dcgm_diag(text, {}, 1))
+
+
+def categories(software: str, pcie: str, memory: str) -> str:
+    """An answer of DCGM 4 at level 2, on a card that its tests may not know."""
+    parts = {"Deployment": {"software": software}, "Integration": {"pcie": pcie}, "Hardware": {"memory": memory}}
+    return json.dumps({"DCGM Diagnostic": {"test_categories": [
+        {"category": category, "tests": [
+            {"name": name, "results": [{"entity_group": "GPU", "entity_id": 0, "status": status}]}
+            for name, status in tests.items()
+        ]}
+        for category, tests in parts.items()
+    ]}})  # fmt: skip
+
+
+def test_what_any_card_passes_is_no_diagnosis_above_level_1(programs: Path) -> None:
+    passed = categories("Pass", "Skip", "Skip")
+    assert list(dcgm_source.parse_dcgm_diag(passed, {}, 1)) == []
+    with pytest.raises(ValueError, match=r"^an answer in which no test of a GPU was run$"):
+        list(dcgm_source.parse_dcgm_diag(passed, {}, 2))
+    assert list(dcgm_source.parse_dcgm_diag(categories("Pass", "Skip", "Pass"), {}, 2)) == []
+    # Where the software is wrong, DCGM skips the others, and both are told.
+    program(programs, "dcgmi", 'if [ "$1" = diag ]; then\n' + printing(categories("Fail", "Skip", "Skip"), 226)
+            + "\nfi\n" + printing(dcgm_health("Healthy")))  # fmt: skip
+    state, (found,) = dcgm(programs, dcgm_diag_level=2)
+    assert (state, found.code) == ("failed: diag -r 2 -j: an answer in which no test of a GPU was run", "dcgm_software")
 
 
 @pytest.mark.parametrize("body", ["[]", '{"body": []}', '{"body": {}}', '{"body": {"Overall Health": "Healthy"}}'])

@@ -60,10 +60,11 @@ def test_a_login_of_a_mirror_is_in_no_text() -> None:
 
 def test_addresses_are_shown_without_what_may_be_a_password() -> None:
     assert release.shown("http://a:b@h/x") == "http://h/x"
-    # The last two would be a host with its port.
-    for url in ("http://a:b/c@h/x", "http://a:1/c@h/x", "http://a:1#c@h/x"):
-        assert release.shown(url) == "http:..."
-        with pytest.raises(release.ReleaseError, match=r"the address is 'http:\.\.\.'\. Expected: https://host/path"):
+    # All but the first would be a host with its port or behind a login.
+    port, login = ("http://a:1/c@h/x", "http://a:1#c@h/x"), ("https://a:b@c/1@h/x", "https://a@b.example:1/2@h/x")
+    for url in ("http://a:b/c@h/x", *port, *login):
+        assert release.shown(url) == f"{url.partition(':')[0]}:..."
+        with pytest.raises(release.ReleaseError, match=r"the address is 'https?:\.\.\.'\. Expected: https://host/path"):
             release.check_address(url)
     assert release.shown("nonsense") == "nonsense"
 
@@ -460,12 +461,14 @@ def test_what_is_no_address(url: str) -> None:
         release.download(url, network()[0])
     assert str(caught.value) == (
         f"the address is '{url}'. Expected: https://host/path or http://host/path, in a password every special "
-        "character as %XX. Next step: correct the option that holds the address."
+        "character as %XX, and with a login or a port every @ in the path as %40. "
+        "Next step: correct the option that holds the address."
     )
 
 
 @pytest.mark.parametrize(
-    "url", ["http://h", "https://[2001:db8::1]:8443/a?b#c", "http://n:p@h_1.example:80/@", "http://h?a"]
+    "url",
+    ["http://h", "https://[2001:db8::1]:8443/a?b#c", "http://n:p@h_1.example:80/%40", "http://h?a", "http://h/a@b"],
 )
 def test_what_is_an_address(url: str) -> None:
     release.check_address(url)

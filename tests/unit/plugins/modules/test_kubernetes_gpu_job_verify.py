@@ -528,6 +528,15 @@ def test_pods_that_prove_nothing(
     all_end(cluster)
 
 
+def test_an_empty_gpu_whose_mig_devices_nobody_told_is_the_nodes_own(
+    cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.nodes = [farm.make_node(0, 1)]
+    cluster.fate_of = lambda _pod, _node, _resource: Fate(farm.ended("Completed", 0), log=NOT_DIVIDED)
+    expected = [{"node": "node00000", "uuids": MANY[1:], "mig_unknown": [MANY[0].upper()]}]
+    assert verdicts(run(capsys, cluster, expected=expected)) == [("failed", "mig_empty")]
+
+
 @pytest.mark.parametrize(
     ("why", "code"),
     [("1 Insufficient cpu", "node_full"), ("1 Too many pods", "node_full"), (f"1 Insufficient {GPU}", "gpu_busy")],
@@ -747,7 +756,7 @@ def computed(uuid: str, code: str | None = None, **more: Any) -> PodResult:
 
 def together(*results: PodResult, own: Any = (), shared: bool = False) -> tuple[list[PodResult], list[Any]]:
     slots = {Slot("n", GPU, number, shared=shared): result for number, result in enumerate(results)}
-    judged, problems = judging.judge_together(slots, {"n": own})
+    judged, problems = judging.judge_together(slots, {"n": own}, {})
     return list(judged.values()), [(problem.code, problem.uuid) for problem in problems]
 
 
@@ -764,9 +773,11 @@ def test_what_computed_badly_is_compared_as_well() -> None:
 
 def test_mig_devices_that_nobody_tells_may_be_there() -> None:
     slots = {Slot("n", GPU, number): computed(uuid) for number, uuid in enumerate(("GPU-1", "MIG-2", "GPU-3"))}
-    judged, problems = judging.judge_together(slots, {"n": ["GPU-1", "GPU-4"]}, {"n"})
+    judged, problems = judging.judge_together(slots, {"n": ["GPU-1", "GPU-4"]}, {"n": {"gpu-5"}})
     assert [each.code for each in judged.values()] == [None, None, "wrong_gpu"] and problems == []
-    judged, _problems = judging.judge_together(slots, {"n": ["GPU-1"]})
+    judged, problems = judging.judge_together(slots, {"n": ["GPU-1"]}, {"n": {"gpu-3"}})
+    assert [each.code for each in judged.values()] == [None] * 3 and problems == []
+    judged, _problems = judging.judge_together(slots, {"n": ["GPU-1"]}, {})
     assert [each.code for each in judged.values()] == [None, "wrong_gpu", "wrong_gpu"]
 
 

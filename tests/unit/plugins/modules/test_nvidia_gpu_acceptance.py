@@ -321,9 +321,11 @@ def linked(name: str, *active: int | None) -> dict[str, Any]:
         # All of a board: by the past, and by nodes that are new.
         ([[17, 17]], ["GPU-0-0", "GPU-0-1"]),
         ([[18, 18], [18, 18], [17, 17]], ["GPU-2-0", "GPU-2-1"]),
+        # Those that were known in this node.
+        ([[18, None], [18, None]], ["GPU-0-1"]),
         # Those without a bridge, of which nobody knows, and too few to tell.
         ([[18, 18], [18, 18], [0, 0]], []),
-        ([[None, None], [18, 18], [18, None]], []),
+        ([[18, 18], [18, 18], [18, None]], []),
         ([[18, 18], [17, 17]], []),
     ],
 )
@@ -350,6 +352,21 @@ def test_where_a_gpu_lost_nvlinks_both_numbers_are_told(run: Run) -> None:
     moved["probe"]["problems"] = [problem("nvlink_down", "GPU-gpu01-1", severity="warning")]
     assert judged(run(moved, check_mode=True)) == [("failed", [("nvlink_down", "GPU-gpu01-1")])]
     assert judged(run({**moved, "ignored": ["GPU-gpu01-1"]}, check_mode=True)) == [("accepted", [])]
+
+
+def test_links_that_are_not_known_hide_no_loss(run: Run) -> None:
+    date = run(linked("gpu01", 18, 18))["nodes"][0]["date"]
+    (found,) = run(linked("gpu01", 18, None))["nodes"][0]["problems"]
+    assert found["code"] == "nvlink_down" and "GPU GPU-gpu01-1: " in found["message"]
+    assert found["found"] == f"an unknown number of active NVLinks, where it had 18 when it was accepted on {date}"
+    assert "nvidia-smi nvlink -s" in found["message"]
+    # Accepted all the same, as it was meant; what is known next is compared with what was known last.
+    assert judged(run(linked("gpu01", 18, None), past_percent=0)) == [("accepted", [])]
+    assert judged(run(linked("gpu01", 18, 17))) == [("failed", [("nvlink_down", "GPU-gpu01-1")])]
+    assert judged(run(linked("gpu01", 18, 18))) == [("accepted", [])]
+    # Where nothing at all is known, that alone is told.
+    silent = {**linked("gpu01", 18, 18), "probe": {"failed": True, "msg": "x"}}
+    assert judged(run(silent)) == [("failed", [("not_probed", None)])]
 
 
 def board(name: str, uuids: Sequence[str], rate: float, limit: float, lost: str = "") -> dict[str, Any]:

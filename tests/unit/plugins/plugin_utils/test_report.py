@@ -585,6 +585,23 @@ def test_mig_devices_without_uuid_are_not_taken_for_missing() -> None:
     assert found["problems"] == []
 
 
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_mig_devices_that_nobody_tells_are_not_taken_for_unexpected(gpus: int) -> None:
+    smi = helper.facts(helper.MIG, 1, gpus)
+    node = helper.nomad_node("gpu01", helper.devices(smi))
+    smi["gpus"][0]["mig_devices"] = None
+    answer = helper.answer("gpu01", helper.health(smi))
+    found = helper.document(of(answer, nomad=[node]))["nodes"][0]
+    assert (found["problems"], found["verdict"]) == ([], "ok")
+    # What Nomad has is compared all the same, of which there must be something.
+    for gpu in node["gpus"]:
+        gpu["driver_version"] = "570.1"
+    found = helper.document(of(answer, nomad=[node]))["nodes"][0]
+    assert [problem["code"] for problem in found["problems"]] == ["driver_version_stale"]
+    found = helper.document(of(answer, nomad=[helper.nomad_node("gpu01", [])]))["nodes"][0]
+    assert [problem["code"] for problem in found["problems"]] == ["no_devices"]
+
+
 def test_lost_gpu_that_nomad_still_lists_is_told_once() -> None:
     smi = helper.facts(helper.H100, 1, 2)
     smi["gpus"][1].update(status="lost")
