@@ -101,8 +101,9 @@ def parse_dcgm_diag(text: str, uuids: Mapping[str, str], level: int) -> Iterator
     run = False
     for category in report["test_categories"]:
         counts = level == 1 or category.get("category") != "Deployment"
-        for test in category.get("tests", []):
-            for result in test.get("results", []):
+        # DCGM has null there for a test of which it has no result.
+        for test in filter(None, category.get("tests") or []):
+            for result in filter(None, test.get("results") or []):
                 status = str(result.get("status")).lower()
                 run = run or (counts and status in _DCGM_RUN)
                 if status not in _DCGM_SEVERITIES:

@@ -1215,7 +1215,8 @@ def test_dcgm_diag(old: bool) -> None:
     failed = dict(passed, status="Fail", warnings="broken" if old else [{"warning": "broken", "error_id": 1}])
     tests = [
         {"name": "Memory", "results": [passed, failed]},
-        {"name": "PCIe", "results": [dict(passed, status="Skip")]},
+        {"name": "PCIe", "results": [dict(passed, status="Skip"), None]},
+        None,
     ]
     text = json.dumps({"DCGM Diagnostic": {"test_categories": [{"category": "Hardware", "tests": tests}]}})
     assert list(dcgm_source.parse_dcgm_diag(f"Running ...\n{text}", {"0": UUIDS[0]}, 2)) == [
