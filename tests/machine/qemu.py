@@ -27,7 +27,7 @@ ACCELERATORS = {
 }
 # Seconds: with KVM a boot takes a few, or does not end; without it takes minutes where others work, too.
 KVM_PATIENCE = 60
-PATIENCE = 900
+PATIENCE = 1800
 MEMORY = 4096
 PROCESSORS = 2
 
@@ -51,7 +51,7 @@ class Machine:
         return [
             "-o", f"IdentityFile={self.image / 'key'}", "-o", "IdentitiesOnly=yes", "-o", "BatchMode=yes",
             "-o", f"UserKnownHostsFile={self.image / 'known_hosts'}", "-o", "HostKeyAlias=machine",
-            "-o", "StrictHostKeyChecking=yes", "-o", "ConnectTimeout=10", "-F", "none",
+            "-o", "StrictHostKeyChecking=yes", "-o", "ConnectTimeout=60", "-F", "none",
         ]  # fmt: skip
 
     def ssh(self, command: str, *, timeout: float = 600) -> subprocess.CompletedProcess[str]:
