@@ -17,7 +17,7 @@ help:
 	@echo "make demo       a GPU farm of containers on this machine (root, Debian or Ubuntu)"
 	@echo "make demo-down  remove that farm"
 	@echo "make test       everything that must pass"
-	@echo "make test-machine  what only a whole machine shows, in QEMU (an hour or more without KVM)"
+	@echo "make test-machine  what only a whole machine shows, in QEMU (takes long without KVM)"
 	@echo "make lint       the linters alone"
 	@echo "make readmes    the roles' READMEs, from their specifications"
 	@echo "make mutants    changes of the plugins that no unit test notices (SEED=1 SAMPLE=100)"
