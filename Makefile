@@ -11,12 +11,13 @@ ANSIBLE := $(VENV)/.installed-ansible
 # Bytecode is kept: what the tests start, they start a thousand times.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo demo-down test lint readmes mutants bench
+.PHONY: help setup demo demo-down test test-machine lint readmes mutants bench
 
 help:
 	@echo "make demo       a GPU farm of containers on this machine (root, Debian or Ubuntu)"
 	@echo "make demo-down  remove that farm"
 	@echo "make test       everything that must pass"
+	@echo "make test-machine  what only a whole machine shows, in QEMU (takes long without KVM)"
 	@echo "make lint       the linters alone"
 	@echo "make readmes    the roles' READMEs, from their specifications"
 	@echo "make mutants    changes of the plugins that no unit test notices (SEED=1 SAMPLE=100)"
@@ -48,6 +49,10 @@ lint: setup
 
 test: setup
 	@sh tests/run.sh $(BIN)
+
+# No part of `make test`: without KVM all that computes takes ten times as long.
+test-machine: setup
+	@$(BIN)/python -m pytest -v --durations 0 tests/machine
 
 readmes: setup
 	@PYTHONPATH=.collections $(BIN)/python -m tests.readmes

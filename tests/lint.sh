@@ -11,14 +11,15 @@ ruff check --quiet .
 ruff format --check --quiet .
 echo "lint: mypy"
 export MYPYPATH="$root/.collections:$root"
-mypy --cache-dir .cache/mypy -p tests.simulator -p tests.testinfra -p tests.scenarios
+mypy --cache-dir .cache/mypy -p tests.simulator -p tests.testinfra -p tests.scenarios -p tests.machine
 mypy --cache-dir .cache/mypy -p ansible_collections.gpufarm.core.plugins
 echo "lint: yamllint"
 yamllint --strict .
 echo "lint: shellcheck"
 git ls-files -- '*.sh' tests/simulator/node/gpufarm-node-init tests/simulator/gpu/gpufarm-gpu-devices \
     tests/simulator/gpu/nv-fabricmanager tests/simulator/tuning/setpci tests/simulator/tuning/update-grub \
-    tests/simulator/tuning/systemd-detect-virt tests/simulator/guest/gpufarm-guest-network .ci/run |
+    tests/simulator/tuning/systemd-detect-virt tests/simulator/guest/gpufarm-guest-network \
+    tests/machine/guest/gpufarm-bus tests/machine/guest/gpufarm-module .ci/run |
     xargs shellcheck --external-sources
 echo "lint: ansible-lint"
 # It starts Ansible for each playbook.

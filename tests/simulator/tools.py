@@ -15,7 +15,10 @@ KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 PACKAGES = {
     "/usr/include/stdio.h": "libc6-dev",
     "/usr/include/yaml.h": "libyaml-dev",
+    "/usr/sbin/mkfs.ext4": "e2fsprogs",
+    "/usr/sbin/sfdisk": "fdisk",
     "/usr/sbin/sshd": "openssh-server",
+    "/usr/share/OVMF/OVMF_CODE_4M.fd": "ovmf",
     KEYRING: "debian-archive-keyring",
     "apt-ftparchive": "apt-utils",
     "dockerd": "docker.io",
@@ -25,10 +28,14 @@ PACKAGES = {
     "gpgconf": "gnupg",
     "gpgv": "gpgv",
     "make": "make",
+    "mcopy": "mtools",
     "mmdebstrap": "mmdebstrap",
     "openssl": "openssl",
     "promtool": "prometheus",
+    "qemu-img": "qemu-utils",
+    "qemu-system-x86_64": "qemu-system-x86",
     "ssh": "openssh-client",
+    "ssh-keygen": "openssh-client",
     "unshare": "util-linux",
 }
 # What unit tests run or build with; without one of them they skip.
