@@ -119,6 +119,8 @@ import pytest
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_logstart(nodeid):
     if "hangs" in nodeid and "PYTEST_XDIST_WORKER" not in os.environ:
+        # Where this is run behind a shell that goes on, an interrupt is ignored.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         os.kill(os.getpid(), signal.SIGINT)
 """
 
@@ -175,7 +177,8 @@ def make_test(folder: Path, lint: str, build: str = ":", pytest: str = ":") -> s
         (folder / name).write_text(text, encoding="utf-8")
     (folder / "python").chmod(0o755)
     return subprocess.Popen(
-        ["/bin/sh", "tests/run.sh", str(folder)],
+        # Which may be ignored here, and then a shell cannot trap it.
+        ["env", "--default-signal=INT", "/bin/sh", "tests/run.sh", str(folder)],
         cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
     )  # fmt: skip
 
