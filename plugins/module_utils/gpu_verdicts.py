@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from ansible_collections.gpufarm.core.plugins.module_utils.problem import FoundError, Problem
@@ -64,6 +64,12 @@ class Expected:
 
     def layout_in_words(self, layout: Mapping[str, int]) -> str:
         return ("at least " if self.mig_unknown else "") + counted(layout)
+
+
+def may_be(uuid: str, known: Collection[str], unknown: Collection[str]) -> bool:
+    """Whether it is a known GPU of a node, or may be of one whose MIG devices nobody tells; both in small letters."""
+    key = uuid.lower()
+    return key in known or key in unknown or (bool(unknown) and key.startswith("mig-"))
 
 
 EXPECTED: dict[str, Any] = {

@@ -37,7 +37,6 @@ from ansible_collections.gpufarm.core.plugins.module_utils.maintenance import (
     Plan,
     Waiting,
     at_it,
-    taken_over,
     told,
 )
 from ansible_collections.gpufarm.core.plugins.module_utils.text import utc
@@ -84,8 +83,6 @@ class Maintenance(Waiting):
         super().__init__(clock, pause, gone)
         self.client = client
         self.name = name
-        self.closed = False
-        """Whether the owner that was given has the node out, or may have, whatever came after that."""
 
     def _change(self, patch: Callable[[Node], Mapping[str, Any] | None]) -> Node:
         node = change_node(self.client, self.name, patch)
@@ -162,10 +159,7 @@ class Maintenance(Waiting):
         while looks < LOOKS:
             try:
                 node, work = self._node(), read_work(self.client, self.name)
-                marks = marks_of(node)
-                if marks.get(SINCE_KEY) != since:
-                    self.closed = marks.get(OWNER_KEY) == plan.owner
-                    raise taken_over(plan, marks)
+                self._require(plan, since, marks_of(node))
                 if work and plan.policy == REFUSE:
                     # It was placed before the node was cordoned.
                     if not before:

@@ -165,12 +165,23 @@ T = TypeVar("T")
 
 
 class Waiting:
-    """Waits for a node as long as somebody waits for the answer: who interrupts a run may put the node back at once."""
+    """One run's hold on a node, in either scheduler, as long as somebody waits for the answer.
+
+    Who interrupts a run may put the node back at once, and so may another run.
+    """
 
     def __init__(self, clock: Callable[[], float], pause: Callable[[float], None], gone: Callable[[], bool]) -> None:
         self._clock = clock
         self._pause = pause
         self._gone = gone
+        self.closed = False
+        """Whether the owner that was given has the node out, or may have, whatever came after that."""
+
+    def _require(self, plan: Plan, since: str, found: Mapping[str, str]) -> None:
+        """The marks that this run has set, or goes on with, among those that were found on the node."""
+        if found.get(SINCE_KEY) != since:
+            self.closed = found.get(OWNER_KEY) == plan.owner
+            raise taken_over(plan, found)
 
     def _patiently(self, ask: Callable[[], T], patience_s: float) -> T:
         """What comes of it, done again where it may go well a moment later."""
@@ -216,8 +227,6 @@ class Maintenance(Waiting):
         self.client = client
         self._running = running
         self._agent = agent
-        self.closed = False
-        """Whether the owner that was given has the node out, or may have, whatever came after that."""
 
     def _node_id(self, timeout_s: float) -> str | None:
         """The ID of this agent's node, empty where it is no client; None where no agent runs."""
@@ -312,7 +321,7 @@ class Maintenance(Waiting):
                 if waiting and (now.eligible or not work):
                     # What is acted on, the leader says.
                     now, work = self._look(node.id, plan)
-                self._require(plan, marks, now.meta)
+                self._require(plan, marks[SINCE_KEY], now.meta)
                 staying = _staying(work)
                 if staying and plan.policy == REFUSE:
                     # It was placed before the node was closed.
@@ -358,15 +367,9 @@ class Maintenance(Waiting):
         self._patiently(lambda: self.open(marked), PATIENCE_S)
         self.closed = False
 
-    def _require(self, plan: Plan, marks: Mapping[str, str], found: Mapping[str, str]) -> None:
-        """These marks on the node."""
-        if found.get(SINCE_KEY) != marks[SINCE_KEY]:
-            self.closed = found.get(OWNER_KEY) == plan.owner
-            raise taken_over(plan, found)
-
     def _close(self, node: gate.GateNode, plan: Plan, marks: Mapping[str, str], drain: bool) -> None:
         # Until the servers have a leader, another run may have put it back.
-        self._require(plan, marks, self._meta())
+        self._require(plan, marks[SINCE_KEY], self._meta())
         path = gate.node_path(node.id)
         if drain and not node.draining:
             spec = {"Deadline": plan.deadline_s * _NANOSECONDS, "IgnoreSystemJobs": False}

@@ -18,6 +18,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.gpu_proof.listing imp
     own_device,
 )
 from ansible_collections.gpufarm.core.plugins.module_utils.gpu_proof.work import empty_gpu, judge_work
+from ansible_collections.gpufarm.core.plugins.module_utils.gpu_verdicts import may_be
 from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes import (
     Node,
     PodUse,
@@ -258,7 +259,7 @@ def judge_together(
                     "a GPU of its own for each",
                     "restart the device plugin's pod on the node, and look whether two plugins run there",
                 )
-            elif known and not _may_be(result.uuid, known, unknown.get(node, ())):
+            elif known and not may_be(result.uuid, known, unknown.get(node, ())):
                 finding = Finding(
                     "wrong_gpu",
                     f"GPU {result.uuid} in a pod",
@@ -270,11 +271,6 @@ def judge_together(
                 judged[slot] = result_of(slot, finding, **{key: getattr(result, key) for key in KEPT})
         problems += _never_seen(node, [judged[slot] for slot in here], known)
     return judged, problems
-
-
-def _may_be(uuid: str, known: Collection[str], unknown: Collection[str]) -> bool:
-    """Whether it is a GPU of the node, or may be one of those MIG devices that nobody tells."""
-    return uuid.lower() in known or uuid.lower() in unknown or (bool(unknown) and uuid.startswith("MIG-"))
 
 
 def _never_seen(node: str, results: Sequence[PodResult], known: Mapping[str, str]) -> Iterable[Problem]:

@@ -14,6 +14,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.gpu_verdicts import (
     NodeVerdict,
     counted,
     gpus_in_words,
+    may_be,
 )
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad.nodes import Gpu, Node, rank
 from ansible_collections.gpufarm.core.plugins.module_utils.problem import Problem, problem_of
@@ -214,7 +215,7 @@ def _judge_uuids(wanted: Expected, node: Node) -> list[Problem]:
             uuid=uuid,
         )
         for key, uuid in there.items()
-        if key not in listed and not (unknown and (key in unknown or key.startswith("mig-")))
+        if not may_be(key, listed, unknown)
     ]
     return problems
 
