@@ -59,6 +59,7 @@ files:
 import hashlib
 import os
 import platform
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,10 @@ def apply(module: AnsibleModule) -> dict[str, Any]:
         if not module.check_mode:
             (dest / name).unlink()
     changed = before != after
+    # Python tells what it has compiled of an older file by its time, in seconds, and its size.
+    if changed and not module.check_mode:
+        for compiled in list(dest.rglob("__pycache__")):
+            shutil.rmtree(compiled)
     folders = {folder for name in after for folder in (dest / name).parents if folder == dest or dest in folder.parents}
     for path, mode in [*((folder, "0755") for folder in folders), *((dest / name, "0644") for name in after)]:
         if path.exists():

@@ -87,6 +87,19 @@ def test_what_differs_is_mended_and_what_is_older_goes(tmp_path: Path) -> None:
     assert tree(dest) == good
 
 
+def test_what_python_has_compiled_of_an_older_file_goes(tmp_path: Path) -> None:
+    dest = tmp_path / "lib"
+    run(dest)
+    file = (dest / NAME.replace(".", "/")).with_name("text.py")
+    compiled = file.parent / "__pycache__/text.cpython-311.pyc"
+    compiled.parent.mkdir()
+    compiled.touch()
+    assert not run(dest)["changed"] and compiled.exists()
+    file.write_text("import os")
+    assert run(dest, "check")["changed"] and compiled.exists()
+    assert run(dest)["changed"] and not compiled.parent.exists()
+
+
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     result = run(tmp_path / "file/lib")
