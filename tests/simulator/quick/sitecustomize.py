@@ -15,6 +15,10 @@ os.makedirs(kept, exist_ok=True)
 archives.keep(kept)
 spare.instead(kept)
 if any(os.path.basename(word) == "ansible-playbook" for word in getattr(sys, "orig_argv", ())[1:3]):
+    import warm  # type: ignore[import-not-found]
+
+    warm.instead(kept)
+    # What Ansible is imported by.
     import copies  # type: ignore[import-not-found]
 
     copies.share()

@@ -24,6 +24,8 @@ ModuleSpec: Any = type(zipimport.__spec__)
 # What a task's process imports for this alone it would otherwise not need.
 # ruff: noqa: PLC0415, PLR0912, PLR0915, PTH104, PTH108, PTH115, PTH116, PTH120, PTH123
 NEEDED = ("ansible.module_utils.basic", "ansible.module_utils._internal._ansiballz._loader")
+# Python's own, which most of this collection's modules import.
+USUAL = ("dataclasses", "http.client", "importlib.metadata", "pathlib", "platform", "shlex", "ssl", "urllib.request")
 # What Python reads of its variables when it starts.
 AT_START = ("HOME", "PYTHON", "LANG", "LC_", "TZ", "MALLOC", "LD_", "GLIBC")
 # What a process is in and does not leave: each has its own spare.
@@ -56,17 +58,26 @@ def instead(folder: str, spares: int = 2) -> None:
     path = place(folder, spares)
     if len(path) > LONGEST:
         return
-    ended = _ask(path)
+    ended = ask(path)
     if ended is None:
         _leave_one(path)
-    elif os.WIFSIGNALED(ended):
-        os.kill(os.getpid(), os.WTERMSIG(ended))
     else:
-        os._exit(os.WEXITSTATUS(ended))
+        end(ended)
 
 
-def _ask(path: str) -> int | None:
-    """Return the status that ``waitpid`` has of the spare's process, or None where it has not begun."""
+def end(status: int) -> None:
+    """End as a process has ended that has this status by ``waitpid``."""
+    if os.WIFSIGNALED(status):
+        os.kill(os.getpid(), os.WTERMSIG(status))
+    else:
+        os._exit(os.WEXITSTATUS(status))
+
+
+def ask(path: str, more: Any = None, begun: Any = None) -> int | None:
+    """Return the status that ``waitpid`` has of the spare's process, or None where it has not begun.
+
+    It is given what is in ``more``; once it has begun, ``begun`` is called with its id.
+    """
     import _socket
     import array
     import marshal
@@ -76,7 +87,7 @@ def _ask(path: str) -> int | None:
     limits = {kind: resource.getrlimit(kind) for kind in kinds}
     mask = os.umask(0)
     os.umask(mask)
-    said = marshal.dumps((dict(os.environ), mask, limits))
+    said = marshal.dumps((dict(os.environ), mask, limits, more))
     spare = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     try:
         spare.connect(path)
@@ -84,10 +95,13 @@ def _ask(path: str) -> int | None:
         here = os.open(".", os.O_RDONLY)
         spare.sendmsg([said], [(_socket.SOL_SOCKET, RIGHTS, array.array("i", [0, 1, 2, here]))])
         os.close(here)
-        if spare.recv(8) != b"begun":
-            return None
+        process = spare.recv(8)
     except OSError:
         return None
+    if not process:
+        return None
+    if begun:
+        begun(int(process))
     status = spare.recv(8)
     return int(status) if status else 256
 
@@ -173,31 +187,52 @@ class Imported:
 
 def serve(path: str, archive: str) -> Any:
     """Fork for who asks, until nobody has for long; in the forked process return the code that it is to run."""
-    import gc
     import importlib
+
+    sys.path.insert(0, archive)
+    for name in (*USUAL, *NEEDED):
+        importlib.import_module(name)
+    sys.path.remove(archive)
+    modules = {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == "ansible"}
+    imported = Imported(modules, archive)
+    fork(path, IDLE_MS, begins=lambda: os.unlink(archive))
+    sys.argv, sys.orig_argv = [""], sys.orig_argv[:1]
+    sys.meta_path.insert(0, imported)
+    return compile(sys.stdin.buffer.read(), "<stdin>", "exec")
+
+
+def fork(path: str, idle_ms: int, begins: Any, fresh: Any = None, also: Any = None) -> Any:
+    """Fork for who asks at a socket, until nobody has for long; return, in the forked process, what it was given.
+
+    ``begins`` is called when the socket is there. Where ``fresh`` is no longer true, nobody is forked for any more.
+    ``also`` is a file and what is to be done when something is to be read from it.
+    """
+    import gc
     import select
     import signal
     import socket
     from contextlib import suppress
 
-    sys.path.insert(0, archive)
-    for name in NEEDED:
-        importlib.import_module(name)
-    sys.path.remove(archive)
-    modules = {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == "ansible"}
-    imported = Imported(modules, archive)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(f"{path}.{os.getpid()}")
     listener.listen(64)
     mine = os.stat(f"{path}.{os.getpid()}").st_ino
+
+    def leave() -> None:
+        with suppress(OSError):
+            if os.stat(path).st_ino == mine:
+                os.unlink(path)
+
     os.rename(f"{path}.{os.getpid()}", path)
-    os.unlink(archive)
+    begins()
     gc.freeze()
     poll = select.poll()
     poll.register(listener, select.POLLIN)
+    if also:
+        poll.register(also[0], select.POLLIN)
     # By the file of a process and by that of who asks.
     asked_by: dict[int, tuple[socket.socket, int, int]] = {}
-    while ready := poll.poll(None if asked_by else IDLE_MS):
+    while ready := poll.poll(None if asked_by else idle_ms):
         for number, _event in ready:
             if number in asked_by:
                 who, child, process = asked_by.pop(number)
@@ -218,6 +253,12 @@ def serve(path: str, archive: str) -> Any:
                 if not files:  # gone before it asked
                     who.close()
                     continue
+                if fresh and not fresh():
+                    leave()
+                    poll.unregister(listener)
+                    listener.close()
+                    who.close()
+                    break
                 given = [int.from_bytes(files[0][2][at : at + 4], sys.byteorder) for at in range(0, 16, 4)]
                 child = os.fork()
                 if not child:
@@ -226,25 +267,25 @@ def serve(path: str, archive: str) -> Any:
                         other.close()
                         with suppress(OSError):
                             os.close(process)
-                    _become(said, given)
-                    who.send(b"begun")
+                    more = _become(said, given)
+                    who.send(b"%d" % os.getpid())
                     who.close()
-                    sys.meta_path.insert(0, imported)
-                    return compile(sys.stdin.buffer.read(), "<stdin>", "exec")
+                    return more
                 for each in given:
                     os.close(each)
                 process = os.pidfd_open(child)
                 asked_by[process] = asked_by[who.fileno()] = (who, child, process)
                 poll.register(process, select.POLLIN)
                 poll.register(who, 0)
-    with suppress(OSError):
-        if os.stat(path).st_ino == mine:
-            os.unlink(path)
+            elif also:
+                also[1]()
+    leave()
+    atexit._run_exitfuncs()
     os._exit(0)
 
 
-def _become(said: bytes, files: list[int]) -> None:
-    """Take over what the process that asks has: its files, folder, mask, limits and variables."""
+def _become(said: bytes, files: list[int]) -> Any:
+    """Take over what the process that asks has: its files, folder, mask, limits and variables; return what it gives."""
     import importlib
     import marshal
     import resource
@@ -257,7 +298,7 @@ def _become(said: bytes, files: list[int]) -> None:
     for there, each in enumerate(files):
         os.dup2(each, there)
         os.close(each)
-    environment, mask, limits = marshal.loads(said)  # noqa: S302 - from root
+    environment, mask, limits, more = marshal.loads(said)  # noqa: S302 - from root
     os.umask(mask)
     for kind, limit in limits.items():
         if resource.getrlimit(kind) != limit:
@@ -266,4 +307,4 @@ def _become(said: bytes, files: list[int]) -> None:
     os.environ.update(environment)
     time.tzset()
     importlib.invalidate_caches()
-    sys.argv, sys.orig_argv = [""], sys.orig_argv[:1]
+    return more
