@@ -63,7 +63,8 @@ class Ansible:
         }  # fmt: skip
         return subprocess.Popen(
             ["nice", "-n", "1", program, "play.yml", *options], cwd=self.folder, env=variables, text=True,
-            stdin=subprocess.DEVNULL, stdout=(self.folder / "out").open("w"), stderr=(self.folder / "error").open("w"), umask=0o27,
+            stdin=subprocess.DEVNULL, stdout=(self.folder / "out").open("w"),
+            stderr=(self.folder / "error").open("w"), umask=0o27,
         )  # fmt: skip
 
     def run(self, *options: str, **more: str) -> tuple[int, str, str]:
