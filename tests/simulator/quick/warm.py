@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 # What a process imports that a spare forks for it would otherwise not need.
-# ruff: noqa: PLC0415, PTH100, PTH102, PTH106, PTH111, PTH115, PTH116, PTH120, PTH208
+# ruff: noqa: PLC0415, PTH100, PTH102, PTH106, PTH111, PTH115, PTH116, PTH120, PTH123, PTH208
 # What Ansible and Python look at when they begin.
 AT_START = (
     "ANSIBLE_", "PYTHON", "HOME", "USER", "LOGNAME", "LANG", "LC_", "TZ", "TERM", "NO_COLOR", "TMP", "TEMP", "XDG_",
@@ -55,6 +55,14 @@ def state(path: str) -> tuple[str, int, int, int] | None:
     return path, found.st_mtime_ns, found.st_size, found.st_ino
 
 
+def content(path: str) -> tuple[str, bytes] | None:
+    try:
+        with open(path, "rb", 0) as file:
+            return path, file.read()
+    except OSError:
+        return None
+
+
 def place(folder: str) -> str:
     """Return the path of the socket of the spare that is what this process would be."""
     given = os.environ.get("ANSIBLE_CONFIG")
@@ -64,7 +72,7 @@ def place(folder: str) -> str:
         sys.prefix,
         sys.orig_argv[1],
         *sorted(item for item in os.environ.items() if item[0].startswith(AT_START)),
-        *(state(os.path.abspath(path)) for path in ([given] if given else usual)),
+        *(content(os.path.abspath(path)) for path in ([given] if given else usual)),
         os.stat("/").st_ino,
         *(os.readlink(f"/proc/self/ns/{name}") for name in spare.NAMESPACES),
     ]
