@@ -220,7 +220,7 @@ def serve(path: str) -> Any:
         for name in names:
             getattr(loader, f"{kind}_loader").get(name, class_only=True)
     texts = Texts()
-    files = changing()
+    files = [*changing(), f"{CHECKOUT}meta/runtime.yml"]
     known = [*map(state, files)]
     words, ignored, niceness = spare.fork(
         path, IDLE_MS, begins=lambda: os.rmdir(f"{path}.begins"), fresh=lambda: [*map(state, files)] == known,
@@ -234,6 +234,8 @@ def serve(path: str) -> Any:
     constants.DEFAULT_LOCAL_TMP = constants.config.get_config_value("DEFAULT_LOCAL_TMP")
     variables.random_int = os.urandom(4).hex()
     cli.display._set_column_width()
+    for said in (cli.display._deprecations, cli.display._warns, cli.display._errors):
+        said.clear()
     cli.init_plugin_loader = lambda *_paths: None
     atexit.register(texts.tell)
     sys.argv, sys.orig_argv = list(words), [sys.executable, *words]
