@@ -95,10 +95,11 @@ def ask(path: str, more: Any = None, begun: Any = None) -> int | None:
         here = os.open(".", os.O_RDONLY)
         spare.sendmsg([said], [(_socket.SOL_SOCKET, RIGHTS, array.array("i", [0, 1, 2, here]))])
         os.close(here)
-        process = spare.recv(8)
+        # What has ended before it has begun has a status alone.
+        said, _word, process = spare.recv(16).partition(b"begun ")
     except OSError:
         return None
-    if not process:
+    if said or not process:
         return None
     if begun:
         begun(int(process))
@@ -268,7 +269,7 @@ def fork(path: str, idle_ms: int, begins: Any, fresh: Any = None, also: Any = No
                         with suppress(OSError):
                             os.close(process)
                     more = _become(said, given)
-                    who.send(b"%d" % os.getpid())
+                    who.send(b"begun %d" % os.getpid())
                     who.close()
                     return more
                 for each in given:

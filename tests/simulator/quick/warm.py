@@ -231,7 +231,8 @@ def serve(path: str) -> Any:
     os.nice(niceness - os.nice(0))
     # What differs from run to run of that which Ansible has when it is imported.
     atexit.unregister(paths.cleanup_tmp_file)
-    constants.DEFAULT_LOCAL_TMP = constants.config.get_config_value("DEFAULT_LOCAL_TMP")
+    folder = constants.config.get_config_value("DEFAULT_LOCAL_TMP", variables=vars(constants))
+    constants.DEFAULT_LOCAL_TMP = folder
     variables.random_int = os.urandom(4).hex()
     cli.display._set_column_width()
     for said in (cli.display._deprecations, cli.display._warns, cli.display._errors):

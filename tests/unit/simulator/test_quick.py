@@ -250,6 +250,19 @@ def test_a_spare_runs_a_task_as_python_does(node: Node) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root's tasks have a spare")
+def test_what_a_spare_may_not_begin_begins_as_ever(fresh: Node) -> None:
+    def limits() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (77, 99))
+
+    weak = ("setpriv", "--inh-caps=-sys_resource", "--bounding-set=-sys_resource")
+    assert fresh.run("print(basic.says)", before=weak, preexec_fn=limits) == (0, "one\n", "")
+    until(fresh.sockets)
+    assert by_spare(fresh, before=weak, preexec_fn=limits)
+    code, said, _error = fresh.run("print(basic.says)", before=weak)
+    assert (code, said) == (0, "one\n")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's tasks have a spare")
 def test_other_basics_are_imported_from_what_was_sent(node: Node) -> None:
     assert node.run("print(basic.says)", "two") == (0, "two\n", "")
     assert node.run("print(basic.says)") == (0, "one\n", "")
