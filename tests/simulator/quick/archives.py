@@ -9,7 +9,10 @@ import marshal
 import os
 import sys
 import zipimport
-from types import CodeType
+
+TYPE_CHECKING = False  # types would be imported by each Python that starts
+if TYPE_CHECKING:
+    from types import CodeType
 
 # contextlib and pathlib would be imported in every task, and hashlib in those that a spare runs.
 # ruff: noqa: PLC0415, PTH104, PTH123

@@ -13,10 +13,10 @@ import os
 import sys
 import zipimport
 import zlib
-from types import ModuleType
 
 TYPE_CHECKING = False  # typing would be imported by each Python that starts
 if TYPE_CHECKING:
+    from types import ModuleType
     from typing import Any
 
 ModuleSpec: Any = type(zipimport.__spec__)
@@ -254,13 +254,15 @@ def fork(path: str, idle_ms: int, begins: Any, fresh: Any = None, also: Any = No
                 if not files:  # gone before it asked
                     who.close()
                     continue
+                given = [int.from_bytes(files[0][2][at : at + 4], sys.byteorder) for at in range(0, 16, 4)]
                 if fresh and not fresh():
                     leave()
                     poll.unregister(listener)
                     listener.close()
                     who.close()
+                    for each in given:
+                        os.close(each)
                     break
-                given = [int.from_bytes(files[0][2][at : at + 4], sys.byteorder) for at in range(0, 16, 4)]
                 child = os.fork()
                 if not child:
                     listener.close()

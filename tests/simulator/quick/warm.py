@@ -31,7 +31,11 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signa
 IDLE_MS = 180_000
 BEGINS_S = 300
 CHECKOUT = os.path.normpath(f"{os.path.dirname(os.path.abspath(__file__))}/../../..") + os.sep
-# By the loader's name: plugins that most runs have. Those of templates come with the callback `quick`.
+# By the loader's name: plugins that most runs have, and those of templates that the callback `quick` has read for all.
+OF_TEMPLATES = {
+    "filter": ("ansible.builtin.default", "gpufarm.core.has_path", "community.crypto.x509_certificate_info"),
+    "test": ("ansible.builtin.defined",),
+}
 PLUGINS = {
     "action": (
         "add_host", "assert", "command", "copy", "debug", "fail", "file", "gather_facts", "group_by", "include_vars",
@@ -205,6 +209,8 @@ def serve(path: str) -> Any:
     """Fork for who asks; in the forked process return the code that it is to run."""
     sys.path[0] = os.path.dirname(sys.executable)  # a script's own folder
     sys.argv = ["ansible-playbook"]
+    from contextlib import suppress
+
     import copies
     from ansible import cli, constants
     from ansible.cli import playbook
@@ -219,6 +225,10 @@ def serve(path: str) -> Any:
     for kind, names in PLUGINS.items():
         for name in names:
             getattr(loader, f"{kind}_loader").get(name, class_only=True)
+    for kind, names in OF_TEMPLATES.items():
+        for name in names:
+            with suppress(KeyError):
+                getattr(loader, f"{kind}_loader").get(name)
     texts = Texts()
     files = [*changing(), f"{CHECKOUT}meta/runtime.yml"]
     known = [*map(state, files)]

@@ -169,9 +169,12 @@ def test_another_configuration_or_a_changed_plugin_is_not_its(ansible: Ansible) 
     ansible.warm()
     assert ansible.run(ANSIBLE_FORKS="3")[0] == 0
     assert "warm.serve" not in ansible.whose()
+    (old,) = ansible.spares()
     plugin.write_text(plugin.read_text(encoding="utf-8") + "# changed\n", encoding="utf-8")
     assert ansible.run()[0] == 0
     assert "warm.serve" not in ansible.whose()
+    # Else who waits for the end of what that said would wait for the spare's.
+    assert not {str(ansible.folder / "out")} & {str(file.readlink()) for file in Path(f"/proc/{old}/fd").iterdir()}
 
 
 def test_a_text_is_parsed_once_and_each_reader_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
