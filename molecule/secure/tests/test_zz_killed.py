@@ -38,10 +38,13 @@ UNITS = "nomad.service 'gpufarm-*' 'nvidia-*' docker.service"
 
 
 def whole(host: str) -> dict[str, str]:
-    """Return what each file and folder of the collection's is, with packages and units."""
+    """Return what each file and folder of the collection's is, with packages and units.
+
+    What Python has compiled has its source's time, and is there when it has been run.
+    """
     found = files(host, f"$(ls -d {PLACES} 2>/dev/null)", UNITS, OTHER_EACH_TIME)
     assert "content of /usr/local/bin/nomad" in found
-    return found
+    return {name: told for name, told in found.items() if "/__pycache__" not in name}
 
 
 def farm() -> dict[str, object]:
