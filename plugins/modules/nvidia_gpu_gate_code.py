@@ -80,9 +80,12 @@ def sources() -> dict[str, bytes]:
     return found
 
 
+def folder_of(dest: Path) -> Path:
+    return dest / PACKAGE.replace(".", "/")
+
+
 def present(dest: Path) -> dict[str, bytes]:
-    folder = dest / PACKAGE.replace(".", "/")
-    return {str(path.relative_to(dest)): path.read_bytes() for path in folder.rglob("*.py")}
+    return {str(path.relative_to(dest)): path.read_bytes() for path in folder_of(dest).rglob("*.py")}
 
 
 def write(module: AnsibleModule, path: Path, content: bytes) -> None:
@@ -109,10 +112,11 @@ def apply(module: AnsibleModule) -> dict[str, Any]:
         if not module.check_mode:
             (dest / name).unlink()
     changed = before != after
-    # Python tells what it has compiled of an older file by its time, in seconds, and its size.
+    # Python tells what it has compiled of an older file by its time, in seconds, and its size. What a gate that runs
+    # meanwhile puts there again may stay.
     if changed and not module.check_mode:
-        for compiled in list(dest.rglob("__pycache__")):
-            shutil.rmtree(compiled)
+        for compiled in list(folder_of(dest).rglob("__pycache__")):
+            shutil.rmtree(compiled, ignore_errors=True)
     folders = {folder for name in after for folder in (dest / name).parents if folder == dest or dest in folder.parents}
     for path, mode in [*((folder, "0755") for folder in folders), *((dest / name, "0644") for name in after)]:
         if path.exists():

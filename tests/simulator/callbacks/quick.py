@@ -169,14 +169,18 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         gc.disable()
         gc.freeze()
-        # One of a collection has all of it read.
-        for name in ("ansible.builtin.default", "gpufarm.core.has_path", "community.crypto.x509_certificate_info"):
-            with suppress(KeyError):
-                filter_loader.get(name)
-        test_loader.get("ansible.builtin.defined")
+        self.read_plugins()
         Compiled().share(templating.AnsibleEnvironment)
         if hasattr(worker, "_RawTaskResult"):
             without_processes(worker.WorkerProcess)
         of_this_run = Path(constants.DEFAULT_LOCAL_TMP) / "ansiballz_cache"
         if not of_this_run.exists():
             of_this_run.symlink_to(folder())
+
+    @staticmethod
+    def read_plugins() -> None:
+        """Have the plugins of templates read; one of a collection has all of it read."""
+        for name in ("ansible.builtin.default", "gpufarm.core.has_path", "community.crypto.x509_certificate_info"):
+            with suppress(KeyError):
+                filter_loader.get(name)
+        test_loader.get("ansible.builtin.defined")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 # What a process imports that a spare forks for it would otherwise not need.
-# ruff: noqa: PLC0415, PTH100, PTH102, PTH106, PTH111, PTH115, PTH116, PTH120, PTH123, PTH208
+# ruff: noqa: PLC0415, PTH100, PTH102, PTH106, PTH111, PTH115, PTH116, PTH119, PTH120, PTH123, PTH208
 # What Ansible and Python look at when they begin.
 AT_START = (
     "ANSIBLE_", "PYTHON", "HOME", "USER", "LOGNAME", "LANG", "LC_", "TZ", "TERM", "NO_COLOR", "TMP", "TEMP", "XDG_",
@@ -31,11 +31,7 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signa
 IDLE_MS = 180_000
 BEGINS_S = 300
 CHECKOUT = os.path.normpath(f"{os.path.dirname(os.path.abspath(__file__))}/../../..") + os.sep
-# By the loader's name: plugins that most runs have, and those of templates that the callback `quick` has read for all.
-OF_TEMPLATES = {
-    "filter": ("ansible.builtin.default", "gpufarm.core.has_path", "community.crypto.x509_certificate_info"),
-    "test": ("ansible.builtin.defined",),
-}
+# By the loader's name: plugins that most runs have. Those of templates are what the callback `quick` reads.
 PLUGINS = {
     "action": (
         "add_host", "assert", "command", "copy", "debug", "fail", "file", "gather_facts", "group_by", "include_vars",
@@ -94,8 +90,9 @@ def plain() -> bool:
 
 def instead(folder: str) -> None:
     """Have the spare run what this process was started for, and end as that ends; return where this process has to."""
-    words = list(sys.orig_argv[1:])
-    if not plain():
+    words = sys.orig_argv[1:]
+    # A program that is given this name as a word is another.
+    if os.path.basename(words[0]) != "ansible-playbook" or not plain():
         return
     path = place(folder)
     if len(path) > spare.LONGEST:
@@ -209,8 +206,6 @@ def serve(path: str) -> Any:
     """Fork for who asks; in the forked process return the code that it is to run."""
     sys.path[0] = os.path.dirname(sys.executable)  # a script's own folder
     sys.argv = ["ansible-playbook"]
-    from contextlib import suppress
-
     import copies
     from ansible import cli, constants
     from ansible.cli import playbook
@@ -225,10 +220,8 @@ def serve(path: str) -> Any:
     for kind, names in PLUGINS.items():
         for name in names:
             getattr(loader, f"{kind}_loader").get(name, class_only=True)
-    for kind, names in OF_TEMPLATES.items():
-        for name in names:
-            with suppress(KeyError):
-                getattr(loader, f"{kind}_loader").get(name)
+    if quick := loader.callback_loader.get("quick", class_only=True):
+        quick.read_plugins()
     texts = Texts()
     files = [*changing(), f"{CHECKOUT}meta/runtime.yml"]
     known = [*map(state, files)]
@@ -241,8 +234,8 @@ def serve(path: str) -> Any:
     os.nice(niceness - os.nice(0))
     # What differs from run to run of that which Ansible has when it is imported.
     atexit.unregister(paths.cleanup_tmp_file)
-    folder = constants.config.get_config_value("DEFAULT_LOCAL_TMP", variables=vars(constants))
-    constants.DEFAULT_LOCAL_TMP = folder
+    setting = "DEFAULT_LOCAL_TMP"
+    constants.set_constant(setting, constants.config.get_config_value(setting, variables=vars(constants)))
     variables.random_int = os.urandom(4).hex()
     cli.display._set_column_width()
     for said in (cli.display._deprecations, cli.display._warns, cli.display._errors):

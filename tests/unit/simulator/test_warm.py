@@ -7,8 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +15,7 @@ from pathlib import Path
 import pytest
 from ansible._internal._datatag._tags import Origin, TrustedAsTemplate
 from ansible.parsing import dataloader
-from ansible_collections.gpufarm.core.tests.unit.patience import PATIENCE_S
+from ansible_collections.gpufarm.core.tests.unit.patience import PATIENCE_S, wait_for
 
 from tests.simulator.cache import ROOT
 
@@ -96,14 +95,7 @@ class Ansible:
         for _twice in range(2):
             code, out, error = self.run()
             assert code == 0, out + error
-        wait(lambda: self.run()[0] == 0 and "warm.serve" in self.whose())
-
-
-def wait(until: Callable[[], bool]) -> None:
-    end = time.monotonic() + LONG_S
-    while not until():
-        assert time.monotonic() < end
-        time.sleep(0.1)
+        wait_for(lambda: self.run()[0] == 0 and "warm.serve" in self.whose())
 
 
 @pytest.fixture
@@ -137,7 +129,7 @@ def test_it_says_and_ends_as_without(ansible: Ansible) -> None:
 def test_signals_reach_it(ansible: Ansible, number: signal.Signals) -> None:
     def interrupted() -> tuple[int, str, str]:
         process = ansible.start("-e", "seconds=60")
-        wait(ansible.waits)
+        wait_for(ansible.waits)
         process.send_signal(number)
         return ansible.end(process)
 
@@ -148,16 +140,31 @@ def test_signals_reach_it(ansible: Ansible, number: signal.Signals) -> None:
     assert warm == cold
 
 
+@pytest.mark.parametrize(("words", "asks"), [(["bin/ansible-playbook"], 1), (["other.py", "ansible-playbook"], 0)])
+def test_a_program_that_is_given_its_name_is_another(
+    words: list[str], asks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tests/simulator/quick"))
+    warm = importlib.import_module("warm")
+    asked: list[str] = []
+    monkeypatch.setattr(sys, "orig_argv", [sys.executable, *words])
+    monkeypatch.setattr(warm, "plain", lambda: True)
+    monkeypatch.setattr(warm.spare, "LONGEST", 1000)
+    monkeypatch.setattr(warm.spare, "ask", lambda path, *_given: asked.append(path))
+    warm.instead(str(tmp_path))
+    assert len(asked) == asks
+
+
 def test_it_ends_with_who_is_killed(ansible: Ansible) -> None:
     ansible.warm()
     (spare,) = ansible.spares()
     process = ansible.start("-e", "seconds=60")
-    wait(ansible.waits)
+    wait_for(ansible.waits)
     assert len(ansible.spares()) > 1
     process.kill()
     process.wait()
     children = Path(f"/proc/{spare}/task/{spare}/children")
-    wait(lambda: not children.read_text(encoding="utf-8"))
+    wait_for(lambda: not children.read_text(encoding="utf-8"))
 
 
 def test_another_configuration_or_a_changed_plugin_is_not_its(ansible: Ansible) -> None:

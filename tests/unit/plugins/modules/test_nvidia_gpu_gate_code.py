@@ -92,12 +92,14 @@ def test_what_python_has_compiled_of_an_older_file_goes(tmp_path: Path) -> None:
     run(dest)
     file = (dest / NAME.replace(".", "/")).with_name("text.py")
     compiled = file.parent / "__pycache__/text.cpython-311.pyc"
-    compiled.parent.mkdir()
+    foreign = dest / "theirs/__pycache__"
+    for each in (compiled.parent, foreign):
+        each.mkdir(parents=True)
     compiled.touch()
     assert not run(dest)["changed"] and compiled.exists()
     file.write_text("import os")
     assert run(dest, "check")["changed"] and compiled.exists()
-    assert run(dest)["changed"] and not compiled.parent.exists()
+    assert run(dest)["changed"] and not compiled.parent.exists() and foreign.exists()
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
