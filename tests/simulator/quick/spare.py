@@ -53,7 +53,8 @@ def place(folder: str, spares: int) -> str:
 
 def instead(folder: str, spares: int = 2) -> None:
     """Have the spare run what stands on standard input, and end as that ends; return where this process has to."""
-    if len(sys.orig_argv) != 1 or os.geteuid() or os.isatty(0):
+    # Before 3.10, where there is no orig_argv, Python does its work itself.
+    if len(getattr(sys, "orig_argv", ("", ""))) != 1 or os.geteuid() or os.isatty(0):
         return
     path = place(folder, spares)
     if len(path) > LONGEST:

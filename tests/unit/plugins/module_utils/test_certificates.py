@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 # Python 3.9 has no datetime.UTC.
-UTC = datetime.timezone.utc  # noqa: UP017
+UTC = datetime.timezone.utc
 # RFC 5280: until 2049 with two digits of the year, later with four.
 ENDS = [
     "1999-06-01T00:00:00",

@@ -314,7 +314,7 @@ def test_the_dashboard_counts_gates_that_fail_and_gates_that_are_silent(tmp_path
     samples = [
         {"series": f'{name}{{instance="{node}"}}', "values": values}
         for node, both in nodes.items()
-        for name, values in zip(("gpufarm_gate_success", "gpufarm_gate_run_timestamp_seconds"), both)  # noqa: B905
+        for name, values in zip(("gpufarm_gate_success", "gpufarm_gate_run_timestamp_seconds"), both)
     ]
     told = [{"labels": "{}", "value": 3}]
     asked = {"expr": expression.replace("$instance", ".*"), "eval_time": "50m", "exp_samples": told}

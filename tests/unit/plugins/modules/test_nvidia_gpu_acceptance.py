@@ -306,7 +306,7 @@ def test_a_gpu_that_is_slow_to_all_others_is_named_and_not_the_others(run: Run) 
 def linked(name: str, *active: int | None) -> dict[str, Any]:
     """A node whose GPUs have so many links of 18 up; None where nobody knows."""
     made = node(name, *(measured(f"GPU-{name}-{number}") for number in range(len(active))))
-    for gpu, up in zip(made["probe"]["nvidia_smi"]["gpus"], active, strict=True):
+    for gpu, up in zip(made["probe"]["nvidia_smi"]["gpus"], active):
         gpu["nvlinks"] = None if up is None else [{"link": link, "active": link < up} for link in range(18)]
     return made
 
