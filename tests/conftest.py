@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import zlib
+from collections.abc import Container
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -138,22 +140,37 @@ def share_of_the_other(tests: list[str]) -> list[str]:
     return [test for test in units if zlib.crc32(test.encode()) % SHARE == 0]
 
 
-def of_this_run(tests: list[str]) -> list[str]:
+# What managed nodes run: scenarios/test_managed_python.py runs these tests with the oldest Python.
+MODULES = ("tests/unit/plugins/module_utils", "tests/unit/plugins/modules")
+
+
+def oldest_python() -> str:
+    """Return the oldest interpreter of managed nodes that this machine has: of RHEL 9, or of Ubuntu 22.04."""
+    return subprocess.run(
+        ["sh", Path(__file__).with_name("python.sh"), "3.9", "3.10"], check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def of_this_run(tests: list[str], of_controller: Container[str] = ()) -> list[str]:
     """Return the tests that are this run's: all, where no other one shares them.
 
-    Each is run by one of the two generations; those of the modules once more by the oldest Python of managed nodes.
+    Each is run by one of the two generations, or by the oldest Python of managed nodes, which runs a module's tests but
+    for those of what only the controller has.
     """
     generation = os.environ.get("GPUFARM_GENERATION")
     if generation == "other":
         return share_of_the_other(tests)
     if generation == "this":
         done = set(share_of_the_other(tests))
+        if oldest_python():
+            done |= {test for test in tests if test.startswith(MODULES) and test not in of_controller}
         return [test for test in tests if test not in done]
     return tests
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    ours = set(of_this_run([item.nodeid for item in items]))
+    of_controller = {item.nodeid for item in items if item.get_closest_marker("controller")}
+    ours = set(of_this_run([item.nodeid for item in items], of_controller))
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in ours])
     items[:] = [item for item in items if item.nodeid in ours]
     place = {test: number for number, test in enumerate(in_order([item.nodeid for item in items]))}

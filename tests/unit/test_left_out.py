@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import conftest
 from tests.conftest import in_order, of_this_run
 from tests.unit.patience import PATIENCE_S, wait_for
 
@@ -265,3 +266,20 @@ def test_each_test_is_run_by_one_generation(monkeypatch: pytest.MonkeyPatch) -> 
     assert not set(other) & {*turns, *scenarios}
     monkeypatch.setenv("GPUFARM_GENERATION", "this")
     assert of_this_run(tests) == [test for test in tests if test not in set(other)]
+
+
+@pytest.mark.parametrize("oldest", ["/usr/bin/python3.9", ""])
+def test_what_the_oldest_python_runs_is_not_run_twice(monkeypatch: pytest.MonkeyPatch, oldest: str) -> None:
+    monkeypatch.setattr(conftest, "oldest_python", lambda: oldest)
+    tests = [
+        f"tests/unit/plugins/{kind}/test_x.py::test_{number}"
+        for kind in ("modules", "module_utils", "plugin_utils")
+        for number in range(300)
+    ]
+    of_controller = set(tests[::7])
+    monkeypatch.setenv("GPUFARM_GENERATION", "other")
+    rest = [test for test in tests if test not in of_this_run(tests, of_controller)]
+    monkeypatch.setenv("GPUFARM_GENERATION", "this")
+    assert of_this_run(tests, of_controller) == [
+        test for test in rest if not oldest or test in of_controller or "/plugin_utils/" in test
+    ]
