@@ -90,7 +90,7 @@ def in_order_while_building(tests: list[str]) -> list[str]:
     return [*ready, *in_order([test for test in tests if test not in begun])]
 
 
-class AsBuilt(LoadScheduling):
+class AsBuilt(LoadScheduling):  # type: ignore[misc] # xdist has no types
     """Hands tests out in the one order until the file is there that says that all is built, and then in the other."""
 
     def __init__(self, config: pytest.Config, log: Any, said: Path) -> None:
