@@ -29,7 +29,11 @@ def test_{name}(number):
 
 def run(folder: Path, name: str, ci: str | None, *options: str) -> tuple[int, str]:
     (folder / "test_sample.py").write_text(SKIPPED.format(name=name), encoding="utf-8")
-    environment = {key: value for key, value in os.environ.items() if key != "CI" and not key.startswith("PYTEST_")}
+    environment = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in {"CI", "GPUFARM_GENERATION"} and not key.startswith("PYTEST_")
+    }
     if ci is not None:
         environment["CI"] = ci
     result = subprocess.run(
