@@ -73,6 +73,7 @@ OF_ARTEFACTS = (
     "tests/unit/simulator/",
     "test_nomad_device_plugin.py",
     "test_nomad_tls.py",
+    "test_sized_volumes.py",
     "test_turns.py",
 )
 KEPT_BACK = 40
