@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
 import re
 import shutil
@@ -55,6 +57,10 @@ elif what == "daemon-reload" or (what, unit) == ("reset-failed", "nomad"):
 else:
     sys.exit(f"systemctl: no answer to {sys.argv[1:]}")
 """
+# What runs on this machine, as in the nodes of a test farm, is nothing of a test's node.
+ALONE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "--")
+# Ends what has no parent any more, as a system's first process.
+FIRST = "echo begun; while :; do sleep 3600 & wait; done"
 # What a distribution has of its own, processes, too; all else that a removal might touch is this machine's, and stays.
 INSIDE = (
     *("unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-e", "-c"),
@@ -66,6 +72,23 @@ INSIDE = (
     """,
     "sh",
 )
+
+
+@functools.cache
+def alone() -> tuple[str, ...]:
+    """Return what runs a command apart from all other processes, but with what such commands of these tests have left.
+
+    That is what shares their work (tests/simulator/quick), which begins anew where each is alone with ALONE.
+    """
+    if os.geteuid() != 0:
+        return ()
+    first = subprocess.Popen(
+        [*ALONE, "sh", "-c", FIRST], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True
+    )
+    atexit.register(first.kill)
+    assert first.stdout and first.stdout.readline() == b"begun\n"
+    children = Path(f"/proc/{first.pid}/task/{first.pid}/children").read_text(encoding="ascii").split()
+    return ("nsenter", "--target", children[0], "--pid", "--mount", "--")
 
 
 def plays(said: str) -> dict[str, list[str]]:

@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import http.server
 import json
 import os
 import re
 import shutil
 import subprocess
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,7 +25,7 @@ import yaml
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, trust_as_template
 from ansible_collections.gpufarm.core.tests.unit.playbooks import playbook_helper
-from ansible_collections.gpufarm.core.tests.unit.playbooks.playbook_helper import LOCAL
+from ansible_collections.gpufarm.core.tests.unit.playbooks.playbook_helper import ALONE, LOCAL
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import gate_helper
 
 from tests.simulator.windows import life, modules
@@ -38,8 +41,6 @@ RULE = f"gpufarm-wsl-{OWNER}"
 BELOW = {"ansible_connection": "gpufarm.core.wsl_windows"}
 
 
-# What runs on this machine, as in the nodes of a test farm, is nothing of this node's.
-ALONE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "--")
 # What the role itself says of them.
 OURS = {"node_maintenance_owner", "node_maintenance_change"}
 # The agents of these tests are asked by everybody.
@@ -49,6 +50,14 @@ SU = {"ansible_become_method": "ansible.builtin.su"}
 
 def words(text: str) -> str:
     return " ".join(text.split())
+
+
+@functools.cache
+def doubles_of(without: tuple[str, ...]) -> Path:
+    """Return the folder of collections with the doubles of Windows' modules, but for those of these collections."""
+    folder = Path(tempfile.mkdtemp(prefix="gpufarm-doubles-"))
+    atexit.register(shutil.rmtree, folder)
+    return modules.install(folder, without)
 
 
 class Lab:
@@ -62,7 +71,7 @@ class Lab:
         self.config.parent.mkdir(parents=True)
         self.playbook = "wsl_hosts.yml"
         self.without: tuple[str, ...] = ()
-        self.under = ALONE if os.geteuid() == 0 else ()
+        self.under = playbook_helper.alone()
         # Variables of the distributions that are nodes of the farm: of all, or of each.
         self.node: dict[str, Any] | None = None
         self.nodes: dict[str, dict[str, Any]] | None = None
@@ -71,7 +80,7 @@ class Lab:
     def run(
         self, *options: str, of_instances: Mapping[str, Any] | None = None, **variables: Any
     ) -> subprocess.CompletedProcess[str]:
-        doubles = modules.install(self.folder / "collections", self.without)
+        doubles = doubles_of(self.without)
         machine: dict[str, Any] = {
             "ansible_connection": "ssh",
             "windows_double": str(self.windows.folder),
