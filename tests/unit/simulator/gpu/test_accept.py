@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from ansible_collections.gpufarm.core.tests.unit.patience import wait_for
 from ansible_collections.gpufarm.core.tests.unit.playbooks import playbook_helper
+from ansible_collections.gpufarm.core.tests.unit.playbooks.playbook_helper import ALONE
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.gate_helper import Farm
 
 from tests.simulator.cache import ROOT
@@ -28,8 +29,6 @@ from tests.testinfra import printed
 from .conftest import Node
 
 MakeNode = Callable[[str], Node]
-# Without what else runs on this machine, as in the nodes of a test farm.
-ALONE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "--")
 # Kills the command and its group outright when a file is there, and tells by another what runs for ever.
 KILLED = """
 setsid "$@" &
