@@ -34,7 +34,8 @@ def value(name: str, **given: Any) -> Any:
     facts = role_helper.facts(given.pop("platform", "Debian: Debian 13.1"), kernel="6.12.57+deb13-amd64")
     facts.update(given.pop("facts", {}))
     known = {"ansible_facts": facts, "_common_is_wsl": False, "_common_host": role_helper.host()}
-    return role_helper.value(name, {**role_helper.variables("_common", "nvidia_driver"), **known, **given})
+    roles = role_helper.variables("_common", "nvidia_repository", "nvidia_driver")
+    return role_helper.value(name, {**roles, **known, **given})
 
 
 def tasks_of(name: str) -> Any:
@@ -443,7 +444,7 @@ def test_nvswitches_are_found_on_the_bus(devices: list[dict[str, Any]], found: b
     assert fabric_value("__nvidia_driver_has_fabric", *devices, _common_is_wsl=True) is False
     assert ("fabric" in fabric_value("__nvidia_driver_facts", *devices)) is found
     assert bool(fabric_value("__nvidia_driver_fabric_wanted", *devices)) is found
-    repository = fabric_value("__nvidia_driver_of_repository", *devices)
+    repository = fabric_value("__nvidia_driver_repository", *devices)
     assert ("nvidia-fabricmanager=580.*" in repository["packages"]) is found
 
 
@@ -848,7 +849,7 @@ def test_one_version_of_a_branch() -> None:
     given = {"nvidia_driver_version": "580.95.05", "_common_host": role_helper.host(pci_devices=[NVSWITCH])}
     driver = ["nvidia-driver-cuda=580.95.05-*", "nvidia-kernel-open-dkms=580.95.05-*"]
     assert value("__nvidia_driver_wanted", **given) == driver
-    asked = value("__nvidia_driver_of_repository", **given)["packages"]
+    asked = value("__nvidia_driver_repository", **given)["packages"]
     assert asked == ["nvidia-driver-pinning-580.95.05", *driver, "nvidia-fabricmanager=580.95.05-*"]
     for there in ("580.159.04", "580.95.05", "580.95.051"):
         given["_common_repository_packages_there"] = [f"installed nvidia-driver-cuda={there}-1"]

@@ -55,15 +55,16 @@ def test_a_distribution_is_added_in_one_file(roles: Path) -> None:
     def found(name: str) -> Any:
         return value(name, "Debian: Linux Sencha 7.2", kernel="6.12.1-sencha", folder=roles)
 
-    assert found("__nvidia_repository_cuda") == {
+    cuda = {
         "name": "nvidia-cuda",
         "url": "https://developer.download.nvidia.com/compute/cuda/repos/sencha7/x86_64",
         "key_url": "https://developer.download.nvidia.com/compute/cuda/repos/sencha7/x86_64/89ABCDEF.pub",
         "fingerprints": ["0123456789ABCDEF0123456789ABCDEF89ABCDEF"],
-        "packages": [],
         "obsolete": ["cuda-sencha7-x86_64.list", "cuda.list"],
     }
-    assert found("__nvidia_driver_of_repository") == {
+    assert found("__nvidia_repository_cuda") == {**cuda, "packages": []}
+    assert found("__nvidia_driver_repository") == {
+        **cuda,
         "packages": ["nvidia-driver-pinning-580", "sencha-open=580.*"],
         "others": ["nvidia-driver-pinning-*", "linux-headers-6.12.1-sencha"],
         "also": ["linux-headers-6.12.1-sencha"],
