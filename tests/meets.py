@@ -20,8 +20,8 @@ import coverage
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-# Of the tests of the GPU double one is a module's own.
-TESTS = ["tests/unit/plugins", "tests/unit/playbooks", "tests/unit/simulator/gpu/test_mig_module.py"]
+# With the GPU double are the tests of what needs a GPU.
+TESTS = ["tests/unit/plugins", "tests/unit/playbooks", "tests/unit/simulator/gpu"]
 # Python imports this in everything that a test starts; pytest tells each program the test's name.
 SITECUSTOMIZE = """
 import os, sys

@@ -23,6 +23,7 @@ import pytest
 from ansible_collections.gpufarm.core.plugins.module_utils import gpu_benchmark
 from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark import Card, Thresholds, judging, measuring
 from ansible_collections.gpufarm.core.tests.unit.patience import PATIENCE_S, wait_for
+from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.recorded import assert_recorded
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "gpu_benchmark"
 LINK = Card(pcie_generation=5, pcie_width=16, memory_total_mib=81559, slow_reasons=[])
@@ -67,6 +68,16 @@ class Recorder(measuring.Gpu):
     def fetch(self, address: int, size: int) -> bytes:
         self.call("fetch", address)
         return bytes(size)
+
+
+def test_kernels_as_recorded() -> None:
+    """Word for word what real H100 and H200 have run: the double does not know all that a driver refuses."""
+    capabilities = [(7, 5), (8, 0), (9, 0), (10, 0)]
+    kernels = {
+        "memory": measuring.memory_ptx(), "figures": measuring.figures_ptx(),
+        **{f"tensor {major}.{minor}": measuring.tensor_ptx((major, minor)) for major, minor in capabilities},
+    }  # fmt: skip
+    assert_recorded("gpu_benchmark", {name: text.splitlines() for name, text in kernels.items()})
 
 
 def test_real_cards_are_well() -> None:

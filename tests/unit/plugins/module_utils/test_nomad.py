@@ -658,9 +658,10 @@ def test_proxies_do_not_break_this_machine(agent: helper.Agent, monkeypatch: pyt
 
 @pytest.mark.parametrize(
     ("host", "loopback"),
-    [("127.0.0.1", True), ("127.8.8.8", True), ("localhost", True), ("::1", True), ("10.0.0.1", False), ("a.b", False)],
-)
-def test_loopback(host: str, loopback: bool) -> None:
+    [("127.0.0.1", True), ("127.8.8.8", True), ("localhost", True), ("::1", True), ("10.0.0.1", False), ("a.b", False),
+     ("", False), (None, False)],
+)  # fmt: skip
+def test_loopback(host: str | None, loopback: bool) -> None:
     assert nomad.is_loopback(host) is loopback
 
 

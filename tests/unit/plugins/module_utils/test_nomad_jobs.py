@@ -689,6 +689,16 @@ def test_what_cannot_be_judged_costs_its_own_gpu_alone(
     assert results[bad].allocation_id
 
 
+def test_where_nomad_does_not_tell_what_it_gave_nothing_is_proven(
+    nomad_server: FakeNomad, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which is not that somebody else has the GPU."""
+    answer = nomad_server.allocation
+    monkeypatch.setattr(nomad_server, "allocation", lambda name: (200, {**answer(name)[1], "AllocatedResources": None}))
+    results = proven(nomad_server).values()
+    assert {(result.code, result.found) for result in results} == {("wrong_gpu", "that Nomad assigned no GPU")}
+
+
 def test_what_a_log_says_that_is_half_there_is_not_judged(
     nomad_server: FakeNomad, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -419,7 +419,7 @@ def test_a_program_that_cannot_be_started_is_a_fact(tmp_path: Path, error: str, 
     run = Recorder({QUERY: Command((), None, error=error)})
     facts = collect(DEFAULT, run=run, root=str(tmp_path))
     assert facts["reason"] == reason
-    assert f"could not be started: {error}" in facts["message"]
+    assert f"could not be started: {error}. " in facts["message"]
 
 
 def test_no_program_is_a_fact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

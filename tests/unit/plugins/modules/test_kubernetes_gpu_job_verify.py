@@ -32,6 +32,7 @@ from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.nomad_jobs
     codes_in,
     lines_that_say,
 )
+from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.recorded import assert_recorded
 from ansible_collections.gpufarm.core.tests.unit.plugins.modules import program_helper
 from ansible_collections.gpufarm.core.tests.unit.plugins.modules import release_helper as helper
 from hypothesis import HealthCheck, given, settings
@@ -154,6 +155,17 @@ def test_the_default_pod_tolerates_the_taint_of_gpus() -> None:
     pod = podspec.pod_of("a", "run", Slot("n", GPU, 0), Settings(), seconds=10, gives_up_at=20)
     assert pod["spec"]["tolerations"] == [{"key": GPU, "operator": "Exists"}]
     assert "runtimeClassName" not in pod["spec"] and "priorityClassName" not in pod["spec"]
+
+
+def test_pods_as_recorded() -> None:
+    """By the cluster's own words they fit the pod standard `restricted`, which scenario kubernetes enforces."""
+    given = {"namespace": "gpu", "runtime_class": "nvidia", "priority_class": "low"}
+    computes = podspec.pod_of("b", "run", Slot("n", GPU, 0), Settings(level="quick", **given), seconds=9, gives_up_at=8)
+    computes["spec"]["containers"][0]["env"][1]["value"] = "the program"
+    assert_recorded(
+        "pods",
+        [podspec.pod_of("a", "run", Slot("n", GPU, 0), Settings(), seconds=10, gives_up_at=20), computes],
+    )
 
 
 # --- what computes ---------------------------------------------------------------------------

@@ -581,8 +581,9 @@ def test_mig_devices_without_uuid_are_not_taken_for_missing() -> None:
     smi = helper.facts(helper.MIG, 1, 1)
     node = helper.nomad_node("gpu01", helper.devices(smi))
     smi["gpus"][0]["mig_devices"][0]["uuid"] = None
-    found = helper.document(of(helper.answer("gpu01", helper.health(smi)), nomad=[node]))["nodes"][0]
-    assert found["problems"] == []
+    document = helper.document(of(helper.answer("gpu01", helper.health(smi)), nomad=[node]))
+    assert document["nodes"][0]["problems"] == []
+    assert "no UUID told" in helper.render(document)
 
 
 @pytest.mark.parametrize("gpus", [1, 2])
