@@ -24,7 +24,7 @@ from tests.simulator.preloaded import DRVFS, preloaded
 ROOT = Path(__file__).resolve().parents[3]
 NAMES = (
     "nomad_token|__nomad_token|__nomad_gate_token|__gpu_health_(connection|content)|__nomad_acl_tokens_to_keep"
-    "|__nomad_client_jwt|nomad_server_gossip_key|__nomad_server_gossip_text|_common_repository_login_text"
+    "|__nomad_client_jwt|nomad_server_gossip_key|__nomad_server_gossip_text|_common_repository_texts"
 )
 SECRETS = re.compile(rf"\b({NAMES})\b")
 # Their own options are no_log, which the unit tests of the modules see.

@@ -89,7 +89,8 @@ def test_who_is_taken_out_of_work(name: str, given: dict[str, Any], out: bool) -
         "__container_toolkit_ending": {"stdout_lines": given.get("ends", [])},
         **given,
     }
-    known["asked"] = trust_as_template("{{ " + task["when"] + " }}")
+    asked = [task["when"]] if isinstance(task["when"], str) else task["when"]
+    known["asked"] = trust_as_template("{{ (" + ") and (".join(asked) + ") }}")
     assert role_helper.value("asked", known) is out
 
 
