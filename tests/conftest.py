@@ -17,11 +17,12 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScheduling
 
-# What these tests start shares work; what a scenario starts has it from .config/molecule.
+# What these tests start shares work, but for `make mutants`, which changes the code from run to run; what a scenario starts
+# has it from .config/molecule.
 SIMULATOR = Path(__file__).with_name("simulator")
 os.environ.setdefault("ANSIBLE_CALLBACK_PLUGINS", str(SIMULATOR / "callbacks"))
 QUICK = str(SIMULATOR / "quick")
-if QUICK not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
+if "GPUFARM_PLAIN" not in os.environ and QUICK not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
     os.environ["PYTHONPATH"] = os.pathsep.join([QUICK, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 # A part of the test's id → why it may be left out.

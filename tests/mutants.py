@@ -221,7 +221,8 @@ def survives(mutant: Mutant, folder: Path, tests: list[str]) -> bool:
     chosen.write_text("\n".join(tests), encoding="utf-8")
     files = dict.fromkeys(test.partition("::")[0] for test in tests)
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "GPUFARM_CHOSEN": str(chosen)}
+    plain = {"PYTHONDONTWRITEBYTECODE": "1", "GPUFARM_PLAIN": "1"}
+    environment = {**os.environ, **plain, "GPUFARM_CHOSEN": str(chosen)}
     path.write_text(applied(mutant, original), encoding="utf-8")
     try:
         code = subprocess.run(
