@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScheduling
 
-# What these tests start shares work, but for `make mutants`, which changes the code from run to run; what a scenario starts
+# What these tests start shares work, but for `make mutants`, which changes code from run to run; what a scenario starts
 # has it from .config/molecule.
 SIMULATOR = Path(__file__).with_name("simulator")
 os.environ.setdefault("ANSIBLE_CALLBACK_PLUGINS", str(SIMULATOR / "callbacks"))

@@ -80,6 +80,49 @@ def test_kernels_as_recorded() -> None:
     assert_recorded("gpu_benchmark", {name: text.splitlines() for name, text in kernels.items()})
 
 
+def test_what_is_said_of_gpus_as_recorded() -> None:
+    def told(finding: Any) -> dict[str, Any]:
+        return {name: value for name, value in finding.__dict__.items() if value is not None}
+
+    slow = {name: value / 9 for name, value in real()["devices"][0]["figures"].items()}
+    sample = {"offset_bytes": 4096, "found": "0x00000000", "expected": "0xffffffff"}
+    wrong = {name: number for number, name in enumerate(real()["devices"][0]["wrong_results"])}
+    sick = {
+        "memory": device(memory={"errors": 3, "error_samples": [sample]}),
+        "memory, no sample": device(memory={"errors": 3}),
+        "results": device(wrong_results=wrong, soak={"errors": 2}),
+        "slow": device(figures=slow, sm_clock_mhz=600.0),
+        **{
+            f"{step} {code} {number}": {
+                **gpu_benchmark.empty_device("GPU-1"),
+                "error": {"step": step, "code": code, "cuda_error": number, "message": "m"},
+            }
+            for step in ("driver", "context", "compile", "memory")
+            for code, number in [
+                *((code, None) for code in judging.ERRORS),
+                *(("cuda", n) for n in (*judging.CUDA_STEPS, 1)),
+            ]
+        },
+    }
+    held = {**LINK.__dict__, "slow_reasons": ["hw_slowdown"]}
+    cards = {"slow": Card(**held), "memory": Card(**{**held, "ecc_uncorrected": 2, "xids": ["Xid 79", "Xid 63"]})}
+    least = Thresholds(host_min_percent=50)
+    judged = {
+        name: [told(each) for each in gpu_benchmark.judge_device(found, cards.get(name, LINK), least, "full")]
+        for name, found in sick.items()
+    }
+    pairs = [
+        {**real()["peers"][0], "errors": 4},
+        {**real()["peers"][1], "gb_per_s": 1.5, "way": "NV18", "limit_gb_per_s": 478.1, "percent": 0.3},
+        {**real()["peers"][1], "gb_per_s": 1.5, "way": "PIX", "limit_gb_per_s": 63.0, "percent": 2.4},
+    ]
+    error = {"step": "peers", "code": "timeout", "cuda_error": None, "message": "m"}
+    for limit, value in (("peer_min_percent", 50), ("peer_min_gb_per_s", 20)):
+        found = gpu_benchmark.judge_peers(pairs, error, Thresholds(**{limit: value}))
+        judged[limit] = [told(each) for each in found]
+    assert_recorded("gpu_benchmark-findings", judged)
+
+
 def test_real_cards_are_well() -> None:
     answer = real()
     for each in answer["devices"]:

@@ -433,8 +433,9 @@ def test_what_kubectl_says_as_recorded() -> None:
 
 
 def test_failures_without_words() -> None:
-    assert "cannot be run (No such file or directory)" in str(
-        failure(returncode=None, error="No such file or directory")
+    assert str(failure(returncode=None, error="No such file or directory")) == (
+        "kubectl cannot be run (No such file or directory). Expected: kubectl on the machine that runs this module. "
+        "Next step: install kubectl there, or set 'kubectl' to where it is."
     )
     slow = failure(returncode=None, timed_out=True, limit=45.0)
     assert "no answer of kubectl within 45 s" in str(slow) and slow.transient

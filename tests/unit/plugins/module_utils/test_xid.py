@@ -293,6 +293,7 @@ def test_falling_off_the_bus_without_a_number_is_xid_79(messages: list[str]) -> 
 def test_a_gpu_that_cannot_be_started() -> None:
     event = one("NVRM: GPU 0000:18:00.0: RmInitAdapter failed! (0x62:0x55:2477)")
     assert (event.code, event.pci_bus_id, event.text) == ("gpu_init_failed", "0000:18:00.0", "(0x62:0x55:2477)")
+    assert event.number == 0
     assert one("NVRM: RmInitAdapter failed! (0x26:0xffff:1227)").pci_bus_id is None
 
 

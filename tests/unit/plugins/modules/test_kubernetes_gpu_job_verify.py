@@ -663,6 +663,7 @@ def test_logs_that_cannot_be_read(
     cluster.answer = refuse
     result = run(capsys, cluster)
     assert verdicts(result) == [("failed", "log_unreadable")] * 4 and words in result["msg"]
+    assert "Expected: the log of the pod, as 'kubectl logs' shows it. Next step: " in result["msg"]
     all_end(cluster)
 
 

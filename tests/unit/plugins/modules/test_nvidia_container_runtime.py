@@ -70,7 +70,7 @@ class Host:
         if "--runtime=crio" in command:
             return 0, CRIO, ""
         copy, result = (Path(part) for part in command[8:10])
-        assert self.containerd.is_dir()
+        assert self.containerd.is_dir() and mode(self.containerd) == 0o755
         assert not (copy / nvidia_container_runtime.DROP_IN).exists()
         self.copied = (copy / "config.toml").read_text()
         assert texts.IMPORT not in self.copied

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import re
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,11 @@ def test_a_healthy_gpu(node: Path) -> None:
     assert (result["changed"], result["verdict"], result["reason"], result["problems"]) == (False, "ok", None, [])
     assert result["checks"]["kernel_log"] == "journal"
     assert result["nvidia_smi"]["gpus"][0]["ecc"]["mode"] == "Enabled"
+
+
+def test_options_that_cannot_be(node: Path) -> None:
+    result = run_module(node, severities={"nonsense": "ignore"})
+    assert result["failed"] and result["msg"].startswith(f"{platform.node()}: ") and "nonsense" in result["msg"]
 
 
 def test_a_sick_gpu_is_no_failure(node: Path) -> None:

@@ -247,7 +247,9 @@ def test_nearly_all_memory_and_a_soak(machine: Callable[[str], Machine]) -> None
     assert outcome["problems"] == []
     for gpu in outcome["gpus"]:
         assert gpu["memory"]["patterns"] == ["linear", "random", "walking"]
-        assert gpu["soak"]["rounds"] >= 1 and gpu["soak"]["errors"] == 0
+        assert gpu["soak"]["rounds"] >= 1 and gpu["soak"]["errors"] == 0 and gpu["soak"]["seconds"] == 0.1
+        assert gpu["soak"]["fp32_tflop_per_s_min"] > 1 and gpu["soak"]["sm_clock_mhz_min"] > 100
+        assert len(gpu["soak"]) == 5
 
 
 def test_the_start_tests_more_than_the_cache_holds(machine: Callable[[str], Machine]) -> None:
