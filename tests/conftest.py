@@ -20,9 +20,11 @@ from xdist.scheduler import LoadScheduling
 # What these tests start shares work, but for `make mutants`, which changes code from run to run; what a scenario starts
 # has it from .config/molecule.
 SIMULATOR = Path(__file__).with_name("simulator")
-os.environ.setdefault("ANSIBLE_CALLBACK_PLUGINS", str(SIMULATOR / "callbacks"))
 QUICK = str(SIMULATOR / "quick")
-if "GPUFARM_PLAIN" not in os.environ and QUICK not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
+PLAIN = "GPUFARM_PLAIN" in os.environ
+if not PLAIN:
+    os.environ.setdefault("ANSIBLE_CALLBACK_PLUGINS", str(SIMULATOR / "callbacks"))
+if not PLAIN and QUICK not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
     os.environ["PYTHONPATH"] = os.pathsep.join([QUICK, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 # A part of the test's id → why it may be left out.

@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 
 import yaml
+from ansible.template import trust_as_template
+from ansible_collections.gpufarm.core.tests.unit.roles import role_helper
 
 ROLES = Path(__file__).resolve().parents[3] / "roles"
 # Gathered by the collection's own modules.
@@ -29,3 +31,21 @@ def test_every_public_role_enters_preflight() -> None:
     }
     public = {path.name for path in ROLES.iterdir() if path.is_dir() and not path.name.startswith("_")}
     assert entered == public
+
+
+def test_what_kind_of_host_it_is_comes_after_the_refusal_and_is_known_anew_after_a_reboot() -> None:
+    """A refused host may be of an architecture for which nothing can be worked out."""
+    tasks = role_helper.tasks_of("_common/tasks/requirements.yml")
+    facts = tasks[-1]["ansible.builtin.set_fact"]
+    assert "ansible.builtin.assert" in tasks[-2]
+    known = {**role_helper.variables("_common"), "_common_host": role_helper.host()}
+    for kernel in ("6.1.0-49-amd64", "6.1.0-50-amd64"):
+        known["ansible_facts"] = role_helper.facts("Debian: Debian 12.13", kernel=kernel)
+        found = {
+            name: role_helper.value("asked", {**known, "asked": trust_as_template(text)})
+            for name, text in facts.items()
+        }
+        assert f"linux-headers-{kernel}" in found["_common_family"]["headers"]
+        assert found["_common_is_wsl"] is False and found["_common_platform"]["cuda"]["name"] == "debian12"
+        # As a later play has them.
+        known |= found
