@@ -29,7 +29,8 @@ ACCELERATORS = {
 KVM_PATIENCE = 60
 PATIENCE = 1800
 MEMORY = 4096
-PROCESSORS = 2
+# Without KVM a second one costs more than it does: what a package's installation does is one process after the other.
+PROCESSORS = 1
 
 
 @dataclass
