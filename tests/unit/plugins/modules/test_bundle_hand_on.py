@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import stat
 from pathlib import Path
 from typing import Any
@@ -122,3 +123,12 @@ def test_nothing_is_written_outside_of_its_folder(node: Node, path: str) -> None
     ):
         assert answer["failed"] and "is to be written, which is not below /var/lib/gpufarm/bundle." in answer["msg"]
         assert ". Next step: " in answer["msg"] and not node.root.exists()
+
+
+def test_where_it_cannot_be_written(node: Node) -> None:
+    node.root.write_text("no folder")
+    answer = node.ask(texts={"apt.conf": "one\n"})
+    assert answer["failed"] and answer["msg"].startswith(
+        f"{platform.node()}: /var/lib/gpufarm/bundle cannot be written ("
+    )
+    assert answer["msg"].endswith("Next step: check the free space there.") and node.root.read_text() == "no folder"
