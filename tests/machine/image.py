@@ -164,8 +164,8 @@ def furnish(root: Path, authority: Path, public_key: str) -> None:
     # User networking has the machine that runs this at 10.0.2.2, and its name server at 10.0.2.3.
     put(root, "/etc/hosts", f"127.0.0.1 localhost\n127.0.1.1 machine\n10.0.2.2 {HOST}\n")
     put(root, "/etc/resolv.conf", "nameserver 10.0.2.3\n")
-    # As Debian's installer writes it where it is asked for a targeted initramfs. Without KVM one of all drivers takes half
-    # an hour, for each of them is looked up by a process of its own; the first was made outside.
+    # As Debian's installer writes it where it is asked for a targeted initramfs. Without KVM one of all drivers takes
+    # half an hour, for each of them is looked up by a process of its own; the first was made outside.
     put(root, "/etc/initramfs-tools/conf.d/driver-policy", "MODULES=dep\n")
     put(root, "/etc/fstab", f"LABEL={LABEL} / ext4 errors=remount-ro 0 1\n")
     put(root, "/etc/systemd/network/wired.network", (GUEST / "wired.network").read_text(encoding="ascii"))
