@@ -35,6 +35,8 @@ PACKAGES = (
     "systemd,systemd-sysv,dbus,udev,kmod,procps,adduser,sudo,iproute2,pciutils,openssh-server,"
     "python3,python3-apt,ca-certificates,gpgv"
 )
+# Debian's modules get the name nvidia, and nouveau is kept out, where a part of the driver is there that programs take.
+DRIVER_PROGRAMS = "libcuda1"
 DRIVER, DRIVER_MODULES = "nvidia-open-kernel-dkms", "nvidia-current-open"
 ARCHIVES = f"/usr/share/{DRIVER_MODULES}-dkms"
 MODULES = """\

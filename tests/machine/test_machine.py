@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.machine import repository
-from tests.machine.image import ARCHIVES, DISTRIBUTIONS, DRIVER, DRIVER_MODULES, SUITE, modules
+from tests.machine.image import ARCHIVES, DISTRIBUTIONS, DRIVER, DRIVER_MODULES, DRIVER_PROGRAMS, SUITE, modules
 from tests.machine.qemu import PATIENCE, Machine, free_port, machine
 from tests.simulator.cache import ROOT
 
@@ -49,7 +49,7 @@ def driver(whole: Machine, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield {
             **variables,
             "nvidia_driver_branch": branch,
-            "nvidia_driver_packages": [DRIVER],
+            "nvidia_driver_packages": [DRIVER, DRIVER_PROGRAMS],
             "nvidia_driver_reboot_timeout": PATIENCE,
         }
 
