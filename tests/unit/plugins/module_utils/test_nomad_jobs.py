@@ -410,6 +410,8 @@ def test_the_telling_event_is_not_the_last_one() -> None:
     finished = helper.RECORDED["docker"]["allocations"][0]["TaskStates"]["see"]["Events"]
     assert obstacles.telling_event(finished) == "Exit Code: 0"
     assert obstacles.telling_event([]) is None
+    # One without words says nothing, whatever it is.
+    assert obstacles.telling_event([{"Type": "Driver Failure"}, {"Type": "Killing", "DisplayMessage": "x"}]) == "x"
 
 
 def test_the_end_of_a_task_hides_nothing() -> None:
