@@ -103,6 +103,15 @@ def test_records_are_frozen() -> None:
     assert {name for name, record in records.items() if not record.__dataclass_params__.frozen} == COLLECT
 
 
+def test_a_filter_has_the_name_of_its_file() -> None:
+    """By which Ansible finds it, and its documentation."""
+    names = [path.stem for path in sorted((PLUGINS / "filter").glob("*.py"))]
+    for name in names:
+        module = importlib.import_module(f"ansible_collections.gpufarm.core.plugins.filter.{name}")
+        assert module.FilterModule().filters() == {name: getattr(module, name)}
+    assert names
+
+
 def test_numbers_as_recorded() -> None:
     """Every limit, wait and default: one that changes is meant to."""
     numbers: dict[str, Any] = {}
