@@ -523,6 +523,7 @@ NOT_DIVIDED = (
          "task_failed", "log of the device plugin's pod"),
         (Fate(farm.ended("StartError", 128, "nvidia-container-cli: x", started=False)), "task_failed", "container-cli"),
         (Fate(farm.ended("OOMKilled", 137), log="GPU 0"), "task_failed", "OOMKilled"),
+        (Fate(farm.ended("OOMKilled", 137)), "task_failed", "OOMKilled"),
         (Fate(farm.ended("Error", 1), log=""), "task_failed", "its log ends before nvidia-smi has"),
         (Fate(farm.ended("Error", 1)), "log_unreadable", "waiting to start"),
         (Fate(farm.unplaced("0/2 nodes are available: 1 node(s) had untolerated taint {a: b}")),
