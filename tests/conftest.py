@@ -21,11 +21,10 @@ from xdist.scheduler import LoadScheduling
 # has it from .config/molecule.
 SIMULATOR = Path(__file__).with_name("simulator")
 QUICK = str(SIMULATOR / "quick")
-PLAIN = "GPUFARM_PLAIN" in os.environ
-if not PLAIN:
+if "GPUFARM_PLAIN" not in os.environ:
     os.environ.setdefault("ANSIBLE_CALLBACK_PLUGINS", str(SIMULATOR / "callbacks"))
-if not PLAIN and QUICK not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
-    os.environ["PYTHONPATH"] = os.pathsep.join([QUICK, *filter(None, [os.environ.get("PYTHONPATH")])])
+    if QUICK not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
+        os.environ["PYTHONPATH"] = os.pathsep.join([QUICK, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 # A part of the test's id → why it may be left out.
 EXPECTED = {

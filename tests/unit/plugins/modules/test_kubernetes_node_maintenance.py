@@ -105,6 +105,7 @@ def test_an_empty_node_is_taken_out_and_put_back(host: Host) -> None:
     again = host.out(change="a reboot")
     assert (again["changed"], again["action"], again["maintenance"]) == (False, "none", CHANGE)
     assert again["message"] == "already out for another driver"
+    assert host.cordoned and len(host.cluster.paths("PATCH")) == 1
     # Somebody has uncordoned it since.
     del host.object["spec"]["unschedulable"]
     assert host.out(change="a reboot")["changed"] and host.cordoned
