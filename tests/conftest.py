@@ -8,14 +8,18 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import time
 import zlib
-from collections.abc import Container
+from collections.abc import Container, Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 from xdist.scheduler import LoadScheduling
+
+from tests.simulator.cache import cache_dir
 
 # What these tests start shares work, but for `make mutants`, which changes code from run to run; what a scenario starts
 # has it from .config/molecule.
@@ -180,15 +184,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: place[item.nodeid])
 
 
-RUNNING: set[str] = set()
+RUNNING: dict[str, float] = {}
+SAID_LAST = 5
 
 
 def pytest_runtest_logstart(nodeid: str) -> None:
-    RUNNING.add(nodeid)
+    RUNNING[nodeid] = time.monotonic()
 
 
 def pytest_runtest_logfinish(nodeid: str) -> None:
-    RUNNING.discard(nodeid)
+    RUNNING.pop(nodeid, None)
+
+
+def not_ended() -> Iterator[str]:
+    """Yield what still runs at an interrupt, since when, and what Molecule said last where that is a scenario."""
+    for test, began in sorted(RUNNING.items()):
+        yield f"not ended: {test} after {time.monotonic() - began:.0f} s"
+        scenario = re.search(r"test_scenario\[(\w+)\]", test)
+        log = cache_dir() / f"farms/gpufarm-{scenario[1]}/logs/molecule-test.log" if scenario else Path(os.devnull)
+        with suppress(OSError):
+            yield from log.read_text(encoding="utf-8", errors="replace").splitlines()[-SAID_LAST:]
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -197,11 +212,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
+# The last of all: of a long output, only the end may be kept.
+@pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     reasons, unexpected = left_out(terminalreporter)
     # After an interrupt: one that hangs is among these.
-    for test in sorted(RUNNING):
-        terminalreporter.line(f"not ended: {test}", red=True)
+    for line in not_ended():
+        terminalreporter.line(line, red=True)
     # What `make test` has run before with the other generation of Python.
     for line in os.environ.get("GPUFARM_LEFT_OUT", "").splitlines():
         terminalreporter.line(line)

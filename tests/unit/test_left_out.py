@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
@@ -134,10 +136,27 @@ def pytest_runtest_logstart(nodeid):
 def test_an_interrupt_tells_what_did_not_end(tmp_path: Path, options: tuple[str, ...]) -> None:
     (tmp_path / "test_other.py").write_text(HANGS, encoding="utf-8")
     (tmp_path / "conftest.py").write_text(INTERRUPTED, encoding="utf-8")
-    returned, output = run(tmp_path, "nobody_knows", "true", *options, "-k", "that")
+    returned, output = run(tmp_path, "nobody_knows", "true", *options, "--durations", "1", "-k", "that")
     assert returned, output
-    assert "not ended: test_other.py::test_that_hangs" in output
+    # The end of a long output is what is kept.
+    assert "not ended: test_other.py::test_that_hangs after" in output.rpartition("slowest durations")[2]
     assert "not ended: test_other.py::test_that_ends" not in output
+
+
+def test_a_scenario_that_did_not_end_is_told_with_its_last_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "farms/gpufarm-farm/logs/molecule-test.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("".join(f"line {number}\n" for number in range(9)), encoding="utf-8")
+    monkeypatch.setenv("GPUFARM_CACHE", str(tmp_path))
+    monkeypatch.setattr(
+        conftest, "RUNNING", {f"test_scenario[{name}]": time.monotonic() - 60 for name in ("farm", "x")}
+    )
+    farm, *lines, other = conftest.not_ended()
+    assert re.fullmatch(r"not ended: test_scenario\[farm\] after \d{2,} s", farm)
+    assert lines == ["line 4", "line 5", "line 6", "line 7", "line 8"]
+    assert other.startswith("not ended: test_scenario[x] after")
 
 
 def test_a_failure_stays_a_failure(tmp_path: Path) -> None:
