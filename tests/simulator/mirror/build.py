@@ -43,9 +43,9 @@ GO_SETTINGS = ("GOPROXY", "GOSUMDB", "GONOSUMDB", "GONOPROXY", "GOPRIVATE", "GOI
 PROXY_SETTINGS = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 CA_SETTINGS = ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE")
 
-# What debuggers read is left out by -s -w anyway, and without inlining there is a third less to compile. Memory is not
-# what these builds lack.
-COMPILER = "-dwarf=false -l"
+# What debuggers read is left out by -s -w anyway. Memory is not what these builds lack. Without inlining there would be a
+# little less to compile, but an idle agent of Nomad needs almost twice the time, and twenty of them run for an hour.
+COMPILER = "-dwarf=false"
 GARBAGE = "400"
 
 TOOLKIT = "github.com/NVIDIA/nvidia-container-toolkit"
@@ -67,9 +67,12 @@ class Product:
     # Files of the module's own source that are laid out too: name of the copy, path in the module.
     module: str = ""
     keep: Mapping[str, str] = field(default_factory=dict)
+    # Folders beside its own that its go.mod names.
+    also: tuple[str, ...] = ()
 
     def inputs(self) -> list[Path | str]:
-        return [GO / self.folder, TOOLCHAIN, BUILDER_SUITE, BUILDER_PACKAGES, COMPILER, repr(self)]
+        folders = [GO / folder for folder in (self.folder, *self.also)]
+        return [*folders, TOOLCHAIN, BUILDER_SUITE, BUILDER_PACKAGES, COMPILER, repr(self)]
 
 
 def pinned(folder: str, module: str) -> str:
@@ -94,6 +97,7 @@ def nomad_of(folder: str) -> Product:
         arguments=("-tags=ui,codegen_generated,release,hashicorpmetrics",),
         module=module,
         keep={"LICENSE.txt": "LICENSE"},
+        also=("go-discover",),
     )
 
 
@@ -374,6 +378,7 @@ def _compile(what: Product, go: Path, folder: Path) -> None:
         f'mkdir -p "$(dirname /out/{copy})" && cp -R "$source/{path}" /out/{copy}' for copy, path in what.keep.items()
     )
     script = f"""
+        cd {what.folder}
         go version
         go build -mod=readonly -modcacherw -buildvcs=false -trimpath {" ".join(what.arguments)} \
             -gcflags={shlex.quote(f"all={COMPILER}")} -ldflags {shlex.quote(what.ldflags)} \
@@ -387,7 +392,7 @@ def _compile(what: Product, go: Path, folder: Path) -> None:
         script,
         {
             go: "/usr/local/go:ro",
-            GO / what.folder: "/src:ro",
+            GO: "/src:ro",
             folder: "/out",
             caches["mod"]: "/go/mod",
             caches["build"]: "/go/build",
