@@ -43,8 +43,8 @@ GO_SETTINGS = ("GOPROXY", "GOSUMDB", "GONOSUMDB", "GONOPROXY", "GOPRIVATE", "GOI
 PROXY_SETTINGS = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 CA_SETTINGS = ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE")
 
-# What debuggers read is left out by -s -w anyway. Memory is not what these builds lack. Without inlining there would be a
-# little less to compile, but an idle agent of Nomad needs almost twice the time, and twenty of them run for an hour.
+# What debuggers read is left out by -s -w anyway. Memory is not what these builds lack. Without inlining there would be
+# a little less to compile, but an idle agent of Nomad needs almost twice the time, and twenty of them run for an hour.
 COMPILER = "-dwarf=false"
 GARBAGE = "400"
 
