@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import yaml
 from ansible.template import trust_as_template
+from ansible_collections.gpufarm.core.tests.unit.playbooks import playbook_helper
 from ansible_collections.gpufarm.core.tests.unit.roles import role_helper
 
 ROLES = Path(__file__).resolve().parents[3] / "roles"
@@ -49,3 +51,20 @@ def test_what_kind_of_host_it_is_comes_after_the_refusal_and_is_known_anew_after
         assert found["_common_is_wsl"] is False and found["_common_platform"]["cuda"]["name"] == "debian12"
         # As a later play has them.
         known |= found
+
+
+def test_a_look_at_a_host_asks_nothing_of_what_is_known_of_another(tmp_path: Path) -> None:
+    """Ansible sets what one host finds for all of its play where a role is entered with run_once."""
+    other = {"_common_is_wsl": True, "_common_family": {}, "_common_platform": {}}
+    enter = {"name": "gpufarm.core._common", "tasks_from": "preflight.yml"}
+    play = {
+        "hosts": "all", "gather_facts": False,
+        "tasks": [{"ansible.builtin.set_fact": other}, {"ansible.builtin.include_role": enter}],
+    }  # fmt: skip
+    (tmp_path / "play.json").write_text(json.dumps([play]), encoding="utf-8")
+    ran = playbook_helper.run_playbook(
+        tmp_path, {"all": {"hosts": {"gpu1": playbook_helper.LOCAL}}}, str(tmp_path / "play.json")
+    )
+    # Where systemd does not run, what is said of that is another thing on WSL.
+    assert ran.returncode == 0 or "systemd does not run here. Expected: " in ran.stdout, ran.stdout
+    assert "wsl_terminate" not in ran.stdout
