@@ -1,5 +1,5 @@
 // Package discover stands in for the module by which Nomad asks a cloud for its servers: no cloud is asked here, and the
-// clients of nine of them are a third of all that is compiled for Nomad.
+// clients of clouds are a third of all that is compiled for Nomad.
 package discover
 
 import (

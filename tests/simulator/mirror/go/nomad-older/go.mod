@@ -102,7 +102,9 @@ require (
 
 // As in Nomad's own go.mod: replace directives of a dependency do not reach the main module.
 replace (
-	github.com/hashicorp/go-discover => ../go-discover
 	github.com/Microsoft/go-winio => github.com/endocrimes/go-winio v0.4.13-0.20190628114223-fb47a8b41948
 	github.com/hashicorp/hcl => github.com/hashicorp/hcl v1.0.1-nomad-1
 )
+
+// Ours, not Nomad's: without the clients of clouds.
+replace github.com/hashicorp/go-discover => ../go-discover
