@@ -20,6 +20,8 @@ import coverage
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+# The tests of what holds for every file of plugins/.
+OF_ALL = "tests/unit/plugins/test_plugins.py::"
 # With the GPU double are the tests of what needs a GPU.
 TESTS = ["tests/unit/plugins", "tests/unit/playbooks", "tests/unit/roles", "tests/unit/simulator/gpu"]
 # Python imports this in everything that a test starts; pytest tells each program the test's name.
@@ -88,6 +90,7 @@ class Meetings:
             # Every test may notice that runs anything of the file, and those that compare its tables with records.
             recorded = {test for test in self.seconds if "recorded" in test.rpartition("::")[2]}
             running = recorded.union(*here.values())
+        running = running | {test for test in self.seconds if test.startswith(OF_ALL)}
         return [*self._quick_first(running), *self._quick_first(self.opened.get(path, set()) - running)]
 
     def _quick_first(self, tests: set[str]) -> list[str]:
@@ -121,6 +124,8 @@ class Recorder:
         self.coverage = coverage.Coverage(
             data_file=f"{folder}/lines", data_suffix=True, include=[f"{ROOT}/plugins/*"], messages=False
         )
+        # A GPU is measured in a process of its own, which the test's process forks and which ends without its leave.
+        self.coverage.set_option("run:patch", ["_exit"])
         self.coverage.start()
 
     @pytest.hookimpl(wrapper=True)

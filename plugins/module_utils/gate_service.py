@@ -118,7 +118,7 @@ def run(
     last: Mapping[str, Any],
     probe: Callable[[Any], dict[str, Any]] = health.probe,
     *,
-    alone: bool = True,
+    alone: bool,
 ) -> dict[str, Any]:
     """Probe, check, compare, gate; a node that the probe calls sick is closed before anything is checked. The status
     tells of a Nomad that could not be asked; ValueError is one of the options. C(last) is the last status.

@@ -49,8 +49,9 @@ for device, uuid in enumerate(uuids):
     cuda.cuDeviceGetUuid_v2(uuid, device)
 print(code, *(bytes(uuid).hex()[:4] for uuid in uuids))
 """
-# The moment, and the machine's own, such as the errors that its memory has met.
-ERRORS = re.compile(r"^( +[SD]RAM [^:]+: )[0-9]+$", re.MULTILINE)
+# The machine's own: the errors that its memory has met, and which issue of the board it is.
+OWN = re.compile(r"^( +[SD]RAM [^:]+: | +Board Part Number +: [0-9A-Z-]+-)[0-9]+$", re.MULTILINE)
+# The moment's.
 OTHERWISE = ("nvidia-smi dmon", "nvidia-smi pmon", "nvidia-smi -q -d MEMORY,UTILIZATION", "ls ", "cat ", "uname ")
 
 
@@ -75,7 +76,7 @@ def differences(library: Path, uuids: tuple[str, str]) -> list[str]:
                 at = words.index("-c") + 1
                 words[at:] = [" ".join(words[at:])]
             done = run(words, **environment)
-            wanted, answer = (ERRORS.sub(r"\1?", text) for text in recorded.answer_of(call, uuids, done.stdout))
+            wanted, answer = (OWN.sub(r"\1?", text) for text in recorded.answer_of(call, uuids, done.stdout))
             if (answer, done.stderr, done.returncode) != (wanted, call.stderr, call.returncode):
                 lines = difflib.unified_diff(wanted.splitlines(), answer.splitlines(), lineterm="", n=0)
                 codes = f"exit code {done.returncode}, recorded {call.returncode}"

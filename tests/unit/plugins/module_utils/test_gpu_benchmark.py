@@ -240,8 +240,9 @@ def test_the_clock_is_that_of_the_best_try() -> None:
             super().fetch(address, size)
             return struct.pack("<I4xQQ", 0, 16_000_000, getattr(self, "nanoseconds", 1)).ljust(size, b"\0")[:size]
 
-    told = measuring._arithmetic(Clocked(), lambda _out, _rounds: None, float, 0.0, 1)
+    told = measuring._arithmetic(Clocked(), lambda _out, _rounds: None, lambda rounds: rounds * 1e12, 0.0, 1)
     assert told["clock_mhz"] == pytest.approx(2000.0)
+    assert (told["tflop_per_s"], told["tflop_per_s_min"]) == (pytest.approx(125.0), pytest.approx(50.0))
 
 
 def test_no_block_waits_for_another() -> None:

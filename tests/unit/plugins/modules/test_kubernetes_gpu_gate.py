@@ -62,6 +62,9 @@ def test_a_sick_node_is_cordoned_and_comes_back(cluster: farm.Cluster, capsys: p
     result = run(capsys, cluster, SICK)
     assert (action(result), result["changed"], cordoned(cluster)) == ("close", True, True)
     assert result["nodes"][0]["eligible"] is False
+    heading, row = result["table"].splitlines()
+    assert heading.split() == ["NODE", "STATUS", "ELIGIBLE", "ACTION", "WHY"]
+    assert row.split()[:4] == ["node00000", "ready", "no", "close"] and "xid_79 on 0000:3B:00.0" in row
     assert (mark(cluster), mark(cluster, "-reason")) == ("closed", "xid_79 on 0000:3B:00.0")
     assert mark(cluster, "-closed-by") == "farm" and mark(cluster, "-since")
     # One change, so that marks and cordon never part.

@@ -1042,6 +1042,13 @@ def test_whatever_a_pod_tells(one: Any, two: Any, log: str) -> None:
     judging.failed_pod(log)
 
 
+@pytest.mark.parametrize("words", [{"message": "0/1 nodes: no GPU"}, {}])
+def test_a_scheduler_without_words_has_a_reason(words: dict[str, str]) -> None:
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", **words}
+    state = judging.read_state({"status": {"phase": "Pending", "conditions": [condition]}})
+    assert state.unscheduled == words.get("message", "Unschedulable")
+
+
 def test_returned_keys_are_the_documented_ones(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     documented = yaml.safe_load(kubernetes_gpu_job_verify.RETURN)
     result = run(capsys, cluster, nodes=["node00000", "lost"])

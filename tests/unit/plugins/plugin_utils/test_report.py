@@ -553,6 +553,17 @@ def test_gpu_that_nomad_lost_is_a_warning_at_that_gpu() -> None:
     assert message.startswith("Node gpu01: found") and "Expected: " in message and "Next step: " in message
 
 
+def test_a_sick_gpu_that_nomad_lost_is_told_by_both() -> None:
+    smi = helper.facts(helper.H100, 1, 2)
+    node = helper.nomad_node("gpu01", helper.devices(smi)[:1])
+    answer = helper.answer("gpu01", helper.health(smi, [helper.problem(smi["gpus"][1])]))
+    (found,) = helper.document(of(answer, nomad=[node]))["nodes"]
+    assert [(problem["code"], problem["uuid"]) for problem in found["problems"]] == [
+        ("xid_79", helper.uuid_of(1, 1)),
+        ("gpu_missing", helper.uuid_of(1, 1)),
+    ]
+
+
 def test_stale_driver_in_nomad_is_a_warning() -> None:
     node = with_nomad(lambda node: [gpu.update(driver_version="570.1") for gpu in node["gpus"]])
     assert [problem["code"] for problem in node["problems"]] == ["driver_version_stale"]

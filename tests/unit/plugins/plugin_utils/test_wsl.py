@@ -568,6 +568,12 @@ def test_a_command_that_is_too_long_is_refused() -> None:
         wsl.command(wsl.Host("a"), wsl.Question(exclude=("x" * 500,)))
 
 
+def test_the_longest_command_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = wsl.command(wsl.Host("a"), wsl.Question())
+    monkeypatch.setattr(wsl, "LONGEST_COMMAND", len(command))
+    assert wsl.command(wsl.Host("a"), wsl.Question()) == command
+
+
 NO_ANSWER = (
     "Expected: a line that begins with gpufarm-wsl. Next step: run `powershell.exe -NoProfile -Command 1` there."
 )
