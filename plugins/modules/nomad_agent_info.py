@@ -318,9 +318,16 @@ def ask_leader(client: nomad.Client, answers: Answers, query: Mapping[str, str] 
 def ask_self(client: nomad.Client, answers: Answers) -> Any:
     answers.told_itself = True
     own = client.call("GET", "/v1/agent/self")
-    told = inner(inner(own, "config"), "Version").get("Version")
-    answers.version = str(clean_all(told)) if told else None
+    answers.version = version_of(inner(inner(own, "config"), "Version"))
     return own
+
+
+def version_of(told: Mapping[str, Any]) -> str | None:
+    """As Nomad writes it in one: C(1.11.3), C(1.12.0-beta.1), C(1.11.3+ent)."""
+    if not told.get("Version"):
+        return None
+    parts = (("", "Version"), ("-", "VersionPrerelease"), ("+", "VersionMetadata"))
+    return str(clean_all("".join(f"{mark}{told[key]}" for mark, key in parts if told.get(key))))
 
 
 def ask_members(client: nomad.Client, answers: Answers) -> None:

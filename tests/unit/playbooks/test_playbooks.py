@@ -62,6 +62,15 @@ def test_a_cluster_without_nodes_is_no_success(tmp_path: Path) -> None:
     ) in words(result.stdout + result.stderr)
 
 
+def test_hosts_that_go_by_themselves_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one of them finds for all would be found by each."""
+    monkeypatch.setenv("ANSIBLE_STRATEGY", "ansible.builtin.free")
+    hosts = inventory(gpu_nodes=["node"], nomad_servers=["control"])
+    result = playbook_helper.run_playbook(tmp_path, hosts, "health.yml")
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert "Found the strategy ansible.builtin.free in Ansible's configuration." in words(result.stdout + result.stderr)
+
+
 def test_no_windows_machine_is_no_success_where_it_is_they_that_are_asked_for(tmp_path: Path) -> None:
     hosts = inventory(gpu_nodes=["node"], nomad_servers=["control"], wsl_host=["gaming-pc"])
     result = playbook_helper.run_playbook(tmp_path, hosts, "wsl_hosts.yml")

@@ -524,6 +524,21 @@ def test_servers_are_those_of_the_region(host: str, hosts: dict[str, Any], serve
     assert valued("__nomad_is_server", **given) is (host in servers)
 
 
+@pytest.mark.parametrize(
+    ("hosts", "bind", "address"),
+    [
+        ({"s": {}, "gpu1": {"nomad_bind_addr": "192.0.2.21"}}, "192.0.2.21", "127.0.0.1"),
+        ({"s": {"nomad_bind_addr": "192.0.2.1"}, "gpu1": {}}, "0.0.0.0", "192.0.2.1"),
+        # A play names it for all of its hosts.
+        ({"s": {}, "gpu1": {}}, "192.0.2.1", "192.0.2.1"),
+    ],
+)
+def test_a_server_is_asked_where_it_listens(hosts: dict[str, Any], bind: str, address: str) -> None:
+    given = {"nomad_bind_addr": bind, "hostvars": hosts, "groups": {"nomad_servers": ["s"]}, "nomad_tls": "off"}
+    (speaker,) = valued("__nomad_speakers", **given)
+    assert (speaker["host"], speaker["api"]["address"]) == ("s", f"http://{address}:4646")
+
+
 def region_server(host: str, tmp_path: Path, **given: Any) -> dict[str, Any]:
     return {
         "inventory_hostname": host, "hostvars": REGIONS, "groups": {"nomad_servers": list(REGIONS)},

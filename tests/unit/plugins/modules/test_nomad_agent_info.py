@@ -843,6 +843,22 @@ def test_the_version_that_runs(server: Server, capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize(
+    ("more", "version"),
+    [
+        ({"VersionPrerelease": "", "VersionMetadata": ""}, "1.11.3"),
+        ({"VersionPrerelease": "beta.1", "VersionMetadata": ""}, "1.11.3-beta.1"),
+        ({"VersionPrerelease": "", "VersionMetadata": "ent"}, "1.11.3+ent"),
+        ({"VersionPrerelease": "rc.1", "VersionMetadata": "ent"}, "1.11.3-rc.1+ent"),
+    ],
+)
+def test_a_version_has_more_than_numbers(
+    server: Server, capsys: pytest.CaptureFixture[str], more: dict[str, str], version: str
+) -> None:
+    server.answers[SELF] = [(200, {"config": {"Version": {"Version": "1.11.3", **more}}})]
+    assert run(server, capsys)["version"] == version
+
+
+@pytest.mark.parametrize(
     "answer", [(403, "Permission denied"), (200, {}), (200, {"config": {"Version": {"Version": ""}}}), (200, [1])]
 )
 def test_a_version_that_is_not_told(
