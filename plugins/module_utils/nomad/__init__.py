@@ -16,7 +16,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.nomad.client import (
     Client,
     Connection,
     NomadError,
-    is_loopback,
+    is_own,
     name_filter,
     skips_verification,
 )

@@ -12,6 +12,7 @@ import http.client
 import ipaddress
 import json
 import re
+import socket
 import ssl
 import time
 import urllib.error
@@ -92,16 +93,22 @@ def skips_verification(value: str) -> bool:
     return value in ("1", "t", "T", "true", "TRUE", "True")
 
 
-def is_loopback(host: str | None) -> bool:
-    """Whether a host is this machine, which no proxy can reach for us."""
-    if not host:
-        return False
-    if host.lower() == "localhost":
-        return True
+def is_own(host: str | None) -> bool:
+    """Whether a host is this machine, which no proxy has to reach for us: any address is that it can listen at."""
+    if not host or host.lower() == "localhost":
+        return bool(host)
     try:
-        return ipaddress.ip_address(host).is_loopback
+        address = ipaddress.ip_address(host)
     except ValueError:
         return False
+    if address.is_loopback:
+        return True
+    try:
+        with socket.socket(socket.AF_INET if address.version == 4 else socket.AF_INET6, socket.SOCK_DGRAM) as probe:
+            probe.bind((host, 0))
+    except OSError:
+        return False
+    return True
 
 
 def _parts(address: str) -> urllib.parse.SplitResult | None:
@@ -154,7 +161,7 @@ class Nodes:
 class Client:
     """Asks one Nomad agent; what ends with one of the HTTP statuses C(repeat) is asked again.
 
-    Nomad's own CLI never sends requests to this machine through a proxy either; C(direct) is for its other addresses.
+    No request to this machine goes through a proxy; with C(direct) none does, whatever the agent is called.
     """
 
     def __init__(self, connection: Connection, repeat: Collection[int] = retry.STATUS, *, direct: bool = False) -> None:
@@ -188,7 +195,7 @@ class Client:
             tls = self._tls()
             name = connection.tls_server_name
             handlers.append(_NamedHandler(tls, name) if name else urllib.request.HTTPSHandler(context=tls))
-        handlers.append(urllib.request.ProxyHandler({} if direct or is_loopback(parts.hostname) else None))
+        handlers.append(urllib.request.ProxyHandler({} if direct or is_own(parts.hostname) else None))
         self._opener = urllib.request.build_opener(*handlers)
 
     def _tls(self) -> ssl.SSLContext:

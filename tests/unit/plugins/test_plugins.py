@@ -46,6 +46,7 @@ ENDED_OTHERWISE = {
     "connection/wsl_windows.py put_file process.communicate": "a file takes as long as it takes",
     "module_utils/commands.py start subprocess.Popen": "run_commands and lines_of end it in time",
     "module_utils/container_engines/cri.py call socket.socket": "each step of the call sets what is left of its time",
+    "module_utils/nomad/client.py is_own socket.socket": "it only takes an address, and asks nobody",
     "modules/bundle_collect.py as_signed self.module.run_command": "it unpacks a file of this host",
     "modules/bundle_collect.py prefer self.module.run_command": "it unpacks a file of this host",
     "modules/bundle_collect.py run self.module.run_command": "apt leaves a server that is silent by itself",

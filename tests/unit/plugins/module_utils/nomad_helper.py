@@ -37,7 +37,7 @@ MODEL = "NVIDIA H100 80GB HBM3"
 def stand_behind_a_proxy(monkeypatch: Any) -> None:
     """Have a proxy for all that is not asked directly, even on this machine, where nobody answers."""
     client = "ansible_collections.gpufarm.core.plugins.module_utils.nomad.client"
-    monkeypatch.setattr(f"{client}.is_loopback", lambda _host: False)
+    monkeypatch.setattr(f"{client}.is_own", lambda _host: False)
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     for name in ("no_proxy", "NO_PROXY"):

@@ -657,12 +657,14 @@ def test_proxies_do_not_break_this_machine(agent: helper.Agent, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("host", "loopback"),
-    [("127.0.0.1", True), ("127.8.8.8", True), ("localhost", True), ("::1", True), ("10.0.0.1", False), ("a.b", False),
-     ("", False), (None, False)],
+    ("host", "own"),
+    [("127.0.0.1", True), ("127.8.8.8", True), ("localhost", True), ("::1", True), ("192.0.2.1", False), ("a.b", False),
+     ("", False), (None, False),
+     # Of no interface, but one to listen at.
+     ("0.0.0.0", True)],
 )  # fmt: skip
-def test_loopback(host: str | None, loopback: bool) -> None:
-    assert nomad.is_loopback(host) is loopback
+def test_what_is_this_machine(host: str | None, own: bool) -> None:
+    assert nomad.is_own(host) is own
 
 
 def test_filter_of_names() -> None:
