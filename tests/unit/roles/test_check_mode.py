@@ -115,3 +115,70 @@ def test_what_came_for_packages_of_dnf_goes_with_them_and_nothing_else(tmp_path:
         assert removed == (
             [] if mode else ["--assumeyes --setopt=clean_requirements_on_remove=True remove nvidia-open"]
         )
+
+
+NVIDIAS, OTHERS = "610C7B14E068A878070DA4E99CD0A493D42D0685", "C95B321B61E88C1809C4F759DDCAE044F796ECB0"
+# Another key, as RHEL 10.1 has one that gpg cannot read.
+UNREAD = "fd431d51\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "pinned", "trusted"),
+    [
+        ("package gpg-pubkey is not installed\n", [NVIDIAS], False),
+        (f"{UNREAD}f796ecb0\n", [NVIDIAS], False),
+        # As rpm 4 names keys, and rpm 6.
+        (f"{UNREAD}d42d0685\n", [NVIDIAS], True),
+        (f"{UNREAD}{NVIDIAS.lower()}\n", [NVIDIAS], True),
+        (f"{NVIDIAS[:8].lower()}\n", [NVIDIAS], False),
+        ("d42d0685\n", [NVIDIAS, OTHERS], False),
+        ("d42d0685\nf796ecb0\n", [NVIDIAS, OTHERS], True),
+    ],
+)
+def test_a_key_that_rpm_trusts(said: str, pinned: list[str], trusted: bool) -> None:
+    given = {"_common_repository_key": {"fingerprints": pinned}, "_common_repository_trusted": {"stdout": said}}
+    known = role_helper.variables("_common")
+    assert role_helper.value("_common_repository_key_trusted", {**known, **given}) is trusted
+
+
+RPM = """#!/bin/sh
+printf '%s\\n' "$*" >>{folder}/asked
+[ "$1 $2 $3 $4" != "--query gpg-pubkey --queryformat %{version}\\\\n" ] || printf 'fd431d51\\nd42d0685\\n'
+"""
+
+
+def test_a_key_is_trusted_once(tmp_path: Path) -> None:
+    """And again where its file has changed: it may be the same key, prolonged."""
+    tasks = role_helper.tasks_of("_common/tasks/dnf_repository.yml")
+    hosts = {
+        name: {
+            "_common_repository_key": {"fingerprints": [key], "changed": changed},
+            "common_repository": {"name": name},
+        }
+        for name, key, changed in (("new", OTHERS, False), ("known", NVIDIAS, False), ("changed", NVIDIAS, True))
+    }
+    inventory = {"all": {"hosts": hosts, "vars": {"ansible_connection": "local"}}}
+    (tmp_path / "hosts.json").write_text(json.dumps(inventory), encoding="utf-8")
+    play = {
+        "hosts": "all", "gather_facts": False,
+        "tasks": [
+            {"ansible.builtin.import_role": {"name": "gpufarm.core._common", "tasks_from": "variables.yml"}},
+            *(task for task in tasks if "rpm" in str(task.get("ansible.builtin.command"))),
+        ],
+        "vars": {"ansible_python_interpreter": sys.executable},
+        "environment": {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"},
+    }  # fmt: skip
+    (tmp_path / "play.yml").write_text(json.dumps([play]), encoding="utf-8")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/rpm").write_text(RPM.replace("{folder}", str(tmp_path)), encoding="ascii")
+    (tmp_path / "bin/rpm").chmod(0o755)
+    for mode in (["--check"], []):
+        ran = subprocess.run(
+            [str(Path(sys.executable).with_name("ansible-playbook")), "-i", str(tmp_path / "hosts.json"), *mode,
+             str(tmp_path / "play.yml")],
+            cwd=ROOT, env={**os.environ, "COLUMNS": "1000"}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        found = dict(re.findall(r"(?m)^(\S+) +:.*changed=(\d).*failed=0", ran.stdout))
+        assert found == {"new": "1", "known": "0", "changed": "1"}, ran.stdout + ran.stderr
+        asked = sorted(line for line in (tmp_path / "asked").read_text().splitlines() if "--query" not in line)
+        assert asked == ([] if mode else [f"--import /etc/pki/rpm-gpg/{name}.asc" for name in ("changed", "new")])
