@@ -55,8 +55,11 @@ class Host:
         """Return all variables of the roles for it."""
         family, _colon, name = self.platform.partition(": ")
         kernel = WSL_KERNEL if self.wsl else KERNEL
-        # Debian's stock kernels end in the architecture, by which the next kernel's headers are known.
-        kernel += f"-{ARCHITECTURES[self.architecture]}" if name.startswith("Debian") and not self.wsl else ""
+        # Debian's stock kernels end in the architecture, by which the next kernel's headers are known, and RHEL's in
+        # the distribution and the architecture, by which they are told from those of others.
+        if not self.wsl:
+            kernel += f"-{ARCHITECTURES[self.architecture]}" if name.startswith("Debian") else ""
+            kernel += f".el{name.split()[-1]}.{self.architecture}" if family == "RedHat" else ""
         facts = {**role_helper.facts(f"{family}: {name}", kernel), "architecture": self.architecture}
         looked_at = role_helper.host(pci_devices=more.pop("pci_devices", []), packages=more.pop("packages", ()))
         return {**_variables(), "ansible_facts": facts, "_common_host": looked_at, **more}

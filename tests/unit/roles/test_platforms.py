@@ -222,6 +222,33 @@ def test_packages_of_docker(platform: str, packages: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("platform", "kernel", "name", "asked"),
+    [
+        ("RedHat: RedHat 10.2", "6.12.0-124.8.1.el10_1.x86_64", "kernel-modules-extra",
+         "kernel-modules-extra-6.12.0-124.8.1.el10_1.x86_64"),
+        ("RedHat: Rocky 10.0", "6.12.0-55.el10.aarch64+64k", "kernel-64k-modules-extra",
+         "kernel-64k-modules-extra-6.12.0-55.el10.aarch64"),
+        # Of Oracle, of ELRepo, and one's own.
+        ("RedHat: OracleLinux 10.0", "6.12.0-107.59.3.3.el10uek.x86_64", "", ""),
+        ("RedHat: AlmaLinux 10.1", "6.15.2-1.el10.elrepo.x86_64", "", ""),
+        ("RedHat: AlmaLinux 10.1", WSL, "", ""),
+        ("RedHat: Rocky 9.5", "5.14.0-503.el9.x86_64", "", ""),
+    ],
+)  # fmt: skip
+def test_docker_has_the_modules_that_rhel_10_brings_no_more(platform: str, kernel: str, name: str, asked: str) -> None:
+    docker = ["docker-ce", "docker-ce-cli", "containerd.io"]
+    assert value("__docker_wanted", platform, kernel=kernel) == docker + [asked] * bool(asked)
+    assert value("__docker_looks_at", platform, kernel=kernel)["packages"] == docker + [name] * bool(name)
+    # Those of another kernel do not do.
+    for release, missing in (("124.8.1.el10_1", "124" not in kernel), ("55.el10", "-55" not in kernel)):
+        there = (*(f"installed {each}=1" for each in docker), f"installed {name}=6.12.0-{release}")
+        found = value("__docker_missing", platform, kernel=kernel, _common_host=role_helper.host(packages=there))
+        assert found == [asked] * (bool(asked) and missing)
+    # They came for the kernel, too.
+    assert value("__docker_going", platform, kernel=kernel) == docker
+
+
+@pytest.mark.parametrize(
     ("platform", "modules", "packages"),
     [
         ("Debian: Debian 13.1", "open", ["nvidia-driver-cuda=580.*", "nvidia-kernel-open-dkms=580.*"]),

@@ -119,6 +119,19 @@ REQUIRED: list[tuple[str, str, dict[str, Any], str]] = [
         "which gpufarm.core.nvidia_driver alone installs. Next step: read apt-get --simulate install "
         "cuda-toolkit-12-8 on this host, and hold or take away what asks for the driver.",
     ),
+    (
+        "docker/tasks/install.yml",
+        "Require Docker's packages",
+        {
+            "ansible_facts": role_helper.facts("RedHat: Rocky 10.1", "6.12.0-124.el10_1.x86_64"),
+            "_common_host": {**BOOTED, "packages": ["installed docker-ce=29.1-1", "installed docker-ce-cli=29.1-1"]},
+            "ansible_failed_result": {"msg": "Failed to install some of the specified packages"},
+        },
+        "Docker's packages could not be installed (Failed to install some of the specified packages). Expected: "
+        "docker-ce, docker-ce-cli, containerd.io, kernel-modules-extra-6.12.0-124.el10_1.x86_64. Next step: boot the "
+        "newest kernel first, or set docker_packages if this one has xt_addrtype; else mend what the package manager "
+        "names, and run this again.",
+    ),
     # A part whose upstream asks for the driver.
     (
         "cuda/tasks/install.yml",
