@@ -913,6 +913,27 @@ def test_a_node_works_again_whose_driver_was_not_exchanged(name: str, failing: s
         assert failed and begun[-1] == asked
 
 
+def test_headers_that_no_repository_has_any_more() -> None:
+    """Those of a newer kernel that are there are not taken for them."""
+    headers = "Have the headers of the running kernel, from which DKMS builds the module"
+    begun, failed = role_helper.begun(tasks_of("install-dnf.yml"), headers)
+    after = begun[begun.index(headers) + 1 :]
+    assert failed and after == ["Let the node work again", "Require the headers of the running kernel"]
+    tasks = {task["name"]: task for task in role_helper.tasks_of("nvidia_driver/tasks/install-dnf.yml")}
+    assert tasks[headers]["ansible.builtin.dnf"]["allow_downgrade"] is True
+    told = value(
+        "said", said=trust_as_template(tasks[after[-1]]["ansible.builtin.fail"]["msg"]),
+        platform="RedHat: Rocky 9.5", facts={"kernel": "5.14.0-503.el9.x86_64"}, inventory_hostname="gpu1",
+        __nvidia_driver_failure="No package kernel-devel-5.14.0-503.el9.x86_64 available.",
+    )  # fmt: skip
+    assert told == (
+        "gpu1: the headers of the running kernel could not be installed (No package "
+        "kernel-devel-5.14.0-503.el9.x86_64 available.). Expected: kernel-devel-5.14.0-503.el9.x86_64, kernel-headers. "
+        "Next step: boot the newest kernel first, because repositories need not keep what belongs to an older one; or "
+        "set `nvidia_driver_kernel_headers: false` where the headers are there by other means."
+    )
+
+
 def test_a_driver_that_answers_no_more_hides_no_failure() -> None:
     begun, failed = role_helper.begun(tasks_of("exchange_back.yml"), "Let the node work again whose GPUs are well")
     assert begun[-1] == "Note why it stays out of work" and not failed

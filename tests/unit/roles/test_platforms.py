@@ -270,11 +270,27 @@ def test_packages_of_the_driver(platform: str, modules: str, packages: list[str]
         ("Debian: Debian 12.11", "6.9.0-mine", []),
         ("Debian: Ubuntu 24.04", "6.8.0-1-generic", []),
         ("RedHat: Rocky 9.5", "5.14.0-503.el9.x86_64", ["kernel-headers"]),
+        ("RedHat: AlmaLinux 10.1", "6.12.0-124.8.1.el10_1.x86_64", ["kernel-headers"]),
     ],
 )
 def test_headers_of_the_running_kernel_and_on_debian_of_the_next(platform: str, kernel: str, more: list[str]) -> None:
     running = f"{'kernel-devel' if platform.startswith('RedHat') else 'linux-headers'}-{kernel}"
     assert value("_common_family", platform, kernel=kernel)["headers"] == [running, *more]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "package"),
+    [
+        ("5.14.0-570.el9.aarch64+64k", "kernel-64k-devel-5.14.0-570.el9.aarch64"),
+        ("5.14.0-570.el9.x86_64+rt", "kernel-rt-devel-5.14.0-570.el9.x86_64"),
+        ("5.14.0-570.el9.x86_64+debug", "kernel-debug-devel-5.14.0-570.el9.x86_64"),
+        ("5.14.0-570.el9.aarch64+64k-debug", "kernel-64k-debug-devel-5.14.0-570.el9.aarch64"),
+        ("5.15.0-300.163.18.el9uek.x86_64", "kernel-uek-devel-5.15.0-300.163.18.el9uek.x86_64"),
+    ],
+)
+def test_headers_of_another_kind_of_kernel(kernel: str, package: str) -> None:
+    """Its kind is in the name of the package, and not in the version."""
+    assert value("_common_family", "RedHat: OracleLinux 9.6", kernel=kernel)["headers"] == [package, "kernel-headers"]
 
 
 @pytest.mark.parametrize(
