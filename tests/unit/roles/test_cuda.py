@@ -42,7 +42,7 @@ def test_versions_of_the_repository(said: str | None, found: list[str]) -> None:
         ("13.0", "", {}, ""),
         ("13", "", {}, 'cuda_version is "13". Expected: major and minor version'),
         ("13.0.1", "", {}, 'cuda_version is "13.0.1". Expected: major and minor version'),
-        ("13.0", "the distribution is Mint.", {}, "the distribution is Mint. Next step: install CUDA yourself"),
+        ("13.0", "it is Mint. Next step:", {}, "it is Mint. Next step: install CUDA yourself"),
         # What the role would refuse only when the driver has been exchanged.
         (
             "13.0", "", OLD,

@@ -117,11 +117,14 @@ MINT = "the distribution is Linux Mint 22. Expected: Debian 12, Debian 13, Ubunt
     ],
 )
 def test_a_distribution_that_nobody_knows_is_refused(platform: str, told: str) -> None:
-    refusals = {role: value(f"__{role}_refusal", platform) for role in ("nvidia_repository", "nvidia_driver", "cuda")}
+    refusals = {
+        role: value(f"__{role}_refusal", platform, nvidia_repository_key_fingerprints=["A" * 40])
+        for role in ("nvidia_repository", "nvidia_driver", "cuda")
+    }
     for role, refusal in refusals.items():
         assert refusal.startswith(told) and bool(refusal) is bool(told), role
     if told:
-        assert refusals["nvidia_repository"].endswith("RedHat 9, RedHat 10, or a rebuild of RHEL.")
+        assert refusals["nvidia_repository"].endswith("RedHat 9, RedHat 10, or a rebuild of RHEL. Next step:")
         step = "rebuild of RHEL. Next step: install the driver yourself and set `nvidia_driver_managed: false`."
         assert refusals["nvidia_driver"].endswith(step)
         assert value("__nvidia_driver_refusal", platform, nvidia_driver_managed="no") == ""
@@ -205,6 +208,25 @@ def test_no_fingerprint_is_made_up_for_rhel_10() -> None:
     assert value("__nvidia_repository_cuda", "RedHat: RedHat 10.0")["fingerprints"] == []
     mine = value("__nvidia_repository_cuda", "RedHat: RedHat 10.0", nvidia_repository_key_fingerprints=["A" * 40])
     assert mine["fingerprints"] == ["A" * 40]
+
+
+@pytest.mark.parametrize(
+    ("role", "else_"),
+    [
+        ("nvidia_driver", "install the driver yourself and set `nvidia_driver_managed: false`."),
+        ("cuda", "install CUDA yourself and leave `gpu_node_cuda` out for this host."),
+    ],
+)
+def test_a_key_whose_fingerprint_is_not_known_is_refused_before_anything_changes(role: str, else_: str) -> None:
+    assert value(f"__{role}_refusal", "RedHat: Rocky 10.1") == (
+        "no fingerprint is known of CDF6BA43.pub, the key of NVIDIA's repository for Rocky 10.1. Expected: one to pin "
+        "in nvidia_repository_key_fingerprints. Next step: compare what `gpg --show-keys --with-fingerprint "
+        "CDF6BA43.pub` prints of it with what NVIDIA publishes, and set nvidia_repository_key_fingerprints to that; or "
+        + else_
+    )
+    for given in ({"nvidia_repository_key_fingerprints": ["A" * 40]}, {"common_scope": "remove"}):
+        assert value(f"__{role}_refusal", "RedHat: Rocky 10.1", **given) == ""
+    assert value(f"__{role}_refusal", "RedHat: Rocky 9.5") == ""
 
 
 @pytest.mark.parametrize(
