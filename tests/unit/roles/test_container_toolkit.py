@@ -146,6 +146,12 @@ def test_engines_are_given_whole_names_of_images(image: str, whole: str) -> None
     assert all(whole in clients[engine] for engine in ("docker", "podman", "containerd"))
 
 
+def test_selinux_keeps_no_container_of_podmans_from_the_gpus() -> None:
+    """NVML says "Insufficient Permissions" there."""
+    asked = value("__container_toolkit_container", container_toolkit_verify_image="cuda:12")["podman"]
+    assert "--security-opt=label=disable" in asked[: asked.index("docker.io/library/cuda:12")]
+
+
 def test_no_container_of_the_verification_holds_the_play() -> None:
     clients = value("__container_toolkit_container", container_toolkit_verify_image="cuda:12")
     assert {tuple(words[:4]) for words in clients.values()} == {("timeout", "-k", "10", "3600")}
