@@ -149,6 +149,20 @@ def test_cdi_specification_follows_the_driver() -> None:
     assert "libnvidia-ml.so.580.95.05" not in libraries
 
 
+def test_a_kernel_module_with_a_name_of_debians() -> None:
+    """NVIDIA's unit takes it for none, and leaves itself out."""
+    rename = "sed -i 's/nvidia[.]ko/nvidia-current-open.ko/' /lib/modules/*/modules.dep && rm /var/run/cdi/nvidia.yaml"
+    docker("exec", "toolkit-mig", "sh", "-c", f"{rename} && systemctl restart nvidia-cdi-refresh.service")
+    there = ("exec", "toolkit-mig", "sh", "-c", "ls /var/run/cdi")
+    assert docker(*there).split() == []
+    run = run_in_scenario(CONVERGE, "--limit", "toolkit-mig")
+    assert run.code == 0, run.output
+    assert docker(*there).split() == ["nvidia.yaml"]
+    reboot("toolkit-mig")
+    run = run_in_scenario(CONVERGE, "--limit", "toolkit-mig")
+    assert (run.code, run.changed) == (0, {"toolkit-mig": 0}), run.output
+
+
 def test_docker_that_does_not_start_is_told() -> None:
     broken = (
         f"systemctl stop docker.service docker.socket && mv {SETTINGS} /root/ && echo '{{\"none\": 1}}' >{SETTINGS}"
