@@ -42,6 +42,11 @@ options:
     type: list
     elements: str
     default: []
+  links:
+    description: Paths of links. They are not followed, because what they lead to may not answer.
+    type: list
+    elements: str
+    default: []
   certificates:
     description: Paths of files with a certificate in PEM.
     type: list
@@ -160,6 +165,11 @@ files:
       description: SHA-1 of its content, null where it is no regular file, cannot be read or has more than 1 MiB.
       type: str
       sample: da39a3ee5e6b4b0d3255bfef95601890afd80709
+links:
+  description: By path, where each of O(links) leads, as it is written there; null where it is not there or no link.
+  type: dict
+  returned: success
+  sample: {/usr/bin/docker: /mnt/wsl/docker-desktop/cli-tools/usr/bin/docker}
 certificates:
   description: >-
     By path, the first certificate in each of O(certificates), in PEM, null where there is none; of a key nothing is
@@ -317,6 +327,13 @@ def look_at_files(patterns: list[str]) -> list[dict[str, Any]]:
     return found
 
 
+def target_of(path: str) -> str | None:
+    try:
+        return os.readlink(path)  # noqa: PTH115
+    except OSError:
+        return None
+
+
 def certificate_of(path: str) -> str | None:
     match = certificates.PEM.search(content_of(path) or b"")
     return match[0].decode("ascii") if match else None
@@ -402,7 +419,8 @@ def units(names: list[str]) -> dict[str, dict[str, str]]:
 
 def main() -> None:
     names = (
-        "files", "certificates", "json_files", "toml_files", "keyrings", "packages", "pci_vendors", "programs", "units",
+        "files", "links", "certificates", "json_files", "toml_files", "keyrings", "packages", "pci_vendors", "programs",
+        "units",
     )  # fmt: skip
     argument_spec: dict[str, dict[str, Any]] = {
         name: {"type": "list", "elements": "str", "default": []} for name in names
@@ -424,6 +442,7 @@ def main() -> None:
         clock={"asked_at": params["asked_at"], "host": now},
         user_id=os.getuid(),
         files=look_at_files(params["files"]),
+        links={path: target_of(path) for path in params["links"]},
         certificates=held,
         certificate_ends={path: told_of(text, certificates.end_of) for path, text in held.items()},
         certificate_names={path: told_of(text, certificates.names_of) or [] for path, text in held.items()},

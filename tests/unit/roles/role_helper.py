@@ -109,6 +109,7 @@ def host(*paths: str, packages: tuple[str, ...] = (), **more: Any) -> dict[str, 
     now = int(time.time())
     empty = {
         "clock": {"asked_at": now, "host": now},
+        "links": {},
         "certificates": {},
         "json_errors": {},
         "toml_errors": {},

@@ -336,6 +336,38 @@ def test_docker_from_elsewhere(owner: str, packages: list[str], foreign: bool, e
     assert (value("__docker_foreign", **given), value("__docker_exchanged", **given)) == (foreign, exchanged)
 
 
+SNAP = "/var/snap/docker/current"
+AS_A_SNAP = "Docker came as a snap (/var/snap/docker/current). Expected: "
+DESKTOP = {"/usr/bin/docker": "/mnt/wsl/docker-desktop/cli-tools/usr/bin/docker"}
+
+
+@pytest.mark.parametrize(
+    ("files", "links", "owner", "given", "told"),
+    [
+        ([], {}, "", {}, []),
+        ([], {"/usr/bin/docker": None}, "", {}, []),
+        ([], {"/usr/bin/docker": "/opt/docker/bin/docker"}, "", {}, []),
+        ([SNAP], {}, "", {}, [AS_A_SNAP, "`snap remove docker`"]),
+        ([SNAP], {}, "", {"docker_packages": ["docker-ce"]}, [AS_A_SNAP]),
+        ([SNAP], {}, "", {"docker_managed": False}, [AS_A_SNAP]),
+        ([], DESKTOP, "", {}, ["/usr/bin/docker leads to /mnt/wsl/docker-desktop/", "switch its WSL integration off"]),
+        # A daemon of the distribution's own is there already, and none is installed beside it.
+        ([SNAP], {}, "docker.io", {}, []),
+        ([], DESKTOP, "docker-ce", {}, []),
+        # Who collects packages for others need not be like them.
+        ([SNAP], {}, "", {"common_scope": "bundle"}, []),
+        ([], DESKTOP, "", {"common_scope": "bundle"}, []),
+    ],
+)  # fmt: skip
+def test_no_second_docker_beside_one_that_no_package_has_brought(
+    files: list[str], links: dict[str, str | None], owner: str, given: dict[str, Any], told: list[str]
+) -> None:
+    host = role_helper.host(*files, links=links, programs={"dockerd": owner})
+    facts = role_helper.facts("Debian: Ubuntu 24.04")
+    found = value("__docker_refusal", _common_host=host, ansible_facts=facts, **given)
+    assert bool(found) is bool(told) and all(text in found for text in told), found
+
+
 @pytest.mark.parametrize(
     ("packages", "auto", "missing"),
     [

@@ -65,8 +65,8 @@ def host(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest
 def test_nothing_is_told_that_nobody_asked_for(host: Host) -> None:
     found = host.look()
     assert found["user_id"] == os.getuid()
-    names = ("files", "certificates", "certificate_ends", "certificate_names", "json_errors", "toml_errors", "keyrings",
-             "packages", "packages_auto", "pci_devices", "programs", "units")  # fmt: skip
+    names = ("files", "links", "certificates", "certificate_ends", "certificate_names", "json_errors", "toml_errors",
+             "keyrings", "packages", "packages_auto", "pci_devices", "programs", "units")  # fmt: skip
     assert not any(found[name] for name in names)
 
 
@@ -235,6 +235,16 @@ def test_neither_dpkg_nor_rpm_nor_systemd(host: Host) -> None:
     found = host.look(packages=["a"], units=["a.service"])
     assert found["packages"] == []
     assert found["units"] == {"a.service": {"enabled": "", "active": ""}}
+
+
+def test_where_links_lead(host: Host, tmp_path: Path) -> None:
+    """As they are written: what they lead to need not be there."""
+    link, file, gone = tmp_path / "docker", tmp_path / "file", tmp_path / "gone"
+    link.symlink_to("/mnt/wsl/docker-desktop/docker")
+    file.touch()
+    asked = [str(link), str(file), str(gone), f"{file}/below"]
+    found = host.look(links=asked)["links"]
+    assert found == dict.fromkeys(asked) | {str(link): "/mnt/wsl/docker-desktop/docker"}
 
 
 def test_who_has_brought_a_program(host: Host) -> None:
