@@ -107,6 +107,57 @@ def test_what_needs_no_list(entry: bool, packages: dict[str, Any], installed: li
     assert role_helper.value("_common_repository_complete", {**known, **given}) is False
 
 
+def test_older_entries_go_before_the_own_one_is_there() -> None:
+    """cuda-keyring brings its list again where nothing else is to be done, and apt would read nothing any more."""
+    tasks = yaml.safe_load((TASKS / "apt_repository.yml").read_text())
+    names = [task["name"].split(" {{")[0] for task in tasks]
+    removal = tasks[names.index("Remove older entries of")]
+    assert removal["ansible.builtin.file"]["state"] == "absent" and "when" not in removal
+    assert names.index("Remove older entries of") < names.index("Have the repository")
+
+
+CUDA = "https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64"
+CONFLICT = f"E:Conflicting values set for option Signed-By regarding source {CUDA}/ /: /usr/share/keyrings/x.gpg != "
+
+
+@pytest.mark.parametrize(
+    ("said", "named"),
+    [
+        (CONFLICT, ["sources.list", "sources.list.d/mine.list", "sources.list.d/mine.sources"]),
+        ("Failed to update apt cache: 404 Not Found", []),
+    ],
+)
+def test_who_else_has_an_entry_of_the_repository_is_named(tmp_path: Path, said: str, named: list[str]) -> None:
+    folder = tmp_path / "sources.list.d"
+    folder.mkdir()
+    (tmp_path / "sources.list").write_text(f"deb https://deb.debian.org/debian bookworm main\ndeb {CUDA}/ /\n")
+    (folder / "mine.list").write_text(f"deb [signed-by=/usr/share/keyrings/x.gpg] {CUDA} /\n")
+    (folder / "mine.sources").write_text(f"Types: deb\nURIs: {CUDA}/\nSuites: /\n")
+    # Another repository, no entry any more, what apt does not read, and the own one.
+    (folder / "other.list").write_text(f"deb {CUDA}-cross/ /\n")
+    (folder / "off.list").write_text(f"# deb {CUDA}/ /\n")
+    (folder / "mine.list.save").write_text(f"deb {CUDA}/ /\n")
+    (folder / "cuda.sources").write_text(f"URIs: {CUDA}/\n")
+    known = {
+        **role_helper.variables("_common"), "common_repository": {"name": "cuda", "url": CUDA, "packages": ["tool"]},
+        "_common_bundle": "", "_common_repository_entry": {"changed": False}, "inventory_hostname": "node1",
+        "_common_repository_list": {"msg": said}, "_common_repository_packages": {"msg": "no tool"},
+    }  # fmt: skip
+    look, told = role_helper.tasks_of("_common/tasks/apt_lists.yml")[-2:]
+    argv = look["ansible.builtin.command"]["argv"]
+    asked = [trust_as_template(part.replace("/etc/apt", str(tmp_path))) for part in argv]
+    known["_common_repository_entry_path"] = f"{folder}/cuda.sources"
+    command = Templar(DataLoader(), variables=known).template(asked)
+    answer = subprocess.run(command, capture_output=True, text=True, check=True)
+    known[look["register"]] = {"stdout_lines": answer.stdout.splitlines()}
+    known |= {name: trust_as_template(text) for name, text in told["vars"].items()}
+    message = trust_as_template(told["ansible.builtin.fail"]["msg"])
+    found = str(Templar(DataLoader(), variables=known).template(message))
+    files = ", ".join(f"{tmp_path}/{name}" for name in named)
+    assert (f"Next step: take the lines of {CUDA} out of {files}" in found) is bool(named), found
+    assert ("run `apt-get update` on this host" in found) is not bool(named)
+
+
 NAMES = ("nvidia_repository", "container_toolkit", "docker", "nvidia_driver", "nomad", "nomad_server", "nomad_client")
 ENTRY = "/etc/apt/sources.list.d/mine.sources"
 KEYRING = "/etc/apt/keyrings/mine.asc"

@@ -60,7 +60,11 @@ def test_a_distribution_is_added_in_one_file(roles: Path) -> None:
         "url": "https://developer.download.nvidia.com/compute/cuda/repos/sencha7/x86_64",
         "key_url": "https://developer.download.nvidia.com/compute/cuda/repos/sencha7/x86_64/89ABCDEF.pub",
         "fingerprints": ["0123456789ABCDEF0123456789ABCDEF89ABCDEF"],
-        "obsolete": ["cuda-sencha7-x86_64.list", "cuda.list"],
+        "obsolete": [
+            "cuda-sencha7-x86_64.list",
+            "cuda.list",
+            "archive_uri-https_developer_download_nvidia_com_compute_cuda_repos_sencha7_x86_64_-n/a.list",
+        ],
     }
     assert found("__nvidia_repository_cuda") == {**cuda, "packages": []}
     assert found("__nvidia_driver_repository") == {
