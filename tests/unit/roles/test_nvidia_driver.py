@@ -635,6 +635,43 @@ def test_what_is_told_of_a_key_that_secure_boot_does_not_know(platform: str, key
     assert "mokutil" not in told_by_the_check(GPU, **given)
 
 
+@pytest.mark.parametrize(
+    ("module", "answer", "helps"),
+    [
+        ("/lib/modules/6.12.0/updates/dkms/nvidia.ko.xz", "is not enrolled", False),
+        ("/lib/modules/6.12.0/updates/dkms/nvidia.ko.xz", "is already enrolled", True),
+        # Signed by the distribution, or nothing is known of it.
+        ("/lib/modules/6.12.0/kernel/nvidia-580/nvidia.ko", "is not enrolled", True),
+        ("", "is not enrolled", True),
+        ("/lib/modules/6.12.0/updates/dkms/nvidia.ko.xz", "", True),
+    ],
+)
+def test_no_reboot_into_a_module_whose_key_is_not_enrolled(
+    tmp_path: Path, module: str, answer: str, helps: bool
+) -> None:
+    """The one that is loaded has another key, so modprobe was not asked, and the next boot would have no driver."""
+    (task,) = (task for task in tasks_of("load.yml") if task.get("register") == "__nvidia_driver_key_asked")
+    assert "__nvidia_driver_reboot_needed" not in str(task["when"])
+    key = "/var/lib/dkms/mok.pub"
+    programs = {
+        "modinfo": f'[ "$*" = "--field filename nvidia-current" ] && [ -n "{module}" ] && echo "{module}"',
+        "mokutil": f'[ "$*" = "--test-key {key}" ] && [ -n "{answer}" ] && echo "{key} {answer}"',
+    }
+    for name, script in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n", encoding="ascii")
+        (tmp_path / name).chmod(0o755)
+    script = value("script", script=trust_as_template(task["ansible.builtin.shell"]))
+    said = subprocess.run(
+        ["/bin/sh", "-c", script], env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False
+    )
+    given: dict[str, Any] = {task["register"]: {"stdout": said.stdout}}
+    assert value("__nvidia_driver_reboot_helps", **given) is helps
+    facts = {"available": False, "platform": "linux", "message": "no", "gpus": [], "driver_version": None}
+    told = told_by_the_check(facts={"nvidia_smi": {**facts, "reason": "library_mismatch"}}, **given)
+    assert (f"`mokutil --import {key}`" in told) is not helps
+    assert ("reboot this host" in told) is helps
+
+
 def test_what_dnf_is_asked_for() -> None:
     """As branch-stream.yml and branch-lock.yml leave it to fabric_manager-dnf.yml."""
     given: dict[str, Any] = {"platform": "RedHat: RedHat 9.4"}
@@ -712,6 +749,10 @@ def test_a_machine_that_runs_ansible_is_not_to_reboot(connection: str | None) ->
         assert fabric_value("__nvidia_driver_refusal", GPU, **{**known, **more}) == ""
 
 
+OTHER = ("installed nvidia-driver-580=580.95.05-0ubuntu1", "config-files nvidia-driver-cuda=580.95.05-1")
+THERE = {"packages": ("installed nvidia-driver-cuda=580.95.05-1", "installed nvidia-kernel-open-dkms=580.95.05-1")}
+
+
 @pytest.mark.parametrize(
     ("said", "modules", "given", "told"),
     [
@@ -719,14 +760,22 @@ def test_a_machine_that_runs_ansible_is_not_to_reboot(connection: str | None) ->
         (b"\x06\0\0\0\0", (), {}, []),
         (None, ("nouveau",), {}, ["nouveau is loaded"]),
         (b"\x06\0\0\0\x01", ("nouveau",), {}, ["nouveau is loaded", "Secure Boot is on"]),
-        (b"\x06\0\0\0\x01", ("nvidia",), {}, []),
+        # Of the distribution, by a key that the kernel knows; what replaces it may have another.
+        (b"\x06\0\0\0\x01", ("nvidia",), {}, ["Secure Boot is on"]),
+        (b"\x06\0\0\0\x01", ("nvidia", "nouveau"), {"nvidia_driver_packages": ["mine"]}, ["Secure Boot is on"]),
+        (b"\x06\0\0\0\x01", ("nvidia",), {"nvidia_driver_branch": "590"}, ["Secure Boot is on"]),
+        (b"\x06\0\0\0\0", ("nvidia", "nouveau"), {}, []),
+        # Nothing is to come.
+        (b"\x06\0\0\0\x01", ("nvidia",), THERE, []),
+        (b"\x06\0\0\0\x01", ("nvidia",), {"nvidia_driver_packages": ["nvidia-driver-cuda=580.95.05-1"], **THERE}, []),
         (b"\x06\0\0\0\x01", ("nouveau",), {"nvidia_driver_managed": False}, []),
+        (b"\x06\0\0\0\x01", ("nvidia",), {"nvidia_driver_managed": False, "_common_platform": {}}, []),
     ],
 )
 def test_what_stands_between_a_new_driver_and_its_gpus_is_told(
     said: bytes | None, modules: tuple[str, ...], given: dict[str, Any], told: list[str]
 ) -> None:
-    host = role_helper.host(*[f"/sys/module/{name}" for name in modules])
+    host = role_helper.host(*[f"/sys/module/{name}" for name in modules], packages=given.get("packages", OTHER))
     if said is not None:
         checksum = hashlib.sha1(said).hexdigest()  # noqa: S324
         host["files"].append({"path": value("__nvidia_driver_secure_boot_path"), "checksum": checksum})
