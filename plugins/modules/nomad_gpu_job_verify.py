@@ -279,6 +279,10 @@ gpus:
           description: Whether ECC is on. V(null) where CUDA does not tell.
           type: bool
           sample: true
+        integrated:
+          description: Whether its memory is that of the host. V(null) where CUDA does not tell.
+          type: bool
+          sample: false
         context_s:
           description: How many seconds a context took to start.
           type: float

@@ -44,7 +44,8 @@ options:
   memory_share:
     description:
       - Share of the free memory that is tested, above V(0) and up to V(0.98). V(0.5) by default, and V(0.95) at level
-        V(full). Level V(start) tests at most 64 MiB or four times the cache, whichever is more.
+        V(full). Level V(start) tests at most 64 MiB or four times the cache, whichever is more. Of an integrated GPU,
+        whose memory is that of the host, at most V(0.5) is tested, whatever is given.
     type: float
   soak:
     description:
@@ -59,7 +60,7 @@ options:
   memory_min_percent:
     description:
       - Least share of the memory's bandwidth, from its clock and the width of its bus, that reading must reach. V(0)
-        judges nothing, here and below.
+        judges nothing, here and below. It is not judged on an integrated GPU.
       - By default V(85), and V(65) on cards of before Ampere and on GDDR with ECC, which do not reach more.
     type: float
   fp32_min_percent:
@@ -76,7 +77,7 @@ options:
   host_min_percent:
     description:
       - Least share of what the link of PCI Express can do with all its lanes, for the slower way between host and GPU.
-        Where a slot has fewer lanes than the card, give it a lower value.
+        Where a slot has fewer lanes than the card, give it a lower value. It is not judged on an integrated GPU.
     type: float
     default: 65
   clock_min_percent:
@@ -222,6 +223,10 @@ gpus:
       description: Whether ECC is on. V(null) where CUDA does not tell.
       type: bool
       sample: true
+    integrated:
+      description: Whether its memory is that of the host. V(null) where CUDA does not tell.
+      type: bool
+      sample: false
     context_s:
       description: How many seconds a context took to start.
       type: float
@@ -253,7 +258,8 @@ gpus:
         fp16_tensor_tflop_per_s: 652.8
         bf16_tensor_tflop_per_s: 654.4
     limits:
-      description: What the card can do by its own attributes. V(null) where it does not tell.
+      description: What the card can do by its own attributes. V(null) where it does not tell. Those of an integrated
+        GPU say nothing of its memory and of copies with the host.
       type: dict
       sample: {memory_gb_per_s: 3352.3, fp32_tflop_per_s: 66.9, tensor_tflop_per_s: 1070.5, host_gb_per_s: 63.0}
     percent:

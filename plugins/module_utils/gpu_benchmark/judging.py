@@ -86,6 +86,7 @@ def limits_of(device: Mapping[str, Any], card: Card) -> dict[str, float | None]:
 
     A MIG device has its own number of multiprocessors, and shares the bus of its GPU by its share of the memory. One
     with a part of the multiprocessors of its GPU instance need not reach what the instance's memory could give.
+    An integrated GPU has the host's memory: its clock may be told as transfers already, and no link is between them.
     """
     capability = device["compute_capability"]
     clock_hz = _product(device["sm_clock_max_mhz"], 1e6)
@@ -103,6 +104,8 @@ def limits_of(device: Mapping[str, Any], card: Card) -> dict[str, float | None]:
     operations = None if TENSOR_CUT.search(device["name"] or "") else TENSOR_OPERATIONS.get(capability)
     tensor = _product(device["sm_count"], operations, clock_hz, 1e-12)
     host = _product(PCIE_LANE_GB_PER_S.get(card.pcie_generation or 0), card.pcie_width)
+    if device["integrated"]:
+        memory = host = None
     return {
         "memory_gb_per_s": _rounded(memory),
         "fp32_tflop_per_s": _rounded(fp32) if known else None,

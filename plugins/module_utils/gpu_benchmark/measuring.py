@@ -34,6 +34,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 LEVELS = ("start", "quick", "full")
 # Of the free memory, where nothing else is said.
 MEMORY_SHARES = {"start": 0.5, "quick": 0.5, "full": 0.95}
+# At most, where it is the host's memory too, in which everything else runs.
+INTEGRATED_SHARE = 0.5
 
 MIB = 1024 * 1024
 
@@ -829,6 +831,7 @@ def empty_device(uuid: str) -> dict[str, Any]:
         "memory_clock_max_mhz": None,
         "memory_bus_width_bits": None,
         "ecc_enabled": None,
+        "integrated": None,
         "memory_total_mib": None,
         "memory_free_mib": None,
         "context_s": None,
@@ -855,6 +858,10 @@ def describe(cuda: Cuda, device: int) -> dict[str, Any]:
         khz = known[name]
         return khz // 1000 if khz else None
 
+    def truth(name: str) -> bool | None:
+        value = known[name]
+        return None if value is None else bool(value)
+
     address = None
     if known["pci_bus"] is not None and known["pci_device"] is not None:
         address = f"{known['pci_domain'] or 0:08X}:{known['pci_bus']:02X}:{known['pci_device']:02X}.0"
@@ -868,7 +875,8 @@ def describe(cuda: Cuda, device: int) -> dict[str, Any]:
         "sm_clock_max_mhz": mhz("sm_clock_max_khz"),
         "memory_clock_max_mhz": mhz("memory_clock_max_khz"),
         "memory_bus_width_bits": known["memory_bus_width_bits"],
-        "ecc_enabled": None if known["ecc_enabled"] is None else bool(known["ecc_enabled"]),
+        "ecc_enabled": truth("ecc_enabled"),
+        "integrated": truth("integrated"),
     }
 
 
@@ -879,7 +887,8 @@ def measure_device(options: Mapping[str, Any], tell: Teller) -> None:
     tell({"step": "driver"})
     cuda = Cuda()
     device = cuda.device(0)
-    tell({"device": describe(cuda, device)})
+    described = describe(cuda, device)
+    tell({"device": described})
     capability = (cuda.attribute("capability_major", device) or 0, cuda.attribute("capability_minor", device) or 0)
     tensor = tensor_kernels(capability)
     tell({"step": "context"})
@@ -896,7 +905,7 @@ def measure_device(options: Mapping[str, Any], tell: Teller) -> None:
     tell({"device": {"compile_s": round(time.monotonic() - before, 3)}})
     free, total = gpu.free_and_total()
     tell({"device": {"memory_total_mib": total // MIB, "memory_free_mib": free // MIB}})
-    share = int(free * options["memory_share"])
+    share = int(free * min(options["memory_share"], INTEGRATED_SHARE if described["integrated"] else 1.0))
     # Whatever share is tested: less would fit into the cache.
     size = max(min(free // 4, BANDWIDTH_BYTES) // MIB, 1) * MIB
     if level != "start":

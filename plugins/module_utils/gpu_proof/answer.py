@@ -30,6 +30,10 @@ def _text(value: Any) -> bool:
     return isinstance(value, str)
 
 
+def _truth(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
 def _counts(value: Any) -> bool:
     return isinstance(value, dict) and all(map(_number, value.values()))
 
@@ -40,7 +44,8 @@ _FORMS: Mapping[str, Any] = {
     "name": (_text,),
     "pci_bus_id": (_text,),
     "compute_capability": (lambda value: _text(value) and re.fullmatch(r"[0-9]{1,3}\.[0-9]{1,3}", value),),
-    "ecc_enabled": (lambda value: isinstance(value, bool),),
+    "ecc_enabled": (_truth,),
+    "integrated": (_truth,),
     "memory": (
         {
             "tested_mib": _number,

@@ -731,6 +731,55 @@ def test_a_card_that_does_not_tell_what_it_can_do_is_not_judged_by_it(change: di
     assert codes(device(**change), level="quick") == []
 
 
+def test_an_integrated_gpu_has_no_limit_for_memory_and_host_copies() -> None:
+    """What CUDA and PCI Express tell of those is of another kind there."""
+    slow = {**dict.fromkeys(measuring.FIGURES, 1.0), "fp32_tflop_per_s": 32.0}
+    one = device(integrated=True, memory_clock_max_mhz=8533, memory_bus_width_bits=256, figures=slow)
+    limits = gpu_benchmark.limits_of(one, Card(pcie_generation=1, pcie_width=1))
+    assert (limits["memory_gb_per_s"], limits["host_gb_per_s"]) == (None, None)
+    assert limits["fp32_tflop_per_s"] == pytest.approx(66.9)
+    assert codes(one) == ["slow_fp32", "slow_tensor"]
+    assert codes({**one, "integrated": False}) == ["slow_memory", "slow_fp32", "slow_tensor", "slow_host_copies"]
+
+
+@pytest.mark.parametrize(
+    ("integrated", "share", "tested"), [(1, 0.95, 50), (1, 0.05, 5), (0, 0.95, 95), (None, 0.95, 95)]
+)
+def test_half_of_the_hosts_memory_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, integrated: int | None, share: float, tested: int
+) -> None:
+    class Integrated(Untold):
+        def attribute(self, name: str, _device: Any) -> int | None:
+            return integrated if name == "integrated" else None
+
+        def device(self, _ordinal: int) -> Any:
+            return 0
+
+    class Sized(Recorder):
+        def __init__(self, *_arguments: Any) -> None:
+            super().__init__()
+
+        def load(self, _text: str) -> None:
+            pass
+
+        def free_and_total(self) -> tuple[int, int]:
+            return 100 * measuring.MIB, 128 * measuring.MIB
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(measuring, "Cuda", Integrated)
+    monkeypatch.setattr(measuring, "Gpu", Sized)
+    monkeypatch.setattr(measuring, "measure_figures", lambda *_arguments: None)
+    monkeypatch.setattr(measuring, "check_memory", lambda _gpu, size, _patterns: {"tested_mib": size // measuring.MIB})
+    told: list[Any] = []
+    options = {"level": "full", "memory_share": share, "soak_s": 0}
+    measuring.measure_device(options, told.append)  # type: ignore[arg-type]
+    (described,) = [line["device"] for line in told if "integrated" in line.get("device", {})]
+    assert described["integrated"] is (None if integrated is None else bool(integrated))
+    assert {"device": {"memory": {"tested_mib": tested}}} in told
+
+
 class Untold(measuring.Cuda):
     def __init__(self) -> None:
         """Loads no library."""

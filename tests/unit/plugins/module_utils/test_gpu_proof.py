@@ -61,6 +61,14 @@ def test_what_the_level_start_and_older_cards_leave_out_is_no_flaw() -> None:
     assert judged(older)[0] is None
 
 
+def test_whether_a_gpu_is_integrated_is_told() -> None:
+    slow = {**FIGURES, "memory_read_gb_per_s": 1.0}
+    for integrated, code in ((True, None), (False, "slow_memory")):
+        finding, benchmark = judged(one(integrated=integrated, figures=slow))
+        assert (finding and finding.code) == code
+        assert benchmark is not None and benchmark["integrated"] is integrated
+
+
 def test_an_error_needs_no_figures() -> None:
     nothing = {"uuid": UUID, "error": CUDA_ERROR}
     finding, benchmark = judged({"devices": [nothing]}, 1)
@@ -93,6 +101,7 @@ def test_an_error_needs_no_figures() -> None:
         (one(memory={**MEMORY, "errors": 1, "error_samples": [{}]}), "memory"),
         (one(wrong_results={**CHECKED, "fp32": None}), "wrong_results"),
         (one(compute_capability="None.None"), "compute_capability"),
+        (one(integrated=1), "integrated"),
         (one(sm_count="132"), "sm_count"),
         (one(sm_count=-132), "sm_count"),
         (one(sm_count=1, sm_clock_max_mhz=1), "a card that could do next to nothing"),
