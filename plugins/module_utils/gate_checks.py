@@ -287,6 +287,7 @@ def _measure(
             pcie_generation=gpu["pcie"]["generation_max"],
             # A slot can have fewer lanes than the card, which is for the operator to judge.
             pcie_width=lanes or gpu["pcie"]["width_current"],
+            c2c_mode=gpu["c2c_mode"],
             memory_total_mib=gpu["memory_total_mib"],
         )
         told = gpu_benchmark.judge_device(device, card, gpu_benchmark.Thresholds(), level)

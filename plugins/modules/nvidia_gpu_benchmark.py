@@ -77,7 +77,8 @@ options:
   host_min_percent:
     description:
       - Least share of what the link of PCI Express can do with all its lanes, for the slower way between host and GPU.
-        Where a slot has fewer lanes than the card, give it a lower value. It is not judged on an integrated GPU.
+        Where a slot has fewer lanes than the card, give it a lower value. It is not judged on an integrated GPU, nor
+        where copies go by NVLink-C2C, as on Grace.
     type: float
     default: 65
   clock_min_percent:
@@ -259,7 +260,7 @@ gpus:
         bf16_tensor_tflop_per_s: 654.4
     limits:
       description: What the card can do by its own attributes. V(null) where it does not tell. Those of an integrated
-        GPU say nothing of its memory and of copies with the host.
+        GPU say nothing of its memory and of copies with the host, and none says how fast NVLink-C2C is.
       type: dict
       sample: {memory_gb_per_s: 3352.3, fp32_tflop_per_s: 66.9, tensor_tflop_per_s: 1070.5, host_gb_per_s: 63.0}
     percent:
@@ -537,6 +538,7 @@ def card_of(before: Gpu | None, after: Gpu | None, load: Mapping[str, Any] | Non
     return Card(
         pcie_generation=link.get("generation_max"),
         pcie_width=link.get("width_max") or link.get("width_current"),
+        c2c_mode=after["c2c_mode"] if after else None,
         memory_total_mib=before["memory_total_mib"] if before else None,
         slow_reasons=load["throttle_reasons"] if load else None,
         ecc_uncorrected=_more(before, after, "uncorrected"),

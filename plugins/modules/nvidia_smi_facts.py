@@ -355,6 +355,10 @@ ansible_facts:
               description: Whether the GPU can address the host's memory, V(HMM), V(ATS) or V(None).
               type: str
               sample: None
+            c2c_mode:
+              description: Whether NVLink-C2C joins GPU and processor, V(Enabled) or V(Disabled).
+              type: str
+              sample: Disabled
             driver_model:
               description: V(WDDM), V(TCC) or V(MCDM) where Windows runs the driver.
               type: str

@@ -62,6 +62,8 @@ class Card:
 
     pcie_generation: int | None = None
     pcie_width: int | None = None
+    c2c_mode: str | None = None
+    """Where Enabled, copies with the host go by NVLink-C2C and not by PCI Express."""
     memory_total_mib: int | None = None
     """Of the whole GPU, by which the share of a MIG device is known."""
     slow_reasons: Sequence[str] | None = None
@@ -104,6 +106,8 @@ def limits_of(device: Mapping[str, Any], card: Card) -> dict[str, float | None]:
     operations = None if TENSOR_CUT.search(device["name"] or "") else TENSOR_OPERATIONS.get(capability)
     tensor = _product(device["sm_count"], operations, clock_hz, 1e-12)
     host = _product(PCIE_LANE_GB_PER_S.get(card.pcie_generation or 0), card.pcie_width)
+    if card.c2c_mode == "Enabled":
+        host = None
     if device["integrated"]:
         memory = host = None
     return {

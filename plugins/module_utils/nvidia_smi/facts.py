@@ -33,6 +33,7 @@ SUBSETS: dict[str, tuple[str, ...]] = {
         "vgpu_licensed_product",
         "vgpu_license_status",
         "addressing_mode",
+        "c2c_mode",
         "driver_model",
         "inforom_corrupted",
     ),
@@ -202,6 +203,7 @@ class Gpu(TypedDict):
     vgpu_licensed_product: str | None
     vgpu_license_status: str | None
     addressing_mode: str | None
+    c2c_mode: str | None
     driver_model: str | None
     inforom_corrupted: bool | None
     memory_free_mib: int | None

@@ -365,6 +365,7 @@ def _gpu_of_xml(element: _Node, index: int) -> Gpu:
             "vgpu_licensed_product": text_of(element.value("vgpu_software_licensed_product/licensed_product_name")),
             "vgpu_license_status": text_of(element.value("vgpu_software_licensed_product/license_status")),
             "addressing_mode": text_of(element.value("addressing_mode")),
+            "c2c_mode": text_of(element.value("c2c_mode")),
             "driver_model": text_of(element.value("driver_model/current_dm")),
             "memory_free_mib": _mib(element, "fb_memory_usage/free"),
             "memory_reserved_mib": _mib(element, "fb_memory_usage/reserved"),

@@ -85,6 +85,7 @@ TYPES: dict[str, type] = {
     "vgpu_licensed_product": str,
     "vgpu_license_status": str,
     "addressing_mode": str,
+    "c2c_mode": str,
     "driver_model": str,
     "ecc": dict,
     "mode": str,
@@ -247,6 +248,8 @@ def test_recording_agrees_with_an_independent_reading(path: Path) -> None:
         ("580.159.04-h100", 0, "recovery_action", "None"),
         ("590.44.01-rtx-pro-6000-blackwell", 0, "architecture", "Blackwell"),
         ("590.44.01-2x-rtx-a5000", 1, "addressing_mode", "HMM"),
+        ("590.44.01-2x-rtx-a5000", 1, "c2c_mode", None),
+        ("580.159.04-h100", 0, "c2c_mode", "Disabled"),
     ],
 )
 def test_recording_holds(recording: str, index: int, key: str, value: object) -> None:
@@ -739,6 +742,7 @@ def test_fields_agree_with_query_gpu_of_the_same_moment() -> None:
         "pci.bus_id": gpu["pci_bus_id"],
         "persistence_mode": gpu["persistence_mode"],
         "addressing_mode": gpu["addressing_mode"],
+        "c2c.mode": gpu["c2c_mode"],
         "vbios_version": gpu["vbios_version"],
         "gpu_recovery_action": gpu["recovery_action"],
         "pstate": gpu["performance_state"],

@@ -85,6 +85,24 @@ def test_nvlinks_that_are_slower_than_they_say(machine: Callable[[str], Machine]
 LINK = "pci.pci_gpu_link_info.link_widths.current_link_width"
 
 
+@pytest.mark.parametrize(("mode", "codes", "limit"), [("Enabled", [], None), ("Disabled", ["slow_host_copies"], 63.0)])
+def test_copies_by_nvlink_c2c_are_not_judged_by_pci_express(
+    machine: Callable[[str], Machine], mode: str, codes: list[str], limit: float | None
+) -> None:
+    def change(profile: faults.Profile) -> None:
+        faults.set_value(profile, 1, LINK, "4x")
+        faults.set_value(profile, 1, "c2c_mode", mode)
+
+    made = machine("h200-x2")
+    made.node.change(change)
+    outcome = made.run(peers=False)
+    assert [code for code, _uuid in told(outcome)] == codes
+    by_pci_express, other = outcome["gpus"]
+    assert by_pci_express["limits"]["host_gb_per_s"] == 63.0
+    assert other["limits"] == {**by_pci_express["limits"], "host_gb_per_s": limit}
+    assert (other["percent"]["host"] is None) is (limit is None)
+
+
 def throttle(profile: faults.Profile) -> None:
     """Half the clock, because the card is hot."""
     faults.set_value(profile, 1, "cuda.clock_speed", "0.5")

@@ -454,17 +454,18 @@ def test_a_sick_node_is_closed_before_anything_computes(gate: Gate, monkeypatch:
     assert status["action"] == "update" and "benchmark_memory_errors" in status["reason"]
 
 
-@pytest.mark.parametrize("lanes", [None, 16])
+@pytest.mark.parametrize(("lanes", "c2c", "number"), [(None, None, 0), (16, "Disabled", 2), (16, "Enabled", 0)])
 def test_copies_are_judged_by_the_lanes_that_the_slot_has(
-    gate: Gate, monkeypatch: pytest.MonkeyPatch, lanes: int | None
+    gate: Gate, monkeypatch: pytest.MonkeyPatch, lanes: int | None, c2c: str | None, number: int
 ) -> None:
-    """Unless the operator has said how many there should be."""
+    """Unless the operator has said how many there should be. Those by NVLink-C2C are not judged by lanes."""
     known = gate_service.health.probe
 
     def few_lanes(options: Any, **given: Any) -> Any:
         found = known(options, **given)
         for gpu in found["nvidia_smi"]["gpus"]:
             gpu["pcie"].update(width_max=16, width_current=2)
+            gpu["c2c_mode"] = c2c
         return found
 
     def measure_host(*_given: Any) -> Any:
@@ -476,7 +477,7 @@ def test_copies_are_judged_by_the_lanes_that_the_slot_has(
     options = {"path": str(gate.node.build / "nvidia-smi"), "dcgm": False, "pcie_width_min": lanes}
     status = gate.run(check_quick=604800, health=options)
     slow = [each for each in status["problems"] if each["code"] == "benchmark_slow_host_copies"]
-    assert len(slow) == (2 if lanes else 0)
+    assert len(slow) == number
     assert all("severities: {benchmark_slow_host_copies: ignore}" in each["message"] for each in slow)
 
 
