@@ -67,6 +67,12 @@ options:
     description:
       - Number of memory errors since the driver was loaded that ECC may have corrected. Without it any number is fine.
     type: int
+  retired_pages_max:
+    description:
+      - From how many retired pages of memory on, for single bit and double bit errors together, a GPU is told. Cards of
+        before Ampere count them. The default is from NVIDIA's advice, by which a card with 60 or more may be replaced.
+    type: int
+    default: 60
   temperature_gpu_max_c:
     description:
       - Highest temperature of the chip in degrees Celsius. By default it is what the card slows down at, and shuts down
@@ -181,11 +187,12 @@ notes:
     C(benchmark_context_failed), C(benchmark_failed), C(benchmark_memory_errors), C(benchmark_wrong_results),
     C(benchmark_peer_wrong), C(benchmark_slow_memory), C(benchmark_slow_fp32) and C(benchmark_slow_tensor), as
     M(gpufarm.core.nvidia_gpu_benchmark) says without C(benchmark_)."
-  - "These codes are warnings: C(ecc_corrected), more errors than O(ecc_corrected_max); C(ecc_disabled), with
-    O(ecc_required); C(ecc_mode_pending) and C(mig_pending), the mode changes at the next reset; C(hw_slowdown), the
-    hardware holds the clocks down; C(temperature), it is hotter than O(temperature_gpu_max_c), or than its
-    own limits, and critical where it turns itself off; C(sensors_failed), a sensor answers with an error;
-    C(inforom_corrupted), the card cannot keep its history; C(pcie_width), lanes are
+  - "These codes are warnings: C(ecc_corrected), more errors than O(ecc_corrected_max); C(retired_pages), as many as
+    O(retired_pages_max) or more, so that the card may be replaced; C(ecc_disabled), with O(ecc_required);
+    C(ecc_mode_pending) and C(mig_pending), the mode changes at the next reset; C(hw_slowdown), the hardware holds the
+    clocks down; C(temperature), it is hotter than O(temperature_gpu_max_c), or than its own limits, and critical where
+    it turns itself off; C(sensors_failed), a sensor answers with an error; C(inforom_corrupted), the card cannot keep
+    its history; C(pcie_width), lanes are
     missing; C(pcie_generation), the link is slower than O(pcie_generation_min); C(nvlink_down), fewer links are up than
     on a neighbour of the same model; C(nvlink_errors), a link has more errors than O(nvlink_recoveries_max) or
     O(nvlink_errors_max) allows; C(infiniband_link_downed), the link of a port went down more often than
@@ -431,6 +438,7 @@ TYPES: dict[str, dict[str, Any]] = {
     "ecc_required": {"type": "bool"},
     "ecc_uncorrected_max": {"type": "int"},
     "ecc_corrected_max": {"type": "int"},
+    "retired_pages_max": {"type": "int"},
     "temperature_gpu_max_c": {"type": "int"},
     "throttle_reasons": {"type": "list", "elements": "str"},
     "pcie_width_min": {"type": "int"},

@@ -33,6 +33,7 @@ class HealthOptions:
     ecc_required: bool = False
     ecc_uncorrected_max: int = 0
     ecc_corrected_max: int | None = None
+    retired_pages_max: int = 60
     temperature_gpu_max_c: int | None = None
     throttle_reasons: tuple[str, ...] = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
     pcie_width_min: int | None = None
@@ -116,9 +117,9 @@ def _check(options: HealthOptions) -> None:
         if not 0 < getattr(options, name) < math.inf:
             raise refuse(f"{name} is {getattr(options, name):g}", "more than 0 seconds, and an end")
     for name in (
-        "gpus", "xid_repeats_max", "ecc_uncorrected_max", "ecc_corrected_max", "pcie_width_min", "pcie_generation_min",
-        "nvlink_recoveries_max", "nvlink_errors_max", "infiniband_ports", "infiniband_link_downed_max",
-        "roce_ports", "roce_link_downed_max",
+        "gpus", "xid_repeats_max", "ecc_uncorrected_max", "ecc_corrected_max", "retired_pages_max", "pcie_width_min",
+        "pcie_generation_min", "nvlink_recoveries_max", "nvlink_errors_max", "infiniband_ports",
+        "infiniband_link_downed_max", "roce_ports", "roce_link_downed_max",
     ):  # fmt: skip
         value = getattr(options, name)
         if value is not None and value < 0:

@@ -14,6 +14,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.health.node import FA
 from ansible_collections.gpufarm.core.plugins.module_utils.health.options import HealthOptions
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.facts import Facts, Gpu
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.failures import NEXT_STEPS
+from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.values import sum_of
 from ansible_collections.gpufarm.core.plugins.module_utils.problem import Finding
 from ansible_collections.gpufarm.core.plugins.module_utils.xid import CRITICAL, WARNING
 
@@ -73,6 +74,9 @@ def _gpu_memory(gpu: Gpu, options: HealthOptions) -> Iterator[Finding]:
         yield Finding("row_remap_failed", "a row of memory that could not be replaced")
     if ecc["retired_pages"]["pending"]:
         yield Finding("retired_pages_pending", "a page of memory that waits for a reset to be retired")
+    retired = sum_of([ecc["retired_pages"]["single_bit"], ecc["retired_pages"]["double_bit"]])
+    if retired and not _less(retired, options.retired_pages_max):
+        yield Finding("retired_pages", f"{retired} retired pages of memory")
 
 
 def _gpu_temperature(gpu: Gpu, options: HealthOptions) -> Iterator[Finding]:

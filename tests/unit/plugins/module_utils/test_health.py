@@ -77,6 +77,10 @@ def links(up: int, down: int, **errors: int) -> list[dict[str, Any]]:
     return [{"link": number, "active": number < up, "speed_gb_per_s": None, **counted} for number in range(up + down)]
 
 
+def pages(single_bit: int | None, double_bit: int | None) -> dict[str, Any]:
+    return {"single_bit": single_bit, "double_bit": double_bit, "pending": False}
+
+
 # Judgement of the facts
 
 
@@ -130,6 +134,9 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ({"ecc__remapped_rows__pending": True}, {}, "row_remap_pending", "critical"),
     ({"ecc__remapped_rows__failure": True}, {}, "row_remap_failed", "critical"),
     ({"ecc__retired_pages__pending": True}, {}, "retired_pages_pending", "critical"),
+    ({"ecc__retired_pages": pages(24, 40)}, {}, "retired_pages", "warning"),
+    ({"ecc__retired_pages": pages(60, 0)}, {}, "retired_pages", "warning"),
+    ({"ecc__retired_pages": pages(None, 3)}, {"retired_pages_max": 3}, "retired_pages", "warning"),
     ({"clocks_event_reasons": ["gpu_idle", "hw_slowdown"]}, {}, "hw_slowdown", "warning"),
     ({"clocks_event_reasons": ["hw_thermal_slowdown"]}, {}, "hw_slowdown", "warning"),
     ({"clocks_event_reasons": ["hw_power_brake_slowdown"]}, {}, "hw_slowdown", "warning"),
@@ -236,6 +243,10 @@ def test_one_problem(changes: dict[str, Any], options: dict[str, Any], code: str
         ({"temperature_memory_c": None, "temperature_limits__memory_max_c": 85}, {}),
         ({"sensors_failed": None, "inforom_corrupted": None}, {}),
         ({"ecc__unrepairable_memory": False, "ecc__tpc_repair_pending": None}, {}),
+        ({"ecc__retired_pages": pages(19, 40)}, {}),
+        ({"ecc__retired_pages": pages(24, 40)}, {"retired_pages_max": 65}),
+        ({"ecc__retired_pages": pages(0, 0)}, {"retired_pages_max": 0}),
+        ({"ecc__retired_pages": pages(None, None)}, {"retired_pages_max": 0}),
         (
             {
                 "fabric_health__summary": "Healthy",
@@ -365,6 +376,7 @@ def test_persistence_is_windows_business_under_wsl() -> None:
             "less than 95 C, at which the card slows down",
         ),
         ({"temperature_gpu_c": 81}, {"temperature_gpu_max_c": 80}, "81 C", "at most 80 C"),
+        ({"ecc__retired_pages": pages(24, 40)}, {}, "64 retired pages of memory", "fewer than 60"),
         (
             {"sensors_failed": ["temperature_gpu_c", "power_draw_w"]},
             {},
@@ -703,6 +715,7 @@ def test_wrong_options_are_refused_as_recorded() -> None:
         "gpus": [-1, 1.5, True, "8"],
         "ecc_uncorrected_max": [-1, None],
         "ecc_corrected_max": [-1],
+        "retired_pages_max": [-1, None],
         "pcie_width_min": [-1],
         "pcie_generation_min": [-1],
         "dcgm_diag_level": [0, 5, "1"],
