@@ -93,7 +93,8 @@ def test_a_module_reaches_powershell_as_ansible_itself_sends_it(
     namespace, collection, module = wanted.split(".")
     folder = tmp_path / "collections/ansible_collections" / namespace / collection / "plugins/modules"
     folder.mkdir(parents=True)
-    (folder / f"{module}.ps1").write_text("#!powershell\n#AnsibleRequires -CSharpUtil Ansible.Basic\n# grüße\n'pong'\n")
+    script = "#!powershell\n#AnsibleRequires -CSharpUtil Ansible.Basic\n# grüße\n'pong'\n"
+    (folder / f"{module}.ps1").write_text(script, encoding="utf-8")
     (tmp_path / "hosts.yml").write_text(
         yaml.safe_dump(
             {"all": {"hosts": {"pc": {
