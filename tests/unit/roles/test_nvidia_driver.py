@@ -789,6 +789,36 @@ def test_what_stands_between_a_new_driver_and_its_gpus_is_told(
         assert not [text for text in found if "Secure Boot" in text and f"{key}`" not in text]
 
 
+@pytest.mark.parametrize(
+    ("enabled", "active", "modes", "told"),
+    [
+        ("static", "active", ["Disabled", "Enabled", "Disabled"], [0, 2]),
+        # By a drop-in.
+        ("static", "active", ["Enabled"], []),
+        ("static", "active", [None], []),
+        # It is started after the GPUs were asked.
+        ("static", "inactive", ["Disabled"], []),
+        ("disabled", "inactive", ["Disabled"], []),
+        ("", "", ["Disabled"], []),
+    ],
+)
+def test_a_persistence_daemon_that_keeps_no_gpu_initialised(
+    enabled: str, active: str, modes: list[str | None], told: list[int]
+) -> None:
+    """Ubuntu's own packages start it with --no-persistence-mode."""
+    units = {"nvidia-persistenced.service": {"enabled": enabled, "active": active}}
+    gpus = [{"index": index, "persistence_mode": mode} for index, mode in enumerate(modes)]
+    given = {"_common_host": role_helper.host(units=units), "facts": {"nvidia_smi": {"gpus": gpus}}}
+    assert value("__nvidia_driver_not_kept", **given) == told
+    if told:
+        message = tasks_of("service.yml")[-1]["ansible.builtin.debug"]["msg"]
+        found = value("message", message=trust_as_template(message), inventory_hostname="gpu1", **given)
+        assert found.startswith(
+            "gpu1: nvidia-persistenced runs, and persistence mode is Disabled on GPU 0, 2. Expected: "
+        )
+        assert "/etc/systemd/system/nvidia-persistenced.service.d/" in found
+
+
 def test_all_of_the_role_but_its_end_is_left_out_there() -> None:
     tasks = yaml.safe_load((ROLE / "tasks/main.yml").read_text(encoding="utf-8"))
     outside = [task["name"] for task in tasks if task.get("when") != "not __nvidia_driver_left_out"]
