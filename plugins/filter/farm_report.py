@@ -23,6 +23,8 @@ options:
       - One entry for each host that was asked, with C(name), C(nomad_name), C(asked_at) (ISO 8601), C(gpus_expected)
         (number or V(null)) and C(health), the registered result of M(gpufarm.core.nvidia_gpu_health). A node of
         Kubernetes has C(kubernetes_name) as well, its name there.
+      - C(ignored), if it is there, has the UUIDs that the device plugin hides, as its C(ignored_gpu_ids) has them.
+        Nomad is not to have these, so they are neither missing nor idle.
     type: list
     elements: dict
     required: true

@@ -137,13 +137,15 @@ def _user(gpu: Gpu, with_pods: bool) -> str:
     if computing:
         number = count_text(len(computing), "process", "processes")
         return f"{number}, perhaps of a pod" if with_pods else f"{number}, no allocation"
-    return "not in Nomad" if gpu["in_nomad"] is False else _unused(gpu, with_pods)
+    return "not in Nomad" if gpu["in_nomad"] is False and not gpu["hidden"] else _unused(gpu, gpu["hidden"], with_pods)
 
 
-def _unused(gpu: Gpu, with_pods: bool) -> str:
+def _unused(gpu: Gpu, hidden: bool | None, with_pods: bool) -> str:
     """What is told of that which no allocation holds."""
     if gpu["in_nomad"] is None:
         return UNKNOWN
+    if hidden:
+        return "hidden from Nomad"
     return "free in Nomad" if with_pods else "free"
 
 
@@ -167,7 +169,9 @@ def _gpu_view(gpu: Gpu, with_pods: bool) -> dict[str, Any]:
             {
                 "uuid": device["uuid"] or "no UUID told",
                 "profile": device["profile"] or "MIG device",
-                "used_by": _job(device["allocation"]) if device["allocation"] else _unused(gpu, with_pods),
+                "used_by": _job(device["allocation"])
+                if device["allocation"]
+                else _unused(gpu, device["hidden"], with_pods),
             }
             for device in gpu["mig_devices"]
         ],
@@ -253,6 +257,7 @@ def _answered(data: Document) -> set[str]:
 
 def _node_view(node: Node, number: int, data: Document) -> dict[str, Any]:
     with_nomad = node["region"] in _answered(data)
+    allocatable = sum(1 for gpu in node["gpus"] if not gpu["hidden"])
     return {
         "id": f"node-{number}",
         "name": node["name"],
@@ -263,9 +268,8 @@ def _node_view(node: Node, number: int, data: Document) -> dict[str, Any]:
         "versions": _versions_text(node, data),
         "count": _gpus_text(node),
         "allocated": (
-            f"{count_text(node['allocated_gpus'])} of {len(node['gpus'])} allocated"
-            + " in Nomad" * node["in_kubernetes"]
-            if with_nomad and node["gpus"]
+            f"{count_text(node['allocated_gpus'])} of {allocatable} allocated" + " in Nomad" * node["in_kubernetes"]
+            if with_nomad and allocatable
             else ""
         ),
         "utilization": _percent_text(node["utilization_percent"]),
@@ -493,7 +497,7 @@ def _cost_view(data: Document) -> dict[str, Any]:
             "cost": _money(entry["cost_per_hour"], currency),
             "gain": _plain(entry["return"], 3),
             "allocated": (
-                f"{count_text(entry['allocated_gpus'])} of {count_text(entry['gpus'])}"
+                f"{count_text(entry['allocated_gpus'])} of {count_text(entry['allocatable_gpus'])}"
                 if entry["allocated_gpus"] is not None
                 else UNKNOWN
             ),
@@ -640,7 +644,8 @@ def _mig_view(data: Document) -> dict[str, Any]:
                 )
                 or "none",
                 "allocated": (
-                    f"{sum(1 for device in gpu['devices'] if device['allocation'])} of {len(gpu['devices'])}"
+                    f"{sum(1 for device in gpu['devices'] if device['allocation'])} of "
+                    f"{sum(1 for device in gpu['devices'] if not device['hidden'])}"
                     if data["nomad"]["answered"] and not data["kubernetes"]
                     else UNKNOWN
                 ),
@@ -725,7 +730,10 @@ def _allocated(data: Document) -> tuple[float | None, str]:
     if held["Kubernetes"] is None:
         return None, "pods hold MIG devices or shared GPUs"
     by_pods = f", {count_text(held['Kubernetes'])} by pods" if data["kubernetes"] and data["nomad"]["regions"] else ""
-    return sum(number or 0 for number in held.values()), f"of {count_text(summary['gpus'], 'GPU')}{by_pods}"
+    hidden = summary["gpus"] - summary["allocatable_gpus"]
+    note = f"of {count_text(summary['allocatable_gpus'], 'GPU')}{by_pods}"
+    note += f", {hidden:,} hidden from Nomad" if hidden else ""
+    return sum(number or 0 for number in held.values()), note
 
 
 def _tiles(data: Document) -> list[dict[str, Any]]:
@@ -751,7 +759,7 @@ def _tiles(data: Document) -> list[dict[str, Any]]:
             "label": "Allocated",
             "value": count_text(allocated),
             "note": note,
-            "bar": _share(allocated, summary["gpus"]),
+            "bar": _share(allocated, summary["allocatable_gpus"]),
         },
         {
             "label": "Utilisation",

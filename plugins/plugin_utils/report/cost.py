@@ -96,7 +96,9 @@ def cost_of(nodes: list[Node], prices: Mapping[str, Price], productivity: float,
 
 def _cost_row(model: str, gpus: list[Gpu], price: Price, productivity: float, with_nomad: bool) -> CostRow:
     count = len(gpus)
+    allocatable = sum(1 for gpu in gpus if not gpu["hidden"]) if with_nomad else None
     allocated = round(sum(known_numbers(gpu["allocated_share"] for gpu in gpus)), 4) if with_nomad else None
+    free = None if allocatable is None or allocated is None else allocatable - allocated
     told = known_numbers(gpu["utilization_gpu_percent"] for gpu in gpus)
     utilized = round(sum(told) / 100, 4) if told else None
     throughput = _times(count, price.relative_throughput)
@@ -111,20 +113,21 @@ def _cost_row(model: str, gpus: list[Gpu], price: Price, productivity: float, wi
         "price_per_hour": price.price_per_hour,
         "cost_per_hour": cost,
         "return": gain,
+        "allocatable_gpus": allocatable,
         "allocated_gpus": allocated,
         "utilized_gpus": utilized,
         "utilization_gpus": len(told),
-        "idle_cost_per_hour": _times(price.price_per_hour, None if allocated is None else count - allocated),
+        "idle_cost_per_hour": _times(price.price_per_hour, free),
         "unused_cost_per_hour": _times(price.price_per_hour, None if utilized is None else len(told) - utilized),
-        "return_allocated": _times(gain, _ratio(allocated, count)),
+        "return_allocated": _times(gain, _ratio(allocated, allocatable)),
         "return_utilized": _times(gain, _ratio(utilized, len(told))),
     }
 
 
 def _cost_total(rows: Sequence[Mapping[str, Any]], productivity: float) -> CostTotal:
-    def weighted(share: str, of: str) -> float | None:
-        """Throughput that is used: each model's own share of its own throughput; None when one model's is unknown."""
-        parts = [_times(row["throughput"], _ratio(row[share], row[of])) for row in rows]
+    def weighted(each: str, share: str, of: str | None = None) -> float | None:
+        """What is used: each model's own share of its own number; None when one model's is unknown."""
+        parts = [_times(row[each], _ratio(row[share], row[of]) if of else row[share]) for row in rows]
         return None if any(part is None for part in parts) else sum(part for part in parts if part is not None)
 
     def complete(key: str) -> float | None:
@@ -137,11 +140,17 @@ def _cost_total(rows: Sequence[Mapping[str, Any]], productivity: float) -> CostT
         "throughput": complete("throughput"),
         "cost_per_hour": cost,
         "return": _ratio(_times(complete("throughput"), productivity), cost),
+        "allocatable_gpus": complete("allocatable_gpus"),
         "allocated_gpus": complete("allocated_gpus"),
         "utilized_gpus": complete("utilized_gpus"),
         "utilization_gpus": sum(row["utilization_gpus"] for row in rows),
         "idle_cost_per_hour": complete("idle_cost_per_hour"),
         "unused_cost_per_hour": complete("unused_cost_per_hour"),
-        "return_allocated": _ratio(_times(weighted("allocated_gpus", "gpus"), productivity), cost),
-        "return_utilized": _ratio(_times(weighted("utilized_gpus", "utilization_gpus"), productivity), cost),
+        "return_allocated": _ratio(
+            _times(weighted("relative_throughput", "allocated_gpus"), productivity),
+            weighted("price_per_hour", "allocatable_gpus"),
+        ),
+        "return_utilized": _ratio(
+            _times(weighted("throughput", "utilized_gpus", "utilization_gpus"), productivity), cost
+        ),
     }

@@ -74,11 +74,12 @@ def build(
     """The document, and the new text of the history; None where the present one must not be written over.
 
     C(answers) has for each host C(name), C(nomad_name), C(asked_at), C(gpus_expected) and C(health), the registered
-    result of nvidia_gpu_health. C(servers) has for each Nomad server that was asked C(server), C(asked_at), and
-    C(result), the registered result of nomad_gpu_info. Where Nomad has several regions its C(region) is there, too, and
-    C(regions) has that of each host. C(kubernetes), where the inventory has nodes of it, has C(host), who asked the
-    cluster, C(hosts), its nodes in the inventory, C(asked_at), and C(result), the registered result of
-    kubernetes_gpu_info; answers of its nodes have C(kubernetes_name). Those without a region are in Kubernetes alone.
+    result of nvidia_gpu_health, and may have C(ignored), the UUIDs that its device plugin hides. C(servers) has for
+    each Nomad server that was asked C(server), C(asked_at), and C(result), the registered result of nomad_gpu_info.
+    Where Nomad has several regions its C(region) is there, too, and C(regions) has that of each host. C(kubernetes),
+    where the inventory has nodes of it, has C(host), who asked the cluster, C(hosts), its nodes in the inventory,
+    C(asked_at), and C(result), the registered result of kubernetes_gpu_info; answers of its nodes have
+    C(kubernetes_name). Those without a region are in Kubernetes alone.
     C(accepted) is the text of the file of acceptances, and C(accepted_failure) why it could not be read.
     C(certificates) has by host what nomad_agent_info tells of those of its agent.
     """

@@ -33,6 +33,9 @@ def summary_of(nodes: list[Node], with_nomad: bool, with_kubernetes: bool) -> Su
         "nodes_answered": sum(1 for node in nodes if node["state"] == "answered"),
         "nodes_unanswered": sum(1 for node in nodes if node["state"] != "answered"),
         "gpus": len(gpus),
+        "allocatable_gpus": sum(
+            1 for node in nodes for gpu in node["gpus"] if node["in_kubernetes"] or not gpu["hidden"]
+        ),
         "gpus_expected": int(sum(expected)) if expected else None,
         "gpus_expected_nodes": len(expected),
         "verdicts": {verdict: verdicts[verdict] for verdict in VERDICTS},

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from ansible_collections.gpufarm.core.plugins.module_utils import gpu_verdicts, kubernetes, nomad, problem
@@ -140,15 +140,27 @@ def _allocated_share(devices: Sequence[MigDevice]) -> float:
     return float(round(held / sum(weights), 4))
 
 
-def _gpu(found: Mapping[str, Any], verdict: str, devices: Mapping[str, Mapping[str, Any]] | None, source: str) -> Gpu:
+def _gpu(
+    found: Mapping[str, Any],
+    verdict: str,
+    devices: Mapping[str, Mapping[str, Any]] | None,
+    source: str,
+    ignored: Collection[str] = (),
+) -> Gpu:
     """One GPU from nvidia-smi's facts and from Nomad's devices by UUID (None without Nomad)."""
     known = devices or {}
+
+    def is_hidden(uuid: Any) -> bool | None:
+        # Where Nomad has it all the same, it counts, and its problem tells.
+        return None if devices is None else str(uuid).lower() in ignored and str(uuid).lower() not in devices
+
     own = known.get(str(found.get("uuid")).lower())
     migs: list[MigDevice] = [
         {
             "uuid": device.get("uuid"),
             "profile": device.get("profile"),
             "memory_total_mib": device.get("memory_total_mib"),
+            "hidden": is_hidden(device.get("uuid")),
             "allocation": _allocation(known.get(str(device.get("uuid")).lower())),
             "benchmark": None,
         }
@@ -157,8 +169,12 @@ def _gpu(found: Mapping[str, Any], verdict: str, devices: Mapping[str, Mapping[s
     whole = _allocation(own)
     listed = [known[str(mig["uuid"]).lower()] for mig in migs if str(mig["uuid"]).lower() in known]
     listed += [own] if own else []
+    # The device plugin hides MIG devices by their own UUIDs.
+    hidden = (
+        not own and all(mig["hidden"] for mig in migs) if migs and devices is not None else is_hidden(found.get("uuid"))
+    )
     # Nomad lists a GPU as a whole for a while after MIG was switched on.
-    share = None if devices is None else 1.0 if whole else _allocated_share(migs)
+    share = None if devices is None or hidden else 1.0 if whole else _allocated_share(migs)
     return {
         "index": found.get("index"),
         "uuid": found.get("uuid"),
@@ -179,6 +195,7 @@ def _gpu(found: Mapping[str, Any], verdict: str, devices: Mapping[str, Mapping[s
         "mig_mode": found.get("mig_mode"),
         "mig_mode_pending": found.get("mig_mode_pending"),
         "in_nomad": None if devices is None else bool(listed),
+        "hidden": hidden,
         "allocated_share": share,
         "allocations": [held for held in [*(mig["allocation"] for mig in migs), whole] if held],
         "processes": found.get("processes"),
@@ -203,7 +220,7 @@ def _far_cpus(found: Mapping[str, Any]) -> list[str]:
 
 
 def _gpus_of_answer(
-    health: Mapping[str, Any], devices: Mapping[str, Mapping[str, Any]] | None
+    health: Mapping[str, Any], devices: Mapping[str, Mapping[str, Any]] | None, ignored: Collection[str]
 ) -> tuple[list[Gpu], list[Mapping[str, Any]]]:
     """The GPUs of an answer for the report, and as nvidia-smi told them."""
     told = [(gpu, _health_keys(gpu)) for gpu in (health.get("nvidia_smi") or {}).get("gpus") or []]
@@ -216,7 +233,7 @@ def _gpus_of_answer(
     for found, keys in told:
         match = next((by_key[key] for key in keys if key in by_key), None)
         verdict = str((match or {}).get("verdict") or ("ok" if found.get("status", "ok") == "ok" else "critical"))
-        gpus.append(_gpu(found, verdict if verdict in VERDICTS else "unknown", devices, "nvidia-smi"))
+        gpus.append(_gpu(found, verdict if verdict in VERDICTS else "unknown", devices, "nvidia-smi", ignored))
     return gpus, [found for found, _keys in told]
 
 
@@ -251,8 +268,8 @@ def _gpus_of_nomad(node: nomad.Node) -> list[Gpu]:
     return gpus + [_gpu(parent, "unknown", devices, "nomad") for parent in parents.values()]
 
 
-def _wanted(name: str, node: Node, told: Sequence[Mapping[str, Any]]) -> nomad.Expected:
-    """What a scheduler should have of a host; no UUIDs where a driver lists MIG devices and does not tell theirs."""
+def _wanted(name: str, node: Node, told: Sequence[Mapping[str, Any]], ignored: Collection[str]) -> nomad.Expected:
+    """What Nomad should have of a host; no UUIDs where a driver lists MIG devices and does not tell theirs."""
     if node["state"] != "answered":
         return nomad.Expected(node=name)
     driver = node["driver_version"]
@@ -262,7 +279,8 @@ def _wanted(name: str, node: Node, told: Sequence[Mapping[str, Any]]) -> nomad.E
         if gpu.get("status", "ok") != "ok" or not gpu.get("uuid"):
             continue
         own = [device.get("uuid") for device in gpu.get("mig_devices") or []] if is_mig(gpu) else [gpu["uuid"]]
-        uuids = None if uuids is None or not all(own) else uuids + [str(uuid) for uuid in own]
+        shown = [str(uuid) for uuid in own if str(uuid).lower() not in ignored]
+        uuids = None if uuids is None or not all(own) else uuids + shown
     return nomad.Expected(
         node=name,
         uuids=None if uuids is None else tuple(uuids),
@@ -338,9 +356,10 @@ def _nodes_of_region(
     for host in hosts:
         answer = by_host.get(host)
         name = str((answer or {}).get("nomad_name") or host)
-        node, told = _node(host, name, region, answer, known=by_name.get(name), view=view)
+        ignored = {str(uuid).lower() for uuid in (answer or {}).get("ignored") or ()}
+        node, told = _node(host, name, region, answer, known=by_name.get(name), view=view, ignored=ignored)
         nodes.append(node)
-        wanted.append(_wanted(name, node, told))
+        wanted.append(_wanted(name, node, told, ignored))
     if view and region is not None:
         _add_nomads_problems(nodes, wanted, view)
         names = {node["nomad_name"] for node in nodes}
@@ -358,6 +377,7 @@ def _node(
     *,
     known: ListedNode | None,
     view: NomadView | None,
+    ignored: Collection[str],
 ) -> tuple[Node, list[Mapping[str, Any]]]:
     """One host of the inventory, and its GPUs as nvidia-smi told them."""
     state, reason = state_of(answer)
@@ -366,7 +386,7 @@ def _node(
     devices = None if view is None else {gpu["uuid"].lower(): gpu for gpu in (known["gpus"] if known else [])}
     told: list[Mapping[str, Any]] = []
     if state == "answered":
-        gpus, told = _gpus_of_answer(health, devices)
+        gpus, told = _gpus_of_answer(health, devices, ignored)
         verdict = health["verdict"] if health["verdict"] in VERDICTS else "unknown"
     else:
         gpus, verdict = (_gpus_of_nomad(known) if known else []), "unknown"

@@ -56,6 +56,8 @@ class MigDevice(TypedDict):
     uuid: str | None
     profile: str | None
     memory_total_mib: int | None
+    # As that of a GPU.
+    hidden: bool | None
     allocation: dict[str, Any] | None
     # None where no acceptance is known.
     benchmark: Benchmark | None
@@ -81,8 +83,10 @@ class Gpu(TypedDict):
     nomad_driver_version: str | None
     mig_mode: str | None
     mig_mode_pending: str | None
-    # The next two are None without Nomad; the share is from 0 to 1.
+    # The next three are None without Nomad. A hidden GPU is one that Nomad does not have on purpose; it has no share,
+    # others one from 0 to 1.
     in_nomad: bool | None
+    hidden: bool | None
     allocated_share: float | None
     allocations: list[dict[str, Any]]
     # None where they cannot be seen.
@@ -173,6 +177,8 @@ class Summary(TypedDict):
     nodes_answered: int
     nodes_unanswered: int
     gpus: int
+    # Without those that are hidden from Nomad and are not in Kubernetes.
+    allocatable_gpus: int
     # None when no host says it.
     gpus_expected: int | None
     gpus_expected_nodes: int
@@ -313,7 +319,8 @@ class Users(TypedDict):
 
 
 # Money is in the document's currency. A return is throughput x productivity / cost per hour; utilized GPUs are
-# utilisation added up, of so many GPUs that told it; idle is what no job holds, unused what did not compute.
+# utilisation added up, of so many GPUs that told it; idle is what no job holds of those that are not hidden from Nomad
+# (allocatable), unused what did not compute. The return of what is allocated is that of these GPUs' money, too.
 CostTotal = TypedDict(
     "CostTotal",
     {
@@ -322,6 +329,7 @@ CostTotal = TypedDict(
         "throughput": "float | None",
         "cost_per_hour": "float | None",
         "return": "float | None",
+        "allocatable_gpus": "float | None",
         "allocated_gpus": "float | None",
         "utilized_gpus": "float | None",
         "utilization_gpus": int,

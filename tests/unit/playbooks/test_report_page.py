@@ -295,12 +295,14 @@ def test_playbook_reports_who_answers_and_who_does_not(tmp_path: Path, fake_smi:
     silent = {"ansible_host": "127.0.0.1", "ansible_port": 1, "ansible_ssh_common_args": "-o BatchMode=yes"}
     options = {"path": str(fake_smi), "dcgm": False}
     uuid = helper.recording(helper.H100)["gpus"][0]["uuid"]
+    # As the command line names it.
+    hides = {"nomad_device_nvidia_ignored_gpu_ids": uuid}
     inventory = {
         "all": {
             "children": {
                 "gpu_nodes": {
                     "hosts": {
-                        "good": {**LOCAL, "gpu_health_options": options},
+                        "good": {**LOCAL, "gpu_health_options": options, **hides},
                         "broken": {**LOCAL, "gpu_health_options": {"timeout": -1}},
                         "silent": silent,
                     }
@@ -343,6 +345,7 @@ def test_playbook_reports_who_answers_and_who_does_not(tmp_path: Path, fake_smi:
     page = assert_page(text)
     assert uuid in page.shown and "2,701 GB/s" in page.shown
     (good,) = [node for node in data["nodes"] if node["name"] == "good"]
+    assert good["gpus"][0]["hidden"] is True
     benchmark = good["gpus"][0]["benchmark"]
     assert benchmark["figures"] == figures and benchmark["outliers"][0]["found"] == HOSTILE
     assert page.tags["polyline"] == 2

@@ -242,6 +242,7 @@ GOES_BY_GPUS = {
     "gate_of_the_node": ("gpu_health", "main"),
     "gate_of_the_farm_and_acceptance": ("farm", "gate_probe"),
     "verify": ("farm", "verify_node"),
+    "report": ("farm", "report_node"),
     "maintenance": ("node_maintenance", "put_back"),
 }
 HIDDEN = "{{ nomad_device_nvidia_ignored_gpu_ids | default([]) | map('last') | join(' and ') }}"

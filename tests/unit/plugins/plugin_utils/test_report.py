@@ -553,6 +553,85 @@ def test_gpu_that_nomad_lost_is_a_warning_at_that_gpu() -> None:
     assert message.startswith("Node gpu01: found") and "Expected: " in message and "Next step: " in message
 
 
+def hiding(recording: str, ignored: list[str], has: slice, held: dict[int, str], **more: Any) -> dict[str, Any]:
+    """A node of two GPUs whose device plugin hides some devices."""
+    smi = helper.facts(recording, 1, 2, **more)
+    node = helper.nomad_node("gpu01", helper.devices(smi, held)[has])
+    return of(helper.answer("gpu01", helper.health(smi), ignored=ignored), nomad=[node])
+
+
+def test_a_hidden_gpu_is_neither_missing_nor_idle() -> None:
+    arguments = hiding(helper.H100, [helper.uuid_of(1, 0).upper()], slice(1, None), {1: "training"})
+    data = helper.document(arguments, models={"NVIDIA H100 80GB HBM3": {"relative_throughput": 2, "price_per_hour": 4}})
+    (node,) = data["nodes"]
+    assert (node["problems"], node["verdict"], node["allocated_gpus"]) == ([], "ok", 1)
+    assert [(gpu["in_nomad"], gpu["hidden"], gpu["allocated_share"], gpu["verdict"]) for gpu in node["gpus"]] == [
+        (False, True, None, "ok"), (True, False, 1.0, "ok"),
+    ]  # fmt: skip
+    summary = data["summary"]
+    assert (summary["gpus"], summary["allocatable_gpus"], summary["allocated_gpus"]) == (2, 1, 1)
+    keys = ("gpus", "allocatable_gpus", "allocated_gpus", "cost_per_hour", "idle_cost_per_hour", "return_allocated")
+    for cost in (data["cost"]["total"], *data["cost"]["models"]):
+        assert [cost[key] for key in keys] == [2, 1, 1, 8, 0, 0.5]
+    page = report_page.page(data)
+    assert [gpu["used_by"] for gpu in page["nodes"][0]["gpus"]] == ["hidden from Nomad", "training"]
+    assert page["nodes"][0]["allocated"] == "1 of 1 allocated" and page["cost"]["rows"][0]["allocated"] == "1 of 1"
+    assert [(tile["value"], tile["note"], tile["bar"]) for tile in page["tiles"] if tile["label"] == "Allocated"] == [
+        ("1", "of 1 GPU, 1 hidden from Nomad", 100)
+    ]
+    # An answer that does not tell what is hidden.
+    del arguments["answers"][0]["ignored"]
+    data = helper.document(arguments)
+    assert [problem["code"] for problem in data["nodes"][0]["problems"]] == ["gpu_missing"]
+    assert data["summary"]["allocatable_gpus"] == 2
+
+
+def test_a_model_of_which_all_are_hidden_is_in_no_return_of_what_is_allocated() -> None:
+    arguments = hiding(helper.H100, [helper.uuid_of(1, 1)], slice(1), {0: "training"})
+    arguments["answers"][0]["health"]["nvidia_smi"]["gpus"][1]["name"] = "Tesla T4"
+    prices = {"relative_throughput": 2, "price_per_hour": 4}
+    cost = helper.document(arguments, models={"Tesla T4": prices, "NVIDIA H100 80GB HBM3": prices})["cost"]
+    assert [(row["model"], row["idle_cost_per_hour"], row["return_allocated"]) for row in cost["models"]] == [
+        ("NVIDIA H100 80GB HBM3", 0, 0.5), ("Tesla T4", 0, None),
+    ]  # fmt: skip
+    assert (cost["total"]["cost_per_hour"], cost["total"]["return_allocated"]) == (8, 0.5)
+
+
+def test_a_node_whose_gpus_are_all_hidden_has_nothing_to_allocate() -> None:
+    arguments = hiding(helper.H100, [helper.uuid_of(1, 0), helper.uuid_of(1, 1)], slice(0), {})
+    data = helper.document(arguments)
+    assert data["nodes"][0]["problems"] == [] and data["nodes"][0]["allocated_gpus"] is None
+    assert report_page.page(data)["nodes"][0]["allocated"] == ""
+    # Pods of Kubernetes may have what is hidden from Nomad.
+    arguments["kubernetes"] = helper.cluster([helper.kubernetes_node("gpu01", 2)], "gpu01")
+    arguments |= {"regions": {"gpu01": "global"}}
+    assert (data["summary"]["allocatable_gpus"], helper.document(arguments)["summary"]["allocatable_gpus"]) == (0, 2)
+
+
+def test_hidden_mig_devices_are_not_missing() -> None:
+    hidden = [helper.uuid_of(1, number, "MIG") for number in (0, 16, 17, 18, 19)]
+    arguments = hiding(helper.MIG, hidden, slice(1, 4), {1: "inference"})
+    data = helper.document(arguments)
+    first, second = data["nodes"][0]["gpus"]
+    assert data["nodes"][0]["problems"] == [] and data["summary"]["allocatable_gpus"] == 1
+    assert [device["hidden"] for device in first["mig_devices"]] == [True, False, False, False]
+    assert (first["hidden"], second["hidden"], second["allocated_share"]) == (False, True, None)
+    page = report_page.page(data)
+    assert [[mig["used_by"] for mig in gpu["migs"]] for gpu in page["nodes"][0]["gpus"]] == [
+        ["hidden from Nomad", "inference", "free", "free"],
+        ["hidden from Nomad"] * 4,
+    ]
+    assert [gpu["allocated"] for gpu in page["mig"]["gpus"]] == ["1 of 3", "0 of 0"]
+
+
+def test_what_nomad_has_though_it_should_be_hidden_counts() -> None:
+    data = helper.document(hiding(helper.H100, [helper.uuid_of(1, 1)], slice(2), {1: "training"}))
+    assert [(gpu["hidden"], gpu["allocated_share"]) for gpu in data["nodes"][0]["gpus"]] == [(False, 0), (False, 1)]
+    assert [(found["code"], found["uuid"]) for found in data["nodes"][0]["problems"]] == [
+        ("gpu_unexpected", helper.uuid_of(1, 1))
+    ]
+
+
 def test_a_sick_gpu_that_nomad_lost_is_told_by_both() -> None:
     smi = helper.facts(helper.H100, 1, 2)
     node = helper.nomad_node("gpu01", helper.devices(smi)[:1])
@@ -974,6 +1053,7 @@ def test_plot_of_one_moment_is_no_division_by_zero() -> None:
         ({"processes": [{"type": "G"}]}, "free"),
         ({"processes": None}, "free"),
         ({"in_nomad": False}, "not in Nomad"),
+        ({"in_nomad": False, "hidden": True}, "hidden from Nomad"),
         ({"in_nomad": None}, report_page.UNKNOWN),
         (
             {"allocations": [{"job_id": "train"}], "far_cpus": ["32-63", "48"]},
@@ -982,7 +1062,7 @@ def test_plot_of_one_moment_is_no_division_by_zero() -> None:
     ],
 )
 def test_who_uses_a_gpu(gpu: dict[str, Any], text: str) -> None:
-    known = {"allocations": [], "processes": [], "in_nomad": True, "far_cpus": [], **gpu}
+    known = {"allocations": [], "processes": [], "in_nomad": True, "hidden": False, "far_cpus": [], **gpu}
     assert report_page._used_by(known, False) == text
 
 
