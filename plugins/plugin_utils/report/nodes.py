@@ -130,14 +130,31 @@ def _allocation(device: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return dict(found) if found else None
 
 
+def shares_of(devices: Sequence[MigDevice]) -> list[float]:
+    """What each MIG device is of all that its GPU is divided into: all together are 1, whatever was left undivided.
+
+    It goes by their memory, or by their number where that is unknown. Compute instances share the memory of their GPU
+    instance, with which nvidia-smi tells each of them, by their slices (2c.3g.71gb has two).
+    """
+    slices = [int(found[1]) if (found := re.match(r"(\d+)c\.", device["profile"] or "")) else 1 for device in devices]
+    # Where its GPU instance is not known, a device is one.
+    instances = [device["gpu_instance_id"] for device in devices]
+    keys = [number if number is not None else ("unknown", place) for place, number in enumerate(instances)]
+    of_instance: dict[Any, int] = defaultdict(int)
+    for key, own in zip(keys, slices, strict=True):
+        of_instance[key] += own
+    sizes = [
+        (device["memory_total_mib"] or 0) * own / of_instance[key]
+        for device, own, key in zip(devices, slices, keys, strict=True)
+    ]
+    weights = sizes if all(sizes) else [1.0] * len(devices)
+    return [weight / sum(weights) for weight in weights]
+
+
 def _allocated_share(devices: Sequence[MigDevice]) -> float:
-    """How much of a GPU its MIG devices hold; by their memory, or by their number where that is unknown."""
-    if not devices:
-        return 0.0
-    sizes = [device["memory_total_mib"] or 0 for device in devices]
-    weights = sizes if all(sizes) else [1] * len(devices)
-    held = sum(weight for weight, device in zip(weights, devices, strict=True) if device["allocation"])
-    return float(round(held / sum(weights), 4))
+    """How much of what a GPU is divided into is held."""
+    shares = zip(shares_of(devices), devices, strict=True)
+    return float(round(sum(share for share, device in shares if device["allocation"]), 4))
 
 
 def _gpu(
@@ -160,6 +177,7 @@ def _gpu(
             "uuid": device.get("uuid"),
             "profile": device.get("profile"),
             "memory_total_mib": device.get("memory_total_mib"),
+            "gpu_instance_id": device.get("gpu_instance_id"),
             "hidden": is_hidden(device.get("uuid")),
             "allocation": _allocation(known.get(str(device.get("uuid")).lower())),
             "benchmark": None,

@@ -55,7 +55,9 @@ class Benchmark(BenchmarkBefore):
 class MigDevice(TypedDict):
     uuid: str | None
     profile: str | None
+    # That of its GPU instance, which compute instances of the same one share.
     memory_total_mib: int | None
+    gpu_instance_id: int | None
     # As that of a GPU.
     hidden: bool | None
     allocation: dict[str, Any] | None
@@ -84,7 +86,7 @@ class Gpu(TypedDict):
     mig_mode: str | None
     mig_mode_pending: str | None
     # The next three are None without Nomad. A hidden GPU is one that Nomad does not have on purpose; it has no share,
-    # others one from 0 to 1.
+    # others one from 0 to 1; of a divided GPU it is what is held of its MIG devices.
     in_nomad: bool | None
     hidden: bool | None
     allocated_share: float | None

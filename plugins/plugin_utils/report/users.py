@@ -10,7 +10,12 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from ansible_collections.gpufarm.core.plugins.plugin_utils.report.nodes import Cluster, NomadView, may_have_pods
+from ansible_collections.gpufarm.core.plugins.plugin_utils.report.nodes import (
+    Cluster,
+    NomadView,
+    may_have_pods,
+    shares_of,
+)
 from ansible_collections.gpufarm.core.plugins.plugin_utils.report.records import (
     Gpu,
     JobUse,
@@ -108,11 +113,7 @@ def users_of(nodes: list[Node], views: Mapping[str, NomadView], cluster: Cluster
 
 def _share_of(gpu: Gpu, allocation: Mapping[str, Any]) -> float:
     """What one allocation's device is of its GPU."""
-    own = [device["memory_total_mib"] or 0 for device in gpu["mig_devices"] if device["allocation"] == allocation]
-    if not own:
-        return 1.0
-    sizes = [device["memory_total_mib"] or 0 for device in gpu["mig_devices"]]
-    if not all(sizes):
-        return 1 / len(sizes)
+    shares = zip(shares_of(gpu["mig_devices"]), gpu["mig_devices"], strict=True)
+    own = [share for share, device in shares if device["allocation"] == allocation]
     # Two devices of one task are two entries here, each of which stands for its part.
-    return float(sum(own) / len(own) / sum(sizes))
+    return sum(own) / len(own) if own else 1.0

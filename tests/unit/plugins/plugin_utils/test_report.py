@@ -746,6 +746,33 @@ def test_mig_devices_count_by_their_memory() -> None:
     ]
 
 
+def test_compute_instances_share_the_memory_of_their_gpu_instance() -> None:
+    """Each is told with all of it."""
+    smi = helper.facts(helper.MIG, 1, 1)
+    devices = smi["gpus"][0]["mig_devices"]
+    devices.append({**devices[0], "uuid": helper.uuid_of(1, 4, "MIG")})
+    layout = [(1, "1c.3g.71gb", 71424), (1, "2c.3g.71gb", 71424), (3, "2g.35gb", 35712), (9, "1g.18gb", 17856)]
+    layout.append((10, "1g.18gb", 17856))
+    for device, (instance, profile, size) in zip(devices, layout, strict=True):
+        device.update(gpu_instance_id=instance, profile=profile, memory_total_mib=size)
+
+    def shares(**values: Any) -> tuple[Any, ...]:
+        for device in devices:
+            device.update(values)
+        node = helper.nomad_node("gpu01", helper.devices(smi, {0: "small", 1: "large", 3: "other"}))
+        data = helper.document(of(helper.answer("gpu01", helper.health(smi)), nomad=[node]))
+        (gpu,) = data["nodes"][0]["gpus"]
+        jobs = {job["job_id"]: job["gpus"] for job in data["users"]["jobs"]}
+        return gpu["allocated_share"], jobs["small"], jobs["large"], jobs["other"]
+
+    # 71424 MiB of 142848, in three slices, and 17856.
+    assert shares() == (0.625, 0.17, 0.33, 0.12)
+    # Whose GPU instances are not known are one each.
+    assert shares(gpu_instance_id=None) == (0.75, 0.33, 0.33, 0.08)
+    # What has no slices told, or no profile, shares evenly.
+    assert shares(gpu_instance_id=1, memory_total_mib=142848, profile=None) == (0.6, 0.2, 0.2, 0.2)
+
+
 @pytest.mark.parametrize("sizes", [(40000, 20000, 10000, 10000), (None,) * 4])
 def test_mig_switched_on_while_nomad_still_lists_the_whole_gpu(sizes: tuple[int | None, ...]) -> None:
     smi = helper.facts(helper.MIG, 1, 1)
