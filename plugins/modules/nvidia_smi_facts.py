@@ -692,7 +692,7 @@ ansible_facts:
                   type: int
                   sample: 29907
                 type:
-                  description: V(C) for computing, V(G) for graphics, V(C+G) for both.
+                  description: V(C) for computing, V(M+C) for a client of MPS, V(G) for graphics, V(C+G) for both.
                   type: str
                   sample: C
                 name:

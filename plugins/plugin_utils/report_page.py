@@ -16,6 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.facts import computes
 from ansible_collections.gpufarm.core.plugins.plugin_utils.report import (
     VERDICTS,
     Benchmark,
@@ -133,7 +134,7 @@ def _user(gpu: Gpu, with_pods: bool) -> str:
     if gpu["allocations"]:
         jobs = Counter(_job(held) for held in gpu["allocations"])
         return ", ".join(f"{number} x {job}" if number > 1 else job for job, number in jobs.items())
-    computing = [process for process in gpu["processes"] or [] if "C" in str(process.get("type"))]
+    computing = [process for process in gpu["processes"] or [] if computes(process, only=True)]
     if computing:
         number = count_text(len(computing), "process", "processes")
         return f"{number}, perhaps of a pod" if with_pods else f"{number}, no allocation"

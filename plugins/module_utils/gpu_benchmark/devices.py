@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.facts import Facts, Gpu
+from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.facts import Facts, Gpu, computes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,12 +20,12 @@ class Device:
 
     @property
     def processes(self) -> list[str]:
-        """Who computes on it. A process that only draws does not."""
+        """Who computes on it. A process that only draws does not, nor does the server of MPS by itself."""
         instance = self.instance
         return [
             f"{process['name'] or 'a process'} (pid {process['pid']})"
             for process in (self.gpu["processes"] if self.gpu else None) or ()
-            if "C" in (process["type"] or "C") and (instance is None or process["gpu_instance_id"] in (None, instance))
+            if computes(process) and (instance is None or process["gpu_instance_id"] in (None, instance))
         ]
 
     @property

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import posixpath
+from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, cast
 
 SUBSETS: dict[str, tuple[str, ...]] = {
@@ -160,6 +161,9 @@ class NvLinkPeer(TypedDict):
     links: int
 
 
+MPS_SERVER = "nvidia-cuda-mps-server"
+
+
 class Process(TypedDict):
     pid: int | None
     type: str | None
@@ -260,6 +264,18 @@ _NESTED = {
         FabricHealth,
     )
 }  # fmt: skip
+
+
+def computes(process: Mapping[str, Any], only: bool = False) -> bool:
+    """Whether a process holds its GPU for computing, which one does whose type is not told.
+
+    With C(only) whether it is known to do nothing else: a browser and a desktop draw as well (C+G). The server of MPS
+    stays when its last client (M+C) has gone, so it is nobody's work.
+    """
+    if posixpath.basename(str(process.get("name") or "")) == MPS_SERVER:
+        return False
+    kind = process.get("type")
+    return kind in ("C", "M+C") if only else "C" in (kind or "C")
 
 
 def _empty(record: type) -> dict[str, Any]:

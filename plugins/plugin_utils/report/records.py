@@ -298,7 +298,7 @@ class JobUse(TypedDict):
 
 
 class ProgramUse(TypedDict):
-    """Processes on GPUs that no allocation holds."""
+    """Processes that compute alone, on GPUs that no allocation holds; the server of MPS is none."""
 
     program: str
     gpus: int

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
+from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.facts import computes
 from ansible_collections.gpufarm.core.plugins.plugin_utils.report.nodes import (
     Cluster,
     NomadView,
@@ -70,8 +71,8 @@ def users_of(nodes: list[Node], views: Mapping[str, NomadView], cluster: Cluster
                 jobs[key].append((node["name"], gpu, held))
             if not gpu["allocations"] and not may_have_pods(node):
                 for process in gpu["processes"] or []:
-                    # Displays draw on every gaming PC; only what computes uses the farm.
-                    if "C" in str(process.get("type")):
+                    # Displays draw on every gaming PC; only what computes alone uses the farm.
+                    if computes(process, only=True):
                         program = posixpath.basename(str(process.get("name") or "").replace("\\", "/")) or "not told"
                         name = str(gpu["uuid"] or gpu["pci_bus_id"])
                         outside[program].append((node["name"], name, process.get("memory_used_mib")))

@@ -18,16 +18,35 @@ from collections.abc import Callable
 from fractions import Fraction
 from itertools import permutations
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
-from ansible_collections.gpufarm.core.plugins.module_utils import gpu_benchmark
+from ansible_collections.gpufarm.core.plugins.module_utils import gpu_benchmark, nvidia_smi
 from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark import Card, Thresholds, judging, measuring
+from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark.devices import Device
 from ansible_collections.gpufarm.core.tests.unit.patience import PATIENCE_S, wait_for
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils.recorded import assert_recorded
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "gpu_benchmark"
 LINK = Card(pcie_generation=5, pcie_width=16, memory_total_mib=81559, slow_reasons=[])
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "is_busy"),
+    [
+        ("C", "python3", True),
+        ("M+C", "python3", True),
+        ("C+G", "/usr/lib/chromium/chromium", True),
+        (None, None, True),
+        ("G", "/usr/bin/Xorg", False),
+        ("C", "nvidia-cuda-mps-server", False),
+        ("C", "/usr/bin/nvidia-cuda-mps-server", False),
+    ],
+)
+def test_who_computes_on_a_gpu(kind: str | None, name: str | None, is_busy: bool) -> None:
+    process: Any = {"pid": 7, "type": kind, "name": name, "gpu_instance_id": None}
+    gpu = {**nvidia_smi.empty_gpu(), "uuid": "GPU-1", "processes": [process]}
+    assert Device("GPU-1", cast(nvidia_smi.Gpu, gpu)).processes == [f"{name or 'a process'} (pid 7)"] * is_busy
 
 
 def real() -> dict[str, Any]:

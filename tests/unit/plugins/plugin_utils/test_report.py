@@ -832,9 +832,13 @@ def test_two_mig_devices_of_one_task() -> None:
 def test_processes_outside_of_nomad() -> None:
     compute = {"pid": 1, "type": "C", "name": "C:\\tools\\miner.exe", "memory_used_mib": 2048}
     display = {"pid": 2, "type": "G", "name": "/usr/bin/Xorg", "memory_used_mib": 10}
-    data = helper.document(of(one(processes=[compute, display])))
+    browser = {"pid": 3, "type": "C+G", "name": "/usr/lib/chromium/chromium", "memory_used_mib": 100}
+    server = {"pid": 4, "type": "C", "name": "nvidia-cuda-mps-server", "memory_used_mib": 30}
+    client = {"pid": 5, "type": "M+C", "name": "python3", "memory_used_mib": 1024}
+    data = helper.document(of(one(processes=[compute, display, browser, server, client])))
     assert data["users"]["outside"] == [
-        {"program": "miner.exe", "gpus": 2, "memory_used_mib": 4096, "nodes": ["gpu01"]}
+        {"program": "miner.exe", "gpus": 2, "memory_used_mib": 4096, "nodes": ["gpu01"]},
+        {"program": "python3", "gpus": 2, "memory_used_mib": 2048, "nodes": ["gpu01"]},
     ]
 
 
@@ -1076,7 +1080,8 @@ def test_plot_of_one_moment_is_no_division_by_zero() -> None:
         ({"allocations": [{"job_id": "train", "namespace": "default"}, {"job_id": "train"}]}, "2 x train"),
         ({"allocations": [{"job_id": "train", "namespace": "lab"}, {"job_id": "web"}]}, "lab/train, web"),
         ({"processes": [{"type": "C"}]}, "1 process, no allocation"),
-        ({"processes": [{"type": "C+G"}, {"type": "G"}, {"type": "M+C"}, {}]}, "2 processes, no allocation"),
+        ({"processes": [{"type": "C"}, {"type": "G"}, {"type": "M+C"}, {}]}, "2 processes, no allocation"),
+        ({"processes": [{"type": "C+G"}, {"type": "C", "name": "/usr/bin/nvidia-cuda-mps-server"}]}, "free"),
         ({"processes": [{"type": "G"}]}, "free"),
         ({"processes": None}, "free"),
         ({"in_nomad": False}, "not in Nomad"),
