@@ -38,7 +38,8 @@ options:
   busy:
     description:
       - Whether to measure GPUs that a process computes on too. It gets less of the GPU meanwhile, and the figures are
-        lower than they could be. Without it one of O(devices) that C(nvidia-smi) does not tell of is left alone too.
+        lower than they could be. Without it one of O(devices) that C(nvidia-smi) does not tell of is left alone too,
+        and one whose processes it does not list.
     type: bool
     default: false
   memory_share:
@@ -132,10 +133,10 @@ notes:
   - "Codes: C(hung), it got no further; C(crashed), its process ended by itself; C(no_cuda), there is no library of
     the driver, or it compiles nothing for this card, as for one older than compute capability 6.0;
     C(context_failed), CUDA could not use it; C(failed), a later call of CUDA failed; C(gpu_busy), a process computes
-    on it; C(gpu_unknown), C(nvidia-smi) does not tell of it; C(not_measured), a GPU that is lost,
-    or divided without a MIG device; C(memory_errors) and C(wrong_results), it computes wrongly; C(slow_memory),
-    C(slow_fp32), C(slow_tensor), C(slow_host_copies), C(slow_clock) and C(slow_peer), it is slower than it should
-    be; C(ecc_errors) and C(xid), what came up meanwhile; C(peer_wrong) and C(peers_failed), copies between GPUs."
+    on it; C(gpu_unknown), C(nvidia-smi) does not tell of it, or not who computes on it;
+    C(not_measured), a GPU that is lost, or divided without a MIG device; C(memory_errors) and C(wrong_results), it
+    computes wrongly; C(slow_memory), C(slow_fp32), C(slow_tensor), C(slow_host_copies), C(slow_clock) and
+    C(slow_peer), it is slower than it should be; C(ecc_errors) and C(xid), what came up meanwhile; C(peer_wrong) and C(peers_failed), copies between GPUs."
 seealso:
   - module: gpufarm.core.nvidia_gpu_health
   - module: gpufarm.core.nomad_gpu_job_verify
@@ -160,7 +161,8 @@ EXAMPLES = r"""
 RETURN = r"""
 passed:
   description: Whether nothing is wrong with any GPU that was to be measured. One that was left alone as busy does not
-    count; one that C(nvidia-smi) does not tell of, that is lost, or that is divided without a MIG device does.
+    count; one that C(nvidia-smi) does not tell of, or not who computes on it, that is lost, or that is divided without
+    a MIG device does.
   returned: always
   type: bool
   sample: false
@@ -181,7 +183,8 @@ gpus:
       sample: GPU-73466fa5-45f2-f4ce-0991-77d3b3398071
     verdict:
       description: V(ok), V(failed), V(busy) where it was left alone, or V(unknown) where it was because
-        C(nvidia-smi) does not tell of it. V(null) where nothing could be tried on it; a problem says why.
+        C(nvidia-smi) does not tell of it, or not who computes on it. V(null) where nothing could be tried on it; a
+        problem says why.
       type: str
       sample: ok
     name:
@@ -451,6 +454,13 @@ def left_alone_for(device: Device) -> Iterator[Finding]:
             "that nvidia-smi does not tell of it, so whether it is busy is unknown",
             "the UUID of a GPU or, of a divided one, of a MIG device, as nvidia-smi -L has it",
             "correct it or mend nvidia-smi, or measure it nevertheless with busy=true",
+        )
+    elif device.gpu["processes"] is None:
+        yield Finding(
+            "gpu_unknown",
+            "that nvidia-smi lists no processes of it, so whether it is busy is unknown",
+            "the processes on it, or none",
+            "see what nvidia-smi -q -d PIDS tells and mend it, or drain the node and measure it with busy=true",
         )
     elif device.processes:
         yield Finding(

@@ -197,6 +197,31 @@ def test_a_busy_gpu_is_left_alone_unless_told(machine: Callable[[str], Machine])
     assert verdicts(made.run(level="start", busy=True)) == ["ok", "ok"]
 
 
+def test_a_gpu_of_which_nobody_knows_who_computes_is_left_alone_unless_told(
+    machine: Callable[[str], Machine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """nvidia-smi may have words where the processes should be."""
+    made = machine("h200-x2")
+    collect = nvidia_gpu_benchmark.collect
+
+    def and_no_processes(*args: Any, **given: Any) -> Any:
+        facts = collect(*args, **given)
+        facts["gpus"][0]["processes"] = None
+        return facts
+
+    monkeypatch.setattr(nvidia_gpu_benchmark, "collect", and_no_processes)
+    outcome = made.run(level="start")
+    assert verdicts(outcome) == ["unknown", "ok"] and not outcome["passed"]
+    assert told(outcome) == [("gpu_unknown", outcome["gpus"][0]["uuid"])]
+    assert outcome["problems"][0]["message"].partition(": ")[2] == (
+        "found that nvidia-smi lists no processes of it, so whether it is busy is unknown. Expected: the processes on "
+        "it, or none. Next step: see what nvidia-smi -q -d PIDS tells and mend it, or drain the node and measure it "
+        "with busy=true."
+    )
+    assert outcome["gpus"][0]["context_s"] is None
+    assert verdicts(made.run(level="start", busy=True)) == ["ok", "ok"]
+
+
 def test_memory_errors_that_come_meanwhile_are_counted(
     machine: Callable[[str], Machine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
