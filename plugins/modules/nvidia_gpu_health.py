@@ -182,10 +182,11 @@ notes:
     replaced; C(unrepairable_memory), memory is beyond repair; C(channel_repair_pending) and C(tpc_repair_pending),
     memory or a part of the chip waits for a reset to be repaired; C(fabric_not_ready), the GPU is not registered with
     the NVLink fabric; C(fabric_unhealthy), the fabric is broken or wrongly configured there, and a warning where it is
-    only slow or recovers; C(fabric_manager), it does not run on a host with NVSwitch; and, of the role
-    P(gpufarm.core.gpu_health#role) alone, which lets a GPU without work compute: C(benchmark_hung),
-    C(benchmark_context_failed), C(benchmark_failed), C(benchmark_memory_errors), C(benchmark_wrong_results),
-    C(benchmark_peer_wrong), C(benchmark_slow_memory), C(benchmark_slow_fp32) and C(benchmark_slow_tensor), as
+    only slow or recovers; C(fabric_manager), it does not run on a host with NVSwitch, and a warning where its unit does
+    not and all GPUs say that their fabric is complete; and, of the role P(gpufarm.core.gpu_health#role) alone, which
+    lets a GPU without work compute: C(benchmark_hung), C(benchmark_context_failed), C(benchmark_failed),
+    C(benchmark_memory_errors), C(benchmark_wrong_results), C(benchmark_peer_wrong), C(benchmark_slow_memory),
+    C(benchmark_slow_fp32) and C(benchmark_slow_tensor), as
     M(gpufarm.core.nvidia_gpu_benchmark) says without C(benchmark_)."
   - "These codes are warnings: C(ecc_corrected), more errors than O(ecc_corrected_max); C(retired_pages), as many as
     O(retired_pages_max) or more, so that the card may be replaced; C(ecc_disabled), with O(ecc_required);
@@ -394,7 +395,8 @@ checks:
       type: str
       sample: not_installed
     fabric_manager:
-      description: V(ok), V(not_needed) without NVSwitch, V(not_installed), C(skipped) and why, or C(failed) and why.
+      description: V(ok) where its unit is active or its process lives, as in a container; V(not_needed) without
+        NVSwitch, V(not_installed), C(skipped) and why, or C(failed) and why.
       type: str
       sample: not_needed
     fabric_manager_version:

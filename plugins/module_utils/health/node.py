@@ -22,7 +22,9 @@ FABRIC_MANAGER = "nvidia-fabricmanager.service"
 
 
 def fabric_manager_state(root: Path, search: str | None, timeout: float) -> tuple[str, str | None]:
-    """Whether Fabric Manager runs, on a host that has NVSwitches, and the version that is installed there."""
+    """Whether Fabric Manager runs, as a unit or in a container, on a host that has NVSwitches, and the version that is
+    installed there.
+    """
     if not _entries(root / "proc/driver/nvidia-nvswitch/devices") and not any(
         (root / "dev").glob("nvidia-nvswitch[0-9]*")
     ):
@@ -36,7 +38,23 @@ def fabric_manager_state(root: Path, search: str | None, timeout: float) -> tupl
         asked.append([manager, "--version"])
     command, *others = run_commands(asked, timeout)
     version = next((version_of(other.stdout.partition(":")[2]) for other in others if other.returncode == 0), None)
-    return _state_of_unit(command), version
+    state = _state_of_unit(command)
+    if state != "ok" and _runs("nv-fabricmanager", root):
+        state = "ok"
+    return state, version
+
+
+def _runs(name: str, root: Path) -> bool:
+    """Whether a process of this program lives: /proc cuts its name, and has no command line of one that ended."""
+    for path in (root / "proc").glob("[0-9]*/cmdline"):
+        try:
+            program = path.read_text(encoding="utf-8", errors="replace").partition("\0")[0]
+        # One that ended meanwhile.
+        except OSError:
+            continue
+        if Path(program).name == name:
+            return True
+    return False
 
 
 def _state_of_unit(command: Command) -> str:

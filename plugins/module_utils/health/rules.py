@@ -205,6 +205,14 @@ def findings_of_links(gpus: Sequence[Gpu]) -> dict[int, Finding]:
     }
 
 
+def _fabric_works(gpus: Sequence[Gpu]) -> bool:
+    """Whether all GPUs that tell of their fabric say that it is complete, and one at least does."""
+    told = [gpu for gpu in gpus if gpu["fabric_state"] is not None]
+    return bool(told) and all(
+        gpu["fabric_state"] == "Completed" and gpu["fabric_status"] in (None, "Success") for gpu in told
+    )
+
+
 def findings_of_node(facts: Facts, options: HealthOptions, checks: Mapping[str, Any]) -> Iterator[Finding]:
     if options.gpus != 0:
         gpus = facts["gpus"]
@@ -228,6 +236,7 @@ def findings_of_node(facts: Facts, options: HealthOptions, checks: Mapping[str, 
             fabric_manager.partition(": ")[2]
             + (f", in version {version}" if version is not None else "")
             + (f" where the driver has {driver}" if other else ""),
+            severity=WARNING if _fabric_works(facts["gpus"]) else None,
             next_step=f"install Fabric Manager {driver} and start it" if other else "",
         )
     # It may run elsewhere, as outside of a virtual machine; then the GPUs say that their fabric is complete.

@@ -490,8 +490,27 @@ def test_fabric_manager_may_run_elsewhere() -> None:
     assert codes(judge(facts_of(fabric_state="Completed"), [], [], HealthOptions(), checks=checks)) == []
     broken = judge(facts_of(fabric_state="In Progress"), [], [], HealthOptions(), checks=checks)
     assert codes(broken) == [("fabric_not_ready", "critical"), ("fabric_manager", "critical")]
-    failed = judge(facts_of(fabric_state="Completed"), [], [], HealthOptions(), checks={"fabric_manager": "failed: x"})
-    assert codes(failed) == [("fabric_manager", "critical")]
+
+
+@pytest.mark.parametrize(
+    ("first", "changes", "severity"),
+    [
+        ("Completed", {"fabric_state": "Completed", "fabric_status": "Success"}, "warning"),
+        ("Completed", {}, "warning"),
+        (None, {"fabric_state": "Completed"}, "warning"),
+        (None, {}, "critical"),
+        ("Completed", {"fabric_state": "In Progress"}, "critical"),
+        ("Completed", {"fabric_state": "Completed", "fabric_status": "Insufficient Resources"}, "critical"),
+    ],
+)
+def test_fabric_manager_that_failed_where_the_fabric_works(
+    first: str | None, changes: dict[str, Any], severity: str
+) -> None:
+    facts = facts_of(**changes)
+    facts["gpus"][0]["fabric_state"] = first
+    result = judge(facts, [], [], HealthOptions(), checks={"fabric_manager": "failed: it is inactive"})
+    assert ("fabric_manager", severity) in codes(result)
+    assert (result["verdict"] == "critical") is (severity == "critical")
 
 
 def test_fabric_manager_that_does_not_run_is_told_with_its_version() -> None:
@@ -1508,6 +1527,29 @@ def test_fabric_manager_matters_where_there_are_nvswitches(programs: Path) -> No
     assert health_node.fabric_manager_state(programs.parent, str(programs), 300) == ("not_needed", None)
     (programs.parent / "proc/driver/nvidia-nvswitch/devices/0000:05:00.0").touch()
     assert health_node.fabric_manager_state(programs.parent, str(programs), 300) == state
+
+
+@pytest.mark.parametrize(
+    ("process", "state"),
+    [
+        (b"/usr/bin/nv-fabricmanager\0-c\0/usr/share/nvidia/nvswitch/fabricmanager.cfg\0", "ok"),
+        (b"nv-fabricmanager\0", "ok"),
+        (b"tail\0-f\0/var/log/nv-fabricmanager\0", None),
+        (b"/usr/bin/nv-fabricmanager-exporter\0", None),
+        # One that has ended, and waits for who started it.
+        (b"", None),
+    ],
+)
+def test_fabric_manager_may_run_in_a_container(programs: Path, process: bytes, state: str | None) -> None:
+    root = programs.parent
+    (root / "proc/driver/nvidia-nvswitch/devices/0000:05:00.0").mkdir(parents=True)
+    for pid, command in (("1", b"/sbin/init\0"), ("4711", process)):
+        (root / "proc" / pid).mkdir()
+        (root / "proc" / pid / "cmdline").write_bytes(command)
+    (root / "proc/4712").mkdir()
+    assert fabric_manager(programs, "LoadState=not-found\nActiveState=inactive") == (state or "not_installed")
+    inactive = "failed: nvidia-fabricmanager.service is inactive (result success)"
+    assert fabric_manager(programs, "LoadState=loaded\nActiveState=inactive\nResult=success") == (state or inactive)
 
 
 @pytest.mark.parametrize(
