@@ -207,7 +207,8 @@ notes:
     is a warning. Xids 144 to 150 and 154 are judged
     by their message.
   - C(sxid_<number>) is an error of an NVSwitch, critical when its message says fatal.
-  - C(dcgm_<system>) is what DCGM found in a system, such as C(dcgm_memory), or with a test of C(dcgmi diag).
+  - C(dcgm_<system>) is what DCGM found in a system, such as C(dcgm_memory), or with a test of C(dcgmi diag). What it
+    says of IMEX alone is a warning, as that serves NVLink between nodes only.
   - C(process_without_owner) is judged in the host's pid namespace only, because the driver names processes by the pids
     of the host.
 seealso:

@@ -1240,6 +1240,28 @@ def test_dcgm_health() -> None:
     assert [found.code for found in dcgm_source.parse_dcgm_health(dcgm_health("Warning"), {})] == ["dcgm_health"]
 
 
+@pytest.mark.parametrize(
+    ("said", "severity"),
+    [
+        (["IMEX daemon status is -3"], "warning"),
+        (["IMEX domain status is NOT_READY.", "IMEX daemon status is -3"], "warning"),
+        (["IMEX daemon status is -3", "GPU 0's NvLink link 3 is currently down"], "critical"),
+        (["GPU 0's NvLink link 3 is currently down"], "critical"),
+        ([], "critical"),
+    ],
+)
+def test_imex_that_is_not_ready_is_no_reason_to_close_a_node(said: list[str], severity: str) -> None:
+    """NVIDIA/DCGM#308: told on nodes where none runs. It matters to NVLink between nodes only."""
+    errors = {"NVLINK system": {"value": "Failure", "overflow": said}}
+    gpu = {"children": {"0": {"value": "Failure", "children": {"Errors": {"children": errors}}}}}
+    (found,) = dcgm_source.parse_dcgm_health(dcgm_health("Failure", GPU=gpu), {"0": UUIDS[1]})
+    assert (found.code, found.severity) == ("dcgm_nvlink", severity)
+    assert all(words in found.found for words in said)
+    assert ("(IMEX serves NVLink between nodes only)" in found.found) is (severity == "warning")
+    (result,) = dcgm_source.parse_dcgm_diag(results({"status": "Fail", "gpu_id": "0", "warnings": said}), {}, 1)
+    assert result.severity == severity
+
+
 @pytest.mark.parametrize("old", [False, True])
 def test_dcgm_diag(old: bool) -> None:
     passed: dict[str, Any] = (
