@@ -69,10 +69,10 @@ options:
     type: int
   retired_pages_max:
     description:
-      - From how many retired pages of memory on, for single bit and double bit errors together, a GPU is told. Cards of
-        before Ampere count them. The default is from NVIDIA's advice, by which a card with 60 or more may be replaced.
+      - Number of retired pages of memory, for single bit and double bit errors together, that a GPU may have. Cards of
+        before Ampere count them. By NVIDIA's advice one with 60 or more may be replaced.
     type: int
-    default: 60
+    default: 59
   temperature_gpu_max_c:
     description:
       - Highest temperature of the chip in degrees Celsius. By default it is what the card slows down at, and shuts down
@@ -188,8 +188,8 @@ notes:
     C(benchmark_memory_errors), C(benchmark_wrong_results), C(benchmark_peer_wrong), C(benchmark_slow_memory),
     C(benchmark_slow_fp32) and C(benchmark_slow_tensor), as
     M(gpufarm.core.nvidia_gpu_benchmark) says without C(benchmark_)."
-  - "These codes are warnings: C(ecc_corrected), more errors than O(ecc_corrected_max); C(retired_pages), as many as
-    O(retired_pages_max) or more, so that the card may be replaced; C(ecc_disabled), with O(ecc_required);
+  - "These codes are warnings: C(ecc_corrected), more errors than O(ecc_corrected_max); C(retired_pages), more than
+    O(retired_pages_max), so that the card may be replaced; C(ecc_disabled), with O(ecc_required);
     C(ecc_mode_pending) and C(mig_pending), the mode changes at the next reset; C(hw_slowdown), the hardware holds the
     clocks down; C(temperature), it is hotter than O(temperature_gpu_max_c), or than its own limits, and critical where
     it turns itself off; C(sensors_failed), a sensor answers with an error; C(inforom_corrupted), the card cannot keep

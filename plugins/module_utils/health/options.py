@@ -33,7 +33,7 @@ class HealthOptions:
     ecc_required: bool = False
     ecc_uncorrected_max: int = 0
     ecc_corrected_max: int | None = None
-    retired_pages_max: int = 60
+    retired_pages_max: int = 59
     temperature_gpu_max_c: int | None = None
     throttle_reasons: tuple[str, ...] = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
     pcie_width_min: int | None = None

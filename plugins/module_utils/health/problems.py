@@ -69,7 +69,7 @@ PROBLEMS: dict[str, Kind] = {
     "row_remap_pending": Kind(CRITICAL, "drain_and_reset", "no row of memory that waits to be replaced"),
     "row_remap_failed": Kind(CRITICAL, "contact_support", "a spare row for every row that failed"),
     "retired_pages_pending": Kind(CRITICAL, "drain_and_reset", "no page of memory that waits to be retired"),
-    "retired_pages": Kind(WARNING, "contact_support", "fewer than {retired_pages_max}"),
+    "retired_pages": Kind(WARNING, "contact_support", "at most {retired_pages_max}"),
     "hw_slowdown": Kind(WARNING, "check_hardware", "none of {throttle_reasons}"),
     "temperature": Kind(WARNING, "check_hardware", "less than the card's own limits"),
     "pcie_width": Kind(WARNING, "check_hardware", "all lanes"),

@@ -75,7 +75,7 @@ def _gpu_memory(gpu: Gpu, options: HealthOptions) -> Iterator[Finding]:
     if ecc["retired_pages"]["pending"]:
         yield Finding("retired_pages_pending", "a page of memory that waits for a reset to be retired")
     retired = sum_of([ecc["retired_pages"]["single_bit"], ecc["retired_pages"]["double_bit"]])
-    if retired and not _less(retired, options.retired_pages_max):
+    if _more(retired, options.retired_pages_max):
         yield Finding("retired_pages", f"{retired} retired pages of memory")
 
 
