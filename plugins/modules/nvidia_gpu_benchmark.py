@@ -136,7 +136,8 @@ notes:
     on it; C(gpu_unknown), C(nvidia-smi) does not tell of it, or not who computes on it;
     C(not_measured), a GPU that is lost, or divided without a MIG device; C(memory_errors) and C(wrong_results), it
     computes wrongly; C(slow_memory), C(slow_fp32), C(slow_tensor), C(slow_host_copies), C(slow_clock) and
-    C(slow_peer), it is slower than it should be; C(ecc_errors) and C(xid), what came up meanwhile; C(peer_wrong) and C(peers_failed), copies between GPUs."
+    C(slow_peer), it is slower than it should be; C(ecc_errors) and C(xid), what came up
+    meanwhile; C(peer_wrong) and C(peers_failed), copies between GPUs."
 seealso:
   - module: gpufarm.core.nvidia_gpu_health
   - module: gpufarm.core.nomad_gpu_job_verify
