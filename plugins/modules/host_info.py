@@ -165,6 +165,12 @@ files:
       description: SHA-1 of its content, null where it is no regular file, cannot be read or has more than 1 MiB.
       type: str
       sample: da39a3ee5e6b4b0d3255bfef95601890afd80709
+    managed:
+      description: >-
+        Whether it begins with C(# Ansible managed), as what the roles write into Nomad's folder does; not known to, and
+        so false, where RV(files[].checksum) is null.
+      type: bool
+      sample: true
 links:
   description: By path, where each of O(links) leads, as it is written there; null where it is not there or no link.
   type: dict
@@ -288,6 +294,7 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 EXTENDED_STATES = "/var/lib/apt/extended_states"
 PCI_DEVICES = "/sys/bus/pci/devices"
 LARGE = 1 << 20
+MANAGED = b"# Ansible managed"
 # What holds a lock of packages, or systemd, may never let go.
 ANSWER_S = 120
 
@@ -322,6 +329,7 @@ def look_at_files(patterns: list[str]) -> list[dict[str, Any]]:
                 "isreg": regular,
                 # As ansible.builtin.find tells it.
                 "checksum": None if content is None else hashlib.sha1(content).hexdigest(),  # noqa: S324
+                "managed": (content or b"").startswith(MANAGED),
             }
         )
     return found

@@ -105,7 +105,8 @@ def included(task: dict[str, Any]) -> str:
 
 def host(*paths: str, packages: tuple[str, ...] = (), **more: Any) -> dict[str, Any]:
     """Return what the module host_info tells of a host that has these paths."""
-    files = [{"path": path, "mode": "0644", "uid": 0, "gid": 0, "isdir": False, "isreg": True} for path in paths]
+    file = {"mode": "0644", "uid": 0, "gid": 0, "isdir": False, "isreg": True, "managed": True}
+    files = [{"path": path, **file} for path in paths]
     now = int(time.time())
     empty = {
         "clock": {"asked_at": now, "host": now},

@@ -653,6 +653,40 @@ def test_a_package_that_restarts_the_agent_is_refused(tmp_path: Path) -> None:
     assert "Next step: `apt-get remove nomad`, which" in debian and "Next step: `dnf remove nomad`, which" in other
 
 
+def test_a_configuration_of_somebody_elses_is_replaced_only_where_that_is_asked_for(tmp_path: Path) -> None:
+    """What apt-get remove nomad has left, or somebody has written, may be all that tells of volumes and keys."""
+    names = ("nomad", "server", "client", "gossip", "volumes")
+    host = role_helper.host(*(f"/etc/nomad.d/{name}.hcl" for name in names))
+    theirs = {**host, "files": [{**file, "managed": file["path"].endswith("client.hcl")} for file in host["files"]]}
+    cases = [
+        region_server("e1", tmp_path, nomad_tls="off", **given)
+        for given in (
+            {"_common_host": host},
+            {"_common_host": theirs, "nomad_replace_config": True},
+            {"_common_host": theirs, "nomad_replace_config": "true"},
+            {"_common_host": theirs},
+        )
+    ]
+    *rest, told = role_helper.values("__nomad_refusal", ["nomad", "_common"], cases)
+    assert rest == ["", "", ""]
+    assert told.startswith("found /etc/nomad.d/nomad.hcl, /etc/nomad.d/server.hcl, which these roles have not written.")
+    assert "nomad_client_host_volumes" in told and "set `nomad_replace_config: true`" in told
+    kept = {}
+    for path in files("roles/nomad/tasks", "roles/nomad_server/tasks", "roles/nomad_client/tasks"):
+        for task in tasks(path):
+            options = task.get("ansible.builtin.template", {})
+            if options.get("src", "").endswith(".hcl.j2"):
+                kept[options["src"]] = templated(options["backup"], "nomad", _common_host=theirs)
+    assert kept == {"nomad.hcl.j2": True, "server.hcl.j2": True, "client.hcl.j2": False}
+
+
+@pytest.mark.parametrize("role", ["nomad", "nomad_server", "nomad_client"])
+def test_a_configuration_is_known_again_whatever_ansible_is_told_to_write_above_files(role: str) -> None:
+    (path,) = (ROOT / "roles" / role / "templates").glob("*.hcl.j2")
+    heading = path.read_text(encoding="utf-8").splitlines()[0]
+    assert templated(heading, role, ansible_managed="by us") == "# Ansible managed"
+
+
 @pytest.mark.parametrize(
     ("given", "there", "introduces"),
     [

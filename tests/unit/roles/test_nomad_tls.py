@@ -421,6 +421,8 @@ def test_gossip_of_a_new_farm_is_encrypted_and_that_of_others_stays_as_it_is(sec
         own = node(secrets, groups={"nomad_servers": ["t4", "s2"]}, hostvars=hosts, _common_paths=list(paths))
         return {**own, **given}
 
+    theirs = role_helper.host("/etc/nomad.d/nomad.hcl")
+    theirs["files"][0]["managed"] = False
     runs, gossip = "/etc/nomad.d/server.hcl", "/etc/nomad.d/gossip.hcl"
     cases = [
         (server(), True, False),
@@ -431,6 +433,8 @@ def test_gossip_of_a_new_farm_is_encrypted_and_that_of_others_stays_as_it_is(sec
         (server(nomad_server_gossip_key="a" * 32), False, False),
         # Servers that run; one of them could not be seen; a key that was given once, and is no more.
         (server(runs), False, False),
+        # As of a package, all in one file, whose owner has it replaced.
+        (server(hostvars={**server()["hostvars"], "s2": {"_common_host": theirs}}), False, False),
         (
             server(groups={"nomad_servers": ["t4", "s2", "s3"]}, hostvars={**server()["hostvars"], "s3": {}}),
             False,

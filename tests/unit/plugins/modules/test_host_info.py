@@ -95,7 +95,7 @@ def test_files_and_folders(host: Host, tmp_path: Path) -> None:
     by_name = {Path(each["path"]).name: each for each in found}
     assert by_name["a.hcl"] == {
         "path": f"{tmp_path}/conf/a.hcl", "mode": "4640", "uid": os.getuid(), "gid": os.getgid(), "isdir": False,
-        "isreg": True, "checksum": sha1(b"a"),
+        "isreg": True, "checksum": sha1(b"a"), "managed": False,
     }  # fmt: skip
     assert (by_name["conf"]["isdir"], by_name["conf"]["isreg"], by_name["conf"]["mode"]) == (True, False, "0750")
     assert (by_name["way"]["isdir"], by_name["way"]["checksum"]) == (True, None)
@@ -120,6 +120,19 @@ def test_a_large_file_is_not_read(host: Host, tmp_path: Path) -> None:
     more, most = host.look(files=[f"{tmp_path}/mo*"])["files"]
     assert more["checksum"] is None
     assert most["checksum"] == sha1(b"\0" * host_info.LARGE)
+
+
+def test_who_has_written_a_file(host: Host, tmp_path: Path) -> None:
+    """Nomad's packages and most people begin with a comment as well."""
+    written = {
+        "ours": "# Ansible managed\nname = \"a\"\n", "ours_alone": "# Ansible managed",
+        "package": "# Copyright IBM Corp.\n# Ansible managed\n", "hand": "name = \"a\" # Ansible managed\n", "none": "",
+    }  # fmt: skip
+    for name, text in written.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    (tmp_path / "way").symlink_to(tmp_path / "ours")
+    found = host.look(files=[str(tmp_path / name) for name in [*written, "way"]])["files"]
+    assert {Path(file["path"]).name for file in found if file["managed"]} == {"ours", "ours_alone"}
 
 
 def test_certificates_without_their_keys(host: Host, tmp_path: Path) -> None:
