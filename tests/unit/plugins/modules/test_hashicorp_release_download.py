@@ -243,6 +243,10 @@ def test_a_folder_that_another_process_makes_meanwhile_is_one(tmp_path: Path, mo
     assert there.is_dir()
 
 
+def test_a_fingerprint_that_is_none_is_told_by_its_option(control: Control) -> None:
+    assert "the option 'key_fingerprints'" in control.run(key_fingerprints=["1234"])["msg"]
+
+
 def test_a_password_is_nowhere(control: Control, releases: helper.Releases) -> None:
     url = releases.server.url.replace("http://", "http://farm:secret@")
     told = json.dumps([control.run(base_url=url, key_url=f"{url}/key.txt"), control.run(base_url=url, version="9")])

@@ -220,6 +220,7 @@ def test_a_host_is_handed_what_it_wants_and_what_vouches_for_it(folder: Path) ->
     assert bundle.names_for(manifest, TRIXIE, ["driver=580.*"]) == sorted([INDEX, DRIVER, KEY])
     assert bundle.names_for(manifest, TRIXIE, []) == sorted([INDEX, KEY])
     assert bundle.on_node(DRIVER, TRIXIE) == "apt/nvidia-cuda/driver_580_amd64.deb"
+    assert bundle.on_node(f"apt/{TRIXIE}/a/{TRIXIE}/b", TRIXIE) == f"apt/a/{TRIXIE}/b"
     assert "sources.list.d/nvidia-cuda.sources" in bundle.known(manifest, TRIXIE)
 
 
