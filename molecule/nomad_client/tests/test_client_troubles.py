@@ -31,10 +31,15 @@ def converge(**variables: object) -> Run:
     return run_in_scenario(SCENARIO / "converge.yml", "--extra-vars", json.dumps(variables))
 
 
+def converge_other_release() -> Run:
+    """Have another release than the servers', which a client would be refused."""
+    return converge(nomad_version="1.10.5", __nomad_exchange_refusal="")
+
+
 def test_a_disk_that_is_full_leaves_the_release_as_it_was() -> None:
     before = state()
     with full(NODE, "/usr/local/bin"):
-        run = converge(nomad_version="1.10.5")
+        run = converge_other_release()
         assert state() == before
     assert run.code != 0
     assert "No space left on device" in words(run.output), run.output
@@ -58,7 +63,7 @@ def test_a_mirror_that_breaks_off_leaves_the_release_as_it_was(part: str) -> Non
     faults = farm.faults_file(os.environ["GPUFARM_FARM"])
     faults.write_text(json.dumps({f"/releases/nomad/*/{part}": "truncate"}), encoding="utf-8")
     try:
-        run = converge(nomad_version="1.10.5")
+        run = converge_other_release()
     finally:
         faults.unlink()
     assert run.code != 0

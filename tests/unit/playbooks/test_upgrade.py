@@ -45,6 +45,7 @@ def run(folder: Path, hosts: Hosts, *plays: dict[str, Any]) -> tuple[int, str]:
     extra = {
         "__farm_upgrade_path": f"{folder}/{{{{ inventory_hostname }}}}/upgrade.json",
         "__nomad_local_url": "{{ agent_url | default('http://127.0.0.1:9') }}",
+        "__nomad_speakers": "{{ [{'host': 'server1', 'api': {'address': server_url}}] * (server_url is defined) }}",
         "_common_is_wsl": False,
     }
     options = ["--extra-vars", json.dumps(extra)]
@@ -309,6 +310,64 @@ def test_no_node_becomes_newer_than_its_servers(tmp_path: Path, agents: Callable
         "b: nothing is changed here, because a server of it runs Nomad 1.10.9, and nomad_version is 1.11.3." in output
     )
     assert not (tmp_path / "b/upgrade.json").exists()
+
+
+def test_site_exchanges_the_release_of_a_client_only_for_one_that_fits(
+    tmp_path: Path, agents: Callable[..., str]
+) -> None:
+    """As with --limit, a server that could not be reached, or somebody's collection that is older."""
+    entered = [
+        {"ansible.builtin.include_role": {
+            "name": "gpufarm.core.nomad", "tasks_from": f"{entry}.yml", "rolespec_validate": False,
+        }, "when": f"entry == '{entry}'"} for entry in ("install", "exchange")
+    ]  # fmt: skip
+    known = {"ansible.builtin.set_fact": {"_common_host": role_helper.host("/n/etc", "/n/data")}}
+    for file, mode in zip(known["ansible.builtin.set_fact"]["_common_host"]["files"], ("0750", "0700"), strict=True):
+        file.update(isdir=True, mode=mode)
+    shared = {
+        "nomad_config_dir": "/n/etc", "nomad_data_dir": "/n/data", "nomad_bin_dir": str(tmp_path / "bin"),
+        "nomad_release_url": "/nowhere", "nomad_release_key_url": "/nowhere/key", "_common_verifiers_missing": False,
+        "_common_bundle": "", "entry": "install",
+    }  # fmt: skip
+    new = {"server_url": agents("1.11.3", "1.11.3", "1.12.0")}
+    left = {"entry": "exchange", "__nomad_installed": {"binary_changed": True, "previous_version": "1.11.2"}}
+    told = {
+        # What runs there, and the servers that it knows.
+        "a": (
+            {"agent_url": agents("1.10.0", "1.11.3", "1.10.9")},
+            "a server of it runs Nomad 1.10.9, and nomad_version",
+        ),
+        "b": ({"agent_url": agents("1.10.0", "1.11.3+ent", "1.12.0")}, ""),
+        "c": ({"agent_url": agents("1.12.1", "1.12.1")}, "Nomad 1.12.1 runs, and nomad_version is 1.11.3."),
+        "d": ({"agent_url": agents("1.11.3-beta.1", "1.11.3-rc.1")}, "a server of it runs Nomad 1.11.3-rc.1, and"),
+        "e": ({"agent_url": agents("1.11.3+ent", "1.11.3+ent")}, ""),
+        # New ones, who hear of the servers from one of them, or from nobody.
+        "f": (
+            {**new, "nomad_version": "1.12.0"},
+            "a server of it runs Nomad 1.11.3, and nomad_version is 1.12.0.",
+        ),
+        "g": (new, ""),
+        "h": ({}, ""),
+        # Its agent is stopped.
+        "i": (
+            {**left, "nomad_version": "1.11.1"},
+            "Nomad 1.11.2 is installed, and nomad_version is 1.11.1. Expected: a",
+        ),
+        "j": (left, ""),
+        # A server becomes newer than the others.
+        "server1": ({"agent_url": agents("1.10.0", "1.10.0")}, ""),
+    }
+    hosts = {name: node(name, **{**shared, "nomad_version": "1.11.3", **given}) for name, (given, _) in told.items()}
+    code, output = run(tmp_path, hosts, {"hosts": "all", "gather_facts": True, "tasks": [known, *entered]})
+    assert code != 0
+    refused = {name: why for name, (_given, why) in told.items() if why}
+    assert set(re.findall(r"(\w+): (?:a server of it|Nomad [0-9.]+) ", output)) == set(refused), output
+    for name, why in refused.items():
+        assert f"{name}: {why}" in output
+    # The others have come to the download, which is the first that would change something.
+    loading = re.findall(r"fatal: \[(\w+)\]: FAILED! => changed: false msg: '\S+ /nowhere/key cannot be read", output)
+    assert set(loading) == set(told) - set(refused), output
+    assert not (tmp_path / "bin").exists()
 
 
 def test_servers_are_upgraded_with_their_tag() -> None:

@@ -159,19 +159,3 @@ def test_the_task_whose_arguments_have_a_login_is_not_shown(url: str, closed: bo
         {"repositories": [{"url": url}], "origins": {}}, {"repositories": [], "origins": {"releases": url}}
     ):  # fmt: skip
         assert value("closed", closed=task["no_log"], __farm_bundle_known=known) is closed
-
-
-@pytest.mark.parametrize(
-    ("servers", "wanted", "older"),
-    [
-        ("1.11.3", "1.11.3", False),
-        ("1.11.2", "1.11.3", True),
-        ("1.11.3+ent", "1.11.3+ent", False),
-        ("1.11.2+ent", "1.11.3+ent", True),
-        ("1.12.0-beta.1", "1.12.0", True),
-        (None, "1.11.3", False),
-    ],
-)
-def test_servers_of_the_same_release_are_not_older(servers: str | None, wanted: str, older: bool) -> None:
-    given = {"nomad_version": wanted, "__farm_upgrade_agent": {"servers_version": servers}}
-    assert value("__farm_upgrade_servers_are_older", **given) is older

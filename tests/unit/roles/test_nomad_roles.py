@@ -539,6 +539,22 @@ def test_a_server_is_asked_where_it_listens(hosts: dict[str, Any], bind: str, ad
     assert (speaker["host"], speaker["api"]["address"]) == ("s", f"http://{address}:4646")
 
 
+@pytest.mark.parametrize(
+    ("servers", "wanted", "older"),
+    [
+        ("1.11.3", "1.11.3", False),
+        ("1.11.2", "1.11.3", True),
+        ("1.11.3+ent", "1.11.3+ent", False),
+        ("1.11.2+ent", "1.11.3+ent", True),
+        ("1.12.0-beta.1", "1.12.0", True),
+        (None, "1.11.3", False),
+    ],
+)
+def test_servers_of_the_same_release_are_not_older(servers: str | None, wanted: str, older: bool) -> None:
+    given = {"nomad_version": wanted, "__nomad_servers_ran": servers}
+    assert valued("__nomad_servers_are_older", **given) is older
+
+
 def region_server(host: str, tmp_path: Path, **given: Any) -> dict[str, Any]:
     return {
         "inventory_hostname": host, "hostvars": REGIONS, "groups": {"nomad_servers": list(REGIONS)},
