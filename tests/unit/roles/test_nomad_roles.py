@@ -618,7 +618,7 @@ SINCE_1_7 = {
     "leave_on_interrupt", "leave_on_terminate", "advertise", "tls", "acl", "telemetry",
 }  # fmt: skip
 CLIENT_SINCE_1_7 = {
-    "enabled", "servers", "node_class", "node_pool", "reserved", "drain_on_shutdown", "meta", "cni_path", "host_volume",
+    "enabled", "servers", "node_class", "node_pool", "reserved", "meta", "cni_path", "host_volume",
 }  # fmt: skip
 SERVER_SINCE_1_7 = {"enabled", "authoritative_region", "bootstrap_expect", "server_join"}
 
@@ -645,6 +645,22 @@ def test_volumes_that_users_create_need_nomad_1_10(tmp_path: Path) -> None:
     *rest, told = role_helper.values("__nomad_client_refusal", ["_common", "nomad", "nomad_client"], cases)
     assert rest == ["", ""]
     assert told.startswith("nomad_client_sized_volumes is true, and nomad_version is 1.9.7. Expected: 1.10.0 or newer")
+
+
+def test_a_drain_that_would_never_come_is_refused(tmp_path: Path) -> None:
+    """An inventory that asks for it would be taken for one whose nodes are drained by a shutdown."""
+    options = {"client": {"drain_on_shutdown": {"deadline": "10m"}}}
+    cases = [
+        region_server("e1", tmp_path, nomad_tls="off", **given)
+        for given in (
+            {}, {"nomad_client_drain_on_shutdown": {}}, {"nomad_client_options": options},
+            {"nomad_client_drain_on_shutdown": {"deadline": "10m"}},
+        )
+    ]  # fmt: skip
+    *rest, told = role_helper.values("__nomad_client_refusal", ["_common", "nomad", "nomad_client"], cases)
+    assert rest == ["", "", ""]
+    assert told.startswith("nomad_client_drain_on_shutdown is set, which does nothing:")
+    assert "Next step: take it out, and drain a node before its machine is shut down" in told
 
 
 def test_nomad_1_9_7_with_the_plugins_release_1_1_0(tmp_path: Path) -> None:
@@ -846,7 +862,7 @@ KEYS_OF_1_7 = {
     "tls": "http rpc ca_file cert_file key_file verify_server_hostname verify_https_client rpc_upgrade_mode",
     "acl": "enabled replication_token",
     "server": "enabled authoritative_region bootstrap_expect server_join encrypt",
-    "client": "enabled servers node_class node_pool reserved drain_on_shutdown meta cni_path host_volume",
+    "client": "enabled servers node_class node_pool reserved meta cni_path host_volume",
     "plugin": "docker raw_exec nvidia-gpu",
 }
 
