@@ -77,9 +77,9 @@ int stat(const char *path, struct stat *status)
 
 
 @pytest.fixture(scope="session")
-def preloaded(build: Path) -> Path:
+def preloaded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the library that lets a device node fail, XF with the errno XE."""
-    library = build / "failing-node.so"
+    library = tmp_path_factory.mktemp("preloaded") / "failing-node.so"
     command = ["gcc", "-D_GNU_SOURCE", "-shared", "-fPIC", "-Wall", "-Werror", "-xc", "-", "-o", str(library), "-ldl"]
     subprocess.run(command, input=PRELOADED, text=True, check=True)
     return library
