@@ -95,6 +95,13 @@ def test_no_answer_has_a_reason(tmp_path: Path, reply: bytes, reason: str) -> No
     assert (engine.runtimes, engine.default, engine.reason) == ({}, None, f"{path}: {reason}")
 
 
+def test_frames_have_the_numbers_of_http_2() -> None:
+    """RFC 9113, section 6."""
+    kinds = (cri.DATA, cri.HEADERS, cri.RST_STREAM, cri.SETTINGS, cri.PING, cri.GOAWAY, cri.WINDOW_UPDATE)
+    assert kinds == (0, 1, 3, 4, 6, 7, 8)
+    assert (cri.END_STREAM, cri.ACK, cri.END_HEADERS, cri.PADDED) == (1, 1, 4, 8)
+
+
 def test_no_socket_and_silence(tmp_path: Path) -> None:
     assert "No such file" in str(answers.containerd(str(tmp_path / "none.sock"), 60).reason)
     with server(tmp_path, lambda _connection: time.sleep(0.5)) as path:

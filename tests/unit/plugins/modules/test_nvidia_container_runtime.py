@@ -145,6 +145,14 @@ def test_a_link_stays_one_and_a_password_is_not_shown(host: Host, settings: str)
     assert "correct-horse" not in json.dumps(dict(result)) and result["diff"] == []
 
 
+def test_a_password_in_a_file_that_goes_is_not_shown(host: Host) -> None:
+    host.crio.parent.mkdir(parents=True)
+    host.crio.write_text('# http_proxy = "http://farm:correct-horse@127.0.0.1:9"\n')
+    result = host.run("crio", state="absent")
+    assert result["changed"] and not host.crio.exists()
+    assert "correct-horse" not in json.dumps(dict(result)) and result["diff"] == []
+
+
 def test_docker_alone_for_the_runtime_has_no_settings_after_it(host: Host) -> None:
     host.run("docker")
     assert mode(host.docker) == 0o644

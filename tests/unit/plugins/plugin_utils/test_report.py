@@ -1262,6 +1262,19 @@ def test_same_problem_of_several_gpus_is_one_line() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("message", "action", "step"),
+    [
+        ("found a. Expected: b. Next step: drain the node.", "contact_support", "drain the node"),
+        ("found a.", "contact_support", "contact support"),
+        (None, None, ""),
+    ],
+)
+def test_the_next_step_is_the_messages_or_the_actions(message: str | None, action: str | None, step: str) -> None:
+    problem: Any = {"message": message, "action": action}
+    assert report_page._next_step(problem) == step
+
+
 def test_critical_node_without_a_critical_gpu_is_in_the_headline() -> None:
     smi = helper.facts(helper.H100, 1, 2)
     gone = {**helper.problem(smi["gpus"][0], "gpu_count"), "uuid": None, "pci_bus_id": None}
