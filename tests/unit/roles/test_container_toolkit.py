@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 from pathlib import Path
@@ -336,6 +337,33 @@ def test_docker_from_elsewhere(owner: str, packages: list[str], foreign: bool, e
     assert (value("__docker_foreign", **given), value("__docker_exchanged", **given)) == (foreign, exchanged)
 
 
+@pytest.mark.parametrize(
+    ("platform", "says", "wanted"),
+    [
+        ("Debian: Debian 12.11", b"Y\n", ["docker.io", "iptables", "apparmor"]),
+        ("Debian: Debian 13.1", b"Y\n", ["docker.io", "iptables", "docker-cli", "apparmor"]),
+        ("Debian: Debian 12.11", b"N\n", ["docker.io", "iptables"]),
+        ("Debian: Debian 12.11", None, ["docker.io", "iptables"]),
+        ("RedHat: Rocky 9.5", b"Y\n", ["docker-ce", "docker-ce-cli", "containerd.io"]),
+    ],
+)
+def test_docker_has_what_loads_its_profile_where_the_kernel_confines(
+    platform: str, says: bytes | None, wanted: list[str]
+) -> None:
+    """Seen on a Debian that was installed without what its packages recommend: no container started."""
+    host = role_helper.host()
+    if says is not None:
+        checksum = hashlib.sha1(says).hexdigest()  # noqa: S324
+        host["files"].append({"path": "/sys/module/apparmor/parameters/enabled", "checksum": checksum})
+    given: dict[str, Any] = {"_common_host": host, "ansible_facts": role_helper.facts(platform)}
+    assert value("__docker_wanted", **given) == wanted
+    assert value("__docker_wanted", **given, docker_packages=["mine"]) == ["mine"]
+    assert "apparmor" not in value("__docker_going", **given)
+    # It is looked for before anything is known of the kernel.
+    del given["_common_host"]
+    assert ("apparmor" in value("__docker_looks_at", **given)["packages"]) is platform.startswith("Debian")
+
+
 SNAP = "/var/snap/docker/current"
 AS_A_SNAP = "Docker came as a snap (/var/snap/docker/current). Expected: "
 DESKTOP = {"/usr/bin/docker": "/mnt/wsl/docker-desktop/cli-tools/usr/bin/docker"}
@@ -410,7 +438,8 @@ def test_a_version_of_docker_that_is_there_is_not_missing(
     given["_common_host"] = role_helper.host(packages=(f"installed {there}",))
     assert value("__docker_missing", **given) == [wanted] * missing
     name = "docker-ce-cli" if "cli" in wanted else "docker-ce"
-    assert value("__docker_looks_at", **given)["packages"] == value("__docker_going", **given) == [name]
+    asked = [package for package in value("__docker_looks_at", **given)["packages"] if package != "apparmor"]
+    assert asked == value("__docker_going", **given) == [name]
 
 
 def test_settings_that_are_no_json_are_refused_before_anything_changes() -> None:
