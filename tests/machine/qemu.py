@@ -150,12 +150,13 @@ class Machine:
             self.process.wait()
 
     def inventory(self) -> Path:
-        """Write Ansible's inventory of this machine alone and return its path."""
+        """Write Ansible's inventory of this machine alone, a farm by itself, and return its path."""
         options = " ".join(self.ssh_options())
         path = self.folder / "hosts.yml"
         path.write_text(
             "all:\n  hosts:\n    machine:\n      ansible_host: 127.0.0.1\n"
-            f"      ansible_port: {self.port}\n      ansible_user: root\n      ansible_ssh_common_args: {options}\n",
+            f"      ansible_port: {self.port}\n      ansible_user: root\n      ansible_ssh_common_args: {options}\n"
+            "  children:\n    nomad_servers: {hosts: {machine: }}\n    gpu_nodes: {hosts: {machine: }}\n",
             encoding="utf-8",
         )
         return path

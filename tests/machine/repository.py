@@ -25,15 +25,15 @@ def lay_out(www: Path, distribution: str, branch: str, version: str) -> None:
 
 
 @contextmanager
-def served(www: Path, port: int) -> Iterator[dict[str, object]]:
+def served(www: Path, port: int, log: Path) -> Iterator[dict[str, object]]:
     """Serve a folder as the mirror does, and give the roles' variables that point at it."""
     keys = pki()
     command = [
         sys.executable, str(ROOT / "tests/simulator/mirror/serve.py"), "--root", str(www),
         "--cert", str(keys.server_cert), "--key", str(keys.server_key), "--bind", "127.0.0.1", "--port", str(port),
     ]  # fmt: skip
-    with (www.parent / "repository.log").open("ab") as log:
-        server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    with log.open("ab") as output:
+        server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
     try:
         yield layout.role_variables(keys, f"https://{HOST}:{port}")
     finally:

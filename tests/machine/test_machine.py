@@ -19,8 +19,12 @@ from tests.machine import repository
 from tests.machine.image import ARCHIVES, DISTRIBUTIONS, DRIVER, DRIVER_MODULES, DRIVER_PROGRAMS, SUITE, modules
 from tests.machine.qemu import PATIENCE, Machine, free_port, machine
 from tests.simulator.cache import ROOT
+from tests.simulator.docker import docker, ensure_docker
+from tests.simulator.farm import jobs
+from tests.simulator.mirror.build import mirror
 
 HERE = Path(__file__).resolve().parent
+PLAYBOOKS = ROOT / "playbooks"
 PROFILE = "a100-40gb-x2"
 SHARE = "/usr/share/gpufarm-simulator"
 # As the kernel asks for a driver of such a GPU.
@@ -43,9 +47,9 @@ def driver(whole: Machine, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         whole.put(built / part, "/var/lib/dkms")
     version = archive.name.removeprefix(f"{DRIVER_MODULES}-").removesuffix(".dkms.tar.gz")
     branch = version.split(".", maxsplit=1)[0]
-    www = tmp_path_factory.mktemp("repository") / "www"
-    repository.lay_out(www, DISTRIBUTIONS[SUITE], branch, version)
-    with repository.served(www, free_port()) as variables:
+    folder = tmp_path_factory.mktemp("repository")
+    repository.lay_out(folder / "www", DISTRIBUTIONS[SUITE], branch, version)
+    with repository.served(folder / "www", free_port(), folder / "log") as variables:
         yield {
             **variables,
             "nvidia_driver_branch": branch,
@@ -54,8 +58,17 @@ def driver(whole: Machine, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         }
 
 
-def play(whole: Machine, playbook: str, *, fails: bool = False, **variables: Any) -> str:
-    """Run a playbook of this folder on the machine and return what it printed on one line, as errors are folded."""
+@pytest.fixture(scope="module")
+def farm(driver: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """Give the variables by which site.yml makes the machine a farm: what is not the driver's comes from the mirror."""
+    # In which the job image is made.
+    ensure_docker()
+    with repository.served(mirror(), free_port(), tmp_path_factory.mktemp("mirror") / "log") as variables:
+        yield {**variables, **{name: value for name, value in driver.items() if name.startswith("nvidia_")}}
+
+
+def play(whole: Machine, playbook: str | Path, *, fails: bool = False, **variables: Any) -> str:
+    """Run a playbook, one of this folder by its name, and return what it printed on one line, as errors are folded."""
     environment = {
         **os.environ,
         "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
@@ -141,6 +154,32 @@ def test_a_reboot_by_consent_brings_the_driver(whole: Machine, driver: dict[str,
     assert versions == [module(whole, "version")] * 2
     assert " changed=0 " in play(whole, "driver.yml", nvidia_driver_reboot=True, **driver)
     assert whole.boot_id() == after
+
+
+def test_it_is_a_farm_by_itself(whole: Machine, farm: dict[str, Any]) -> None:
+    before = whole.boot_id()
+    play(whole, PLAYBOOKS / "site.yml", **farm)
+    assert " changed=0 " in play(whole, PLAYBOOKS / "site.yml", **farm)
+    assert whole.boot_id() == before
+
+
+def test_jobs_prove_its_gpus(whole: Machine, farm: dict[str, Any]) -> None:
+    image = jobs.python_image()
+    save = whole.folder / "image.tar"
+    docker("save", "--output", str(save), image)
+    whole.put(save, "/var/tmp")
+    whole.said(f"docker load --input /var/tmp/{save.name}", timeout=PATIENCE)
+    report = whole.folder / "verify.json"
+    asked = {"verify_jobs": True, "verify_jobs_level": "quick", "verify_jobs_image": image}
+    play(whole, PLAYBOOKS / "verify.yml", **farm, **asked, verify_report=str(report))
+    (node,) = json.loads(report.read_text(encoding="utf-8"))["nodes"]
+    assert node["verdict"] == "ok"
+    assert node["gpus_found"] == 2
+
+
+def test_the_farm_is_back_after_a_reboot(whole: Machine, farm: dict[str, Any]) -> None:
+    whole.reboot()
+    play(whole, PLAYBOOKS / "verify.yml", **farm)
 
 
 def test_the_mig_layout_is_back_after_a_reboot(whole: Machine) -> None:
