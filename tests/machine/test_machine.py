@@ -170,7 +170,7 @@ def test_jobs_prove_its_gpus(whole: Machine, farm: dict[str, Any]) -> None:
     whole.put(save, "/var/tmp")
     whole.said(f"docker load --input /var/tmp/{save.name}", timeout=PATIENCE)
     report = whole.folder / "verify.json"
-    asked = {"verify_jobs": True, "verify_jobs_level": "quick", "verify_jobs_image": image}
+    asked: dict[str, Any] = {"verify_jobs": True, "verify_jobs_level": "quick", "verify_jobs_image": image}
     play(whole, PLAYBOOKS / "verify.yml", **farm, **asked, verify_report=str(report))
     (node,) = json.loads(report.read_text(encoding="utf-8"))["nodes"]
     assert node["verdict"] == "ok"
