@@ -55,21 +55,22 @@ def _json_of(text: str) -> Any:
     return json.loads(text[start : end + 1])
 
 
-_IMEX = re.compile(r"\bIMEX\b")
-"""What is told as a failure also where none runs (NVIDIA/DCGM#308), and no job within the node needs."""
+_IMEX = re.compile(
+    r"IMEX (?:daemon|domain) status is [\w-]+(?: \(not READY\))?"
+    r"|Check IMEX installation, configuration, domain and daemon status,? and network connectivity"
+)
+"""What is told as a failure also where none runs (NVIDIA/NVSentinel#1471), and no job within the node needs."""
 
 
-def _finding(
-    name: str, status: str, messages: Iterable[str], device: tuple[str, str], uuids: Mapping[str, str]
-) -> Finding:
+def _finding(name: str, status: str, words: str, device: tuple[str, str], uuids: Mapping[str, str]) -> Finding:
     group, number = device
     uuid = uuids.get(number) if group == "GPU" else None
     whose = "" if uuid or not group else f" for {group} {number}"
-    told = [message for message in messages if message.strip()]
-    said = f": {' '.join(' '.join(told).split())[:300]}" if told else ""
+    words = " ".join(words.split())
+    said = f": {words[:300]}" if words else ""
     found = clean(f"{status} of DCGM's {name}{whose}{said}")
     severity, action = _DCGM_SEVERITIES[status.lower()], "contact_support"
-    if told and all(map(_IMEX.search, told)):
+    if _IMEX.search(words) and not re.search(r"\w", _IMEX.sub("", words)):
         severity, action = WARNING, "check_configuration"
         found += " (IMEX serves NVLink between nodes only)"
     return Finding(dcgm_code(name), found, "a pass of DCGM", severity=severity, action=action, uuid=uuid)
@@ -86,11 +87,12 @@ def parse_dcgm_health(text: str, uuids: Mapping[str, str]) -> list[Finding]:
             errors = ((device.get("children") or {}).get("Errors") or {}).get("children") or {}
             for system, told in errors.items():
                 if str(told.get("value")).lower() in _DCGM_SEVERITIES:
-                    messages = [str(part) for part in told.get("overflow") or []]
-                    findings.append(_finding(system, told["value"], messages, (group, number), uuids))
+                    # One text of all that a system has met, in pieces as they fit into the table.
+                    words = " ".join(str(part) for part in told.get("overflow") or [])
+                    findings.append(_finding(system, told["value"], words, (group, number), uuids))
     overall = str(body["Overall Health"].get("value"))
     if overall.lower() in _DCGM_SEVERITIES and not findings:
-        findings.append(_finding("health", overall, [], ("", ""), uuids))
+        findings.append(_finding("health", overall, "", ("", ""), uuids))
     return findings
 
 
@@ -119,11 +121,11 @@ def parse_dcgm_diag(text: str, uuids: Mapping[str, str], level: int) -> Iterator
                 if status not in _DCGM_SEVERITIES:
                     continue
                 warnings = result.get("warnings") or []
-                messages = list(map(_warning_text, warnings if isinstance(warnings, list) else [warnings]))
+                words = " ".join(map(_warning_text, warnings if isinstance(warnings, list) else [warnings]))
                 group = result.get("entity_group") or ("GPU" if "gpu_id" in result or "gpu_ids" in result else "")
                 numbers = str(result.get("entity_id", result.get("gpu_id", result.get("gpu_ids", "")))).split(",")
                 for number in numbers:
-                    yield _finding(test["name"], result["status"], messages, (group, number.strip()), uuids)
+                    yield _finding(test["name"], result["status"], words, (group, number.strip()), uuids)
     if not run:
         raise ValueError(f"an answer in which no test{' of a GPU' if level > 1 else ''} was run")
 

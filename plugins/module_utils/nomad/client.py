@@ -94,21 +94,22 @@ def skips_verification(value: str) -> bool:
 
 
 def is_own(host: str | None) -> bool:
-    """Whether a host is this machine, which no proxy has to reach for us: any address is that it can listen at."""
+    """Whether a host is this machine, which no proxy has to reach for us: its loopback, or what it would speak by."""
     if not host or host.lower() == "localhost":
         return bool(host)
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
         return False
-    if address.is_loopback:
+    if address.is_loopback or address.is_unspecified:
         return True
     try:
         with socket.socket(socket.AF_INET if address.version == 4 else socket.AF_INET6, socket.SOCK_DGRAM) as probe:
-            probe.bind((host, 0))
+            # Nothing is sent. The way to an own address begins at that address.
+            probe.connect((host, 9))
+            return ipaddress.ip_address(probe.getsockname()[0]) == address
     except OSError:
         return False
-    return True
 
 
 def _parts(address: str) -> urllib.parse.SplitResult | None:
