@@ -358,10 +358,17 @@ def test_docker_has_what_loads_its_profile_where_the_kernel_confines(
     given: dict[str, Any] = {"_common_host": host, "ansible_facts": role_helper.facts(platform)}
     assert value("__docker_wanted", **given) == wanted
     assert value("__docker_wanted", **given, docker_packages=["mine"]) == ["mine"]
+    # Whoever collects packages does so for hosts that may have it on.
+    on_apt = platform.startswith("Debian")
+    assert ("apparmor" in value("__docker_wanted", **given, common_scope="bundle")) is on_apt
+    # It is there for the kernel, which does not mark it as wanted.
+    there = role_helper.host(packages=("installed apparmor=3",), packages_auto=["apparmor"])
+    there["files"] = host["files"]
+    assert "apparmor" not in value("__docker_missing", **{**given, "_common_host": there})
     assert "apparmor" not in value("__docker_going", **given)
     # It is looked for before anything is known of the kernel.
     del given["_common_host"]
-    assert ("apparmor" in value("__docker_looks_at", **given)["packages"]) is platform.startswith("Debian")
+    assert ("apparmor" in value("__docker_looks_at", **given)["packages"]) is on_apt
 
 
 SNAP = "/var/snap/docker/current"

@@ -685,6 +685,10 @@ def test_a_package_that_restarts_the_agent_is_refused(tmp_path: Path) -> None:
     assert "Next step: `apt-get remove nomad`, which" in debian and "Next step: `dnf remove nomad`, which" in other
 
 
+AS_SERVER: dict[str, Any] = {"inventory_hostname": "h", "groups": {"nomad_servers": ["h"]}, "hostvars": {"h": {}}}
+AS_CLIENT: dict[str, Any] = {**AS_SERVER, "groups": {"nomad_servers": []}}
+
+
 def test_a_configuration_of_somebody_elses_is_replaced_only_where_that_is_asked_for(tmp_path: Path) -> None:
     """What apt-get remove nomad has left, or somebody has written, may be all that tells of volumes and keys."""
     names = ("nomad", "server", "client", "gossip", "volumes")
@@ -703,6 +707,12 @@ def test_a_configuration_of_somebody_elses_is_replaced_only_where_that_is_asked_
     assert rest == ["", "", ""]
     assert told.startswith("found /etc/nomad.d/nomad.hcl, /etc/nomad.d/server.hcl, which these roles have not written.")
     assert "nomad_client_host_volumes" in told and "set `nomad_replace_config: true`" in told
+    # What no role writes on this host is its owner's.
+    alone = {**host, "files": [{**file, "managed": not file["path"].endswith("client.hcl")} for file in host["files"]]}
+    assert templated("{{ __nomad_foreign }}", "nomad", _common_host=alone, **AS_SERVER) == []
+    assert templated("{{ __nomad_foreign }}", "nomad", _common_host=alone, **AS_CLIENT) == ["/etc/nomad.d/client.hcl"]
+    both = {**AS_SERVER, "groups": {"nomad_servers": ["h"], "gpu_nodes": ["h"]}}
+    assert templated("{{ __nomad_foreign }}", "nomad", _common_host=alone, **both) == ["/etc/nomad.d/client.hcl"]
     kept = {}
     for path in files("roles/nomad/tasks", "roles/nomad_server/tasks", "roles/nomad_client/tasks"):
         for task in tasks(path):

@@ -640,6 +640,7 @@ def test_what_is_told_of_a_key_that_secure_boot_does_not_know(platform: str, key
     [
         ("/lib/modules/6.12.0/updates/dkms/nvidia.ko.xz", "is not enrolled", False),
         ("/lib/modules/6.12.0/updates/dkms/nvidia.ko.xz", "is already enrolled", True),
+        ("/lib/modules/6.12.0/extra/nvidia.ko.xz", "is not enrolled", False),
         # Signed by the distribution, or nothing is known of it.
         ("/lib/modules/6.12.0/kernel/nvidia-580/nvidia.ko", "is not enrolled", True),
         ("", "is not enrolled", True),
@@ -654,7 +655,7 @@ def test_no_reboot_into_a_module_whose_key_is_not_enrolled(
     assert "__nvidia_driver_reboot_needed" not in str(task["when"])
     key = "/var/lib/dkms/mok.pub"
     programs = {
-        "modinfo": f'[ "$*" = "--field filename nvidia-current" ] && [ -n "{module}" ] && echo "{module}"',
+        "modinfo": f'[ "$*" = "--field filename nvidia-current-open" ] && [ -n "{module}" ] && echo "{module}"',
         "mokutil": f'[ "$*" = "--test-key {key}" ] && [ -n "{answer}" ] && echo "{key} {answer}"',
     }
     for name, script in programs.items():

@@ -228,7 +228,9 @@ def test_a_key_whose_fingerprint_is_not_known_is_refused_before_anything_changes
         "CDF6BA43.pub` prints of it with what NVIDIA publishes, and set nvidia_repository_key_fingerprints to that; or "
         + else_
     )
-    for given in ({"nvidia_repository_key_fingerprints": ["A" * 40]}, {"common_scope": "remove"}):
+    for given in (
+        {"nvidia_repository_key_fingerprints": ["A" * 40]}, {"common_scope": "remove"}, {"common_scope": "bundle"}
+    ):  # fmt: skip
         assert value(f"__{role}_refusal", "RedHat: Rocky 10.1", **given) == ""
     assert value(f"__{role}_refusal", "RedHat: Rocky 9.5") == ""
 
@@ -270,6 +272,10 @@ def test_docker_has_the_modules_that_rhel_10_brings_no_more(platform: str, kerne
         there = (*(f"installed {each}=1" for each in docker), f"installed {name}=6.12.0-{release}")
         found = value("__docker_missing", platform, kernel=kernel, _common_host=role_helper.host(packages=there))
         assert found == [asked] * (bool(asked) and missing)
+    # Docker that runs has it, wherever it comes from.
+    runs = {"docker.service": {"enabled": "enabled", "active": "active"}}
+    host = role_helper.host(packages=tuple(f"installed {each}=1" for each in docker), units=runs)
+    assert value("__docker_missing", platform, kernel=kernel, _common_host=host) == []
     # They came for the kernel, too.
     assert value("__docker_going", platform, kernel=kernel) == docker
 
