@@ -718,7 +718,7 @@ def test_a_configuration_of_somebody_elses_is_replaced_only_where_that_is_asked_
         for task in tasks(path):
             options = task.get("ansible.builtin.template", {})
             if options.get("src", "").endswith(".hcl.j2"):
-                kept[options["src"]] = templated(options["backup"], "nomad", _common_host=theirs)
+                kept[options["src"]] = templated(options["backup"], "nomad", _common_host=theirs, **AS_SERVER)
     assert kept == {"nomad.hcl.j2": True, "server.hcl.j2": True, "client.hcl.j2": False}
 
 
