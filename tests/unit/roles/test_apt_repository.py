@@ -130,7 +130,7 @@ CONFLICT = f"E:Conflicting values set for option Signed-By regarding source {CUD
 def test_who_else_has_an_entry_of_the_repository_is_named(tmp_path: Path, said: str, named: list[str]) -> None:
     folder = tmp_path / "sources.list.d"
     folder.mkdir()
-    (tmp_path / "sources.list").write_text(f"deb https://deb.debian.org/debian bookworm main\ndeb {CUDA}/ /\n")
+    (tmp_path / "sources.list").write_text(f"deb https://debian.example/debian bookworm main\ndeb {CUDA}/ /\n")
     (folder / "mine.list").write_text(f"deb [signed-by=/usr/share/keyrings/x.gpg] {CUDA} /\n")
     (folder / "mine.sources").write_text(f"Types: deb\nURIs: {CUDA}/\nSuites: /\n")
     # Another repository, no entry any more, what apt does not read, and the own one.
