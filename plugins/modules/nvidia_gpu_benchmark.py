@@ -39,7 +39,8 @@ options:
     description:
       - Whether to measure GPUs that a process computes on too. It gets less of the GPU meanwhile, and the figures are
         lower than they could be. Without it one of O(devices) that C(nvidia-smi) does not tell of is left alone too,
-        and one whose processes it does not list.
+        one whose processes it does not list, and under WSL, where it lists none of Windows', one that works all the
+        same.
     type: bool
     default: false
   memory_share:
@@ -441,13 +442,16 @@ ROOT = "/"
 # So that a call takes hardly more of the node's time than it must.
 SAMPLE_EVERY_S = 0.2
 
+# What a desktop draws is less, what a game draws more.
+UNSEEN_WORK_PERCENT = 20
+
 # Of those that are not measured, by the code of the problem that says why.
 VERDICTS = {"gpu_busy": "busy", "gpu_unknown": "unknown"}
 # Errors of the node or of this module, which say nothing of the GPU.
 NOBODYS = ("library", "internal")
 
 
-def left_alone_for(device: Device) -> Iterator[Finding]:
+def left_alone_for(device: Device, on_wsl: bool) -> Iterator[Finding]:
     """Why a device is not measured without being told to."""
     if device.gpu is None:
         yield Finding(
@@ -469,6 +473,13 @@ def left_alone_for(device: Device) -> Iterator[Finding]:
             f"that {', '.join(device.processes)} computes on it",
             "a GPU without work",
             "drain the node, or measure it nevertheless with busy=true",
+        )
+    elif on_wsl and (device.gpu["utilization_gpu_percent"] or 0) > UNSEEN_WORK_PERCENT:
+        yield Finding(
+            "gpu_busy",
+            f"it {device.gpu['utilization_gpu_percent']} % busy with what is not listed here, as Windows' programs",
+            f"a GPU without work, at most {UNSEEN_WORK_PERCENT} %",
+            "end what Windows' task manager shows on it, or measure it nevertheless with busy=true",
         )
 
 
@@ -584,7 +595,8 @@ def benchmark(params: Mapping[str, Any], root: str) -> dict[str, Any]:
             "at least one GPU or MIG device",
             "check nvidia-smi on the node",
         )
-    left_alone = {} if params["busy"] else {each.uuid: found for each in devices for found in left_alone_for(each)}
+    on_wsl = before["platform"] == "wsl"
+    left_alone = {} if params["busy"] else {each.uuid: why for each in devices for why in left_alone_for(each, on_wsl)}
     events: list[Event] = []
     begun = time.time()
     answer = gpu_benchmark.measure(

@@ -197,6 +197,28 @@ def test_a_busy_gpu_is_left_alone_unless_told(machine: Callable[[str], Machine])
     assert verdicts(made.run(level="start", busy=True)) == ["ok", "ok"]
 
 
+@pytest.mark.parametrize(("profile", "percent", "verdict"), [
+    ("rtx4090-wsl", 20, "ok"), ("rtx4090-wsl", 21, "busy"), ("t4-x4", 21, "ok"),
+])  # fmt: skip
+def test_a_gpu_that_works_for_windows_is_left_alone_unless_told(
+    machine: Callable[[str], Machine], profile: str, percent: int, verdict: str
+) -> None:
+    """Whose processes nobody sees in WSL. Elsewhere the first call after a while may find one busy with itself."""
+    made = machine(profile)
+    if profile.endswith("wsl"):
+        (made.node.root / "usr/lib/wsl/lib").mkdir(parents=True)
+    made.node.change(lambda it: faults.set_value(it, 0, "utilization.gpu_util", f"{percent} %"))
+    outcome = made.run(level="start")
+    assert verdicts(outcome)[0] == verdict and outcome["passed"]
+    if verdict == "busy":
+        assert outcome["problems"][0]["message"].partition(": ")[2] == (
+            "found it 21 % busy with what is not listed here, as Windows' programs. Expected: a GPU without work, "
+            "at most 20 %. Next step: end what Windows' task manager shows on it, or measure it nevertheless with "
+            "busy=true."
+        )
+        assert verdicts(made.run(level="start", busy=True)) == ["ok"]
+
+
 def test_a_gpu_of_which_nobody_knows_who_computes_is_left_alone_unless_told(
     machine: Callable[[str], Machine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
