@@ -82,6 +82,8 @@ def ours() -> list[str]:
     units = on_node("systemctl list-units --all --plain --no-legend '*nomad*' | grep -v not-found || true")
     mounts = on_node("grep /nomad /proc/self/mounts || true")
     kept = (
+        # The driver's, which stays until its removal is asked for.
+        "/etc/apt/apt.conf.d/52gpufarm-nvidia",
         "gpufarm-simulator",
         "gpufarm-test-ca",
         "gpufarm-gpu-",

@@ -64,6 +64,10 @@ def test_every_package_is_of_that_branch(host: Host) -> None:
     installed = {row[0]: row[1] for row in rows if row[-1] == "installed" and len(row) == 3}
     assert {"libcuda1", "libnvidia-ml1", "nvidia-driver-cuda", "nvidia-kernel-open-dkms"} <= set(installed)
     assert {package: version for package, version in installed.items() if not version.startswith(WANTED[name][0])} == {}
+    # And stays so: unattended-upgrades compares the beginning of a name, as Python does.
+    left_alone = host.check_output("apt-config dump Unattended-Upgrade::Package-Blacklist")
+    patterns = [text for text in re.findall('"(.*)"', left_alone) if text]
+    assert [package for package in installed if not any(re.match(pattern, package) for pattern in patterns)] == []
 
 
 def test_no_other_branch_is_pinned(host: Host) -> None:
