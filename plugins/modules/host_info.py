@@ -167,8 +167,8 @@ files:
       sample: da39a3ee5e6b4b0d3255bfef95601890afd80709
     managed:
       description: >-
-        Whether it begins with C(# Ansible managed), as what the roles write into Nomad's folder does; not known to, and
-        so false, where RV(files[].checksum) is null.
+        Whether it begins with C(# Ansible managed) and with what is managed right below, as what the roles write into
+        Nomad's folder does; not known to, and so false, where RV(files[].checksum) is null.
       type: bool
       sample: true
 links:
@@ -273,6 +273,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 import stat
 import time
@@ -294,7 +295,8 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 EXTENDED_STATES = "/var/lib/apt/extended_states"
 PCI_DEVICES = "/sys/bus/pci/devices"
 LARGE = 1 << 20
-MANAGED = b"# Ansible managed"
+# Other people's roles, which begin their files like this too, leave a line empty then, or go on with their comment.
+MANAGED = re.compile(rb"# Ansible managed(?:\n(?![\r\n#])|\Z)")
 # What holds a lock of packages, or systemd, may never let go.
 ANSWER_S = 120
 
@@ -329,7 +331,7 @@ def look_at_files(patterns: list[str]) -> list[dict[str, Any]]:
                 "isreg": regular,
                 # As ansible.builtin.find tells it.
                 "checksum": None if content is None else hashlib.sha1(content).hexdigest(),  # noqa: S324
-                "managed": (content or b"").startswith(MANAGED),
+                "managed": MANAGED.match(content or b"") is not None,
             }
         )
     return found

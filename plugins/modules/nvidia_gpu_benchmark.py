@@ -460,7 +460,7 @@ def left_alone_for(device: Device, on_wsl: bool) -> Iterator[Finding]:
             "the UUID of a GPU or, of a divided one, of a MIG device, as nvidia-smi -L has it",
             "correct it or mend nvidia-smi, or measure it nevertheless with busy=true",
         )
-    elif device.gpu["processes"] is None:
+    elif device.gpu["processes"] is None and (not on_wsl or device.gpu["utilization_gpu_percent"] is None):
         yield Finding(
             "gpu_unknown",
             "that nvidia-smi lists no processes of it, so whether it is busy is unknown",

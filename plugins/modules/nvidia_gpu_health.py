@@ -182,9 +182,9 @@ notes:
     replaced; C(unrepairable_memory), memory is beyond repair; C(channel_repair_pending) and C(tpc_repair_pending),
     memory or a part of the chip waits for a reset to be repaired; C(fabric_not_ready), the GPU is not registered with
     the NVLink fabric; C(fabric_unhealthy), the fabric is broken or wrongly configured there, and a warning where it is
-    only slow or recovers; C(fabric_manager), it does not run on a host with NVSwitch, and a warning where its unit does
-    not and all GPUs say that their fabric is complete; and, of the role P(gpufarm.core.gpu_health#role) alone, which
-    lets a GPU without work compute: C(benchmark_hung), C(benchmark_context_failed), C(benchmark_failed),
+    only slow or recovers; C(fabric_manager), it does not run on a host with NVSwitch, and a warning where its unit was
+    stopped and all GPUs say that their fabric is complete; and, of the role P(gpufarm.core.gpu_health#role), which lets
+    a GPU without work compute: C(benchmark_hung), C(benchmark_context_failed), C(benchmark_failed),
     C(benchmark_memory_errors), C(benchmark_wrong_results), C(benchmark_peer_wrong), C(benchmark_slow_memory),
     C(benchmark_slow_fp32) and C(benchmark_slow_tensor), as
     M(gpufarm.core.nvidia_gpu_benchmark) says without C(benchmark_)."

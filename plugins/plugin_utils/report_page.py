@@ -138,7 +138,11 @@ def _user(gpu: Gpu, with_pods: bool) -> str:
     if computing:
         number = count_text(len(computing), "process", "processes")
         return f"{number}, perhaps of a pod" if with_pods else f"{number}, no allocation"
-    return "not in Nomad" if gpu["in_nomad"] is False and not gpu["hidden"] else _unused(gpu, gpu["hidden"], with_pods)
+    drawing = sum(1 for process in gpu["processes"] or [] if computes(process) and "G" in str(process.get("type")))
+    also = f", {count_text(drawing, 'process computes and draws', 'processes compute and draw')}" if drawing else ""
+    if gpu["in_nomad"] is False and not gpu["hidden"]:
+        return f"not in Nomad{also}"
+    return _unused(gpu, gpu["hidden"], with_pods) + also
 
 
 def _unused(gpu: Gpu, hidden: bool | None, with_pods: bool) -> str:

@@ -186,7 +186,8 @@ def rows(host: Host) -> dict[str, str]:
             found |= {f"driver {branch}: {name}": text for name, text in driver(host, branch)}
         found["kernel headers"] = codes(value("_common_family", given)["headers"])
     found["CUDA"] = codes(argument("cuda", "install.yml", "Have the CUDA toolkit", "name", given))
-    found["Docker"] = codes(value("__docker_wanted", given))
+    confined = ", `apparmor` where the kernel has AppArmor on" if value("__docker_apparmor", given) else ""
+    found["Docker"] = codes(value("__docker_wanted", given)) + confined
     found |= {
         f"toolkit's repository: {name}": text for name, text in repository(host, "__container_toolkit_repository")
     }

@@ -97,6 +97,15 @@ def test_nothing_is_left_to_do() -> None:
     assert {node: daemon_reloads(node) for node in before} == before
 
 
+def test_a_driver_that_others_look_after_is_upgraded_as_they_say() -> None:
+    limited = (CONVERGE, "--limit", "driver-h100")
+    run = run_in_scenario(*limited, "-e", "nvidia_driver_managed=false")
+    assert changed_tasks(run.output) == ["Have upgrades as they were where others have the driver"], run.output
+    assert docker("exec", "driver-h100", "apt-config", "dump", "Unattended-Upgrade::Package-Blacklist").strip() == ""
+    run = run_in_scenario(*limited)
+    assert changed_tasks(run.output) == ["Have unattended upgrades leave the driver alone"], run.output
+
+
 def test_check_mode_announces_another_branch_and_its_reboot() -> None:
     boot = boot_id("driver-t4")
     run = run_in_scenario(CONVERGE, "--check", "--limit", "driver-t4", "-e", "nvidia_driver_branch=580")

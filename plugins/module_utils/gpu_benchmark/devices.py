@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.facts import Facts, Gpu, computes
+from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.facts import Facts, Gpu, computes, serves_mps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,12 +20,17 @@ class Device:
 
     @property
     def processes(self) -> list[str]:
-        """Who computes on it. A process that only draws does not, nor does the server of MPS by itself."""
+        """Who computes on it. Who only draws does not, nor does an idle server of MPS that shares its GPU."""
         instance = self.instance
+        gpu = self.gpu
+        # Before Volta nobody is listed but the server.
+        shared = gpu is not None and gpu["compute_mode"] == "Default" and not gpu["utilization_gpu_percent"]
         return [
             f"{process['name'] or 'a process'} (pid {process['pid']})"
-            for process in (self.gpu["processes"] if self.gpu else None) or ()
-            if computes(process) and (instance is None or process["gpu_instance_id"] in (None, instance))
+            for process in (gpu["processes"] if gpu else None) or ()
+            if computes(process)
+            and not (shared and serves_mps(process))
+            and (instance is None or process["gpu_instance_id"] in (None, instance))
         ]
 
     @property

@@ -19,6 +19,9 @@ from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.values imp
 from ansible_collections.gpufarm.core.plugins.module_utils.text import clean, utc
 
 FABRIC_MANAGER = "nvidia-fabricmanager.service"
+# How a state ends of one that was stopped, or never started, and did not fail.
+STOPPED = " is inactive (result success)"
+COMM_CHARS = 15
 
 
 def fabric_manager_state(root: Path, search: str | None, timeout: float) -> tuple[str, str | None]:
@@ -39,16 +42,22 @@ def fabric_manager_state(root: Path, search: str | None, timeout: float) -> tupl
     command, *others = run_commands(asked, timeout)
     version = next((version_of(other.stdout.partition(":")[2]) for other in others if other.returncode == 0), None)
     state = _state_of_unit(command)
-    if state != "ok" and _runs("nv-fabricmanager", root):
+    # While its unit starts, ends or has failed, a process of it says nothing.
+    if (state == "not_installed" or state.endswith(STOPPED)) and _runs("nv-fabricmanager", root):
         state = "ok"
     return state, version
 
 
 def _runs(name: str, root: Path) -> bool:
-    """Whether a process of this program lives: /proc cuts its name, and has no command line of one that ended."""
-    for path in (root / "proc").glob("[0-9]*/cmdline"):
+    """Whether a process of this program lives: /proc cuts its name, and has no command line of one that ended.
+
+    The command line alone waits for the memory of a process that hangs in the driver, so only one of that name is read.
+    """
+    for path in (root / "proc").glob("[0-9]*/comm"):
         try:
-            program = path.read_text(encoding="utf-8", errors="replace").partition("\0")[0]
+            if path.read_text(encoding="utf-8", errors="replace").rstrip("\n") != name[:COMM_CHARS]:
+                continue
+            program = path.with_name("cmdline").read_text(encoding="utf-8", errors="replace").partition("\0")[0]
         # One that ended meanwhile.
         except OSError:
             continue

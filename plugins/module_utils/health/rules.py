@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ansible_collections.gpufarm.core.plugins.module_utils.health.node import FABRIC_MANAGER
+from ansible_collections.gpufarm.core.plugins.module_utils.health.node import FABRIC_MANAGER, STOPPED
 from ansible_collections.gpufarm.core.plugins.module_utils.health.options import HealthOptions
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.facts import Facts, Gpu
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.failures import NEXT_STEPS
@@ -236,7 +236,8 @@ def findings_of_node(facts: Facts, options: HealthOptions, checks: Mapping[str, 
             fabric_manager.partition(": ")[2]
             + (f", in version {version}" if version is not None else "")
             + (f" where the driver has {driver}" if other else ""),
-            severity=WARNING if _fabric_works(facts["gpus"]) else None,
+            # GPUs that have joined the fabric tell so after it has failed, too.
+            severity=WARNING if fabric_manager.endswith(STOPPED) and _fabric_works(facts["gpus"]) else None,
             next_step=f"install Fabric Manager {driver} and start it" if other else "",
         )
     # It may run elsewhere, as outside of a virtual machine; then the GPUs say that their fabric is complete.

@@ -162,7 +162,7 @@ class Nodes:
 class Client:
     """Asks one Nomad agent; what ends with one of the HTTP statuses C(repeat) is asked again.
 
-    No request to this machine goes through a proxy; with C(direct) none does, whatever the agent is called.
+    No request to an address of this machine goes through a proxy; with C(direct) none does, whatever it is called.
     """
 
     def __init__(self, connection: Connection, repeat: Collection[int] = retry.STATUS, *, direct: bool = False) -> None:

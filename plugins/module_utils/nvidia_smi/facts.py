@@ -267,15 +267,18 @@ _NESTED = {
 
 
 def computes(process: Mapping[str, Any], only: bool = False) -> bool:
-    """Whether a process holds its GPU for computing, which one does whose type is not told.
+    """Whether a process holds its GPU for computing, itself (C) or by MPS (M), which one does whose type is not told.
 
-    With C(only) whether it is known to do nothing else: a browser and a desktop draw as well (C+G). The server of MPS
-    stays when its last client (M+C) has gone, so it is nobody's work.
+    With C(only) whether it is known to do nothing else, and that for somebody: a browser and a desktop draw as well
+    (C+G), and the server of MPS stays when its last client (M+C) has gone.
     """
-    if posixpath.basename(str(process.get("name") or "")) == MPS_SERVER:
-        return False
-    kind = process.get("type")
-    return kind in ("C", "M+C") if only else "C" in (kind or "C")
+    kinds = set(str(process.get("type") or ("G" if only else "C")).split("+"))
+    return kinds <= {"C", "M"} and not serves_mps(process) if only else not kinds.isdisjoint({"C", "M"})
+
+
+def serves_mps(process: Mapping[str, Any]) -> bool:
+    """Whether a process is the server of MPS, which computes for its clients."""
+    return posixpath.basename(str(process.get("name") or "")) == MPS_SERVER
 
 
 def _empty(record: type) -> dict[str, Any]:

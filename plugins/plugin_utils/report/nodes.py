@@ -152,7 +152,8 @@ def shares_of(devices: Sequence[MigDevice]) -> list[float]:
 
 
 def _allocated_share(devices: Sequence[MigDevice]) -> float:
-    """How much of what a GPU is divided into is held."""
+    """How much is held of what a GPU is divided into, without what is hidden."""
+    devices = [device for device in devices if not device["hidden"]]
     shares = zip(shares_of(devices), devices, strict=True)
     return float(round(sum(share for share, device in shares if device["allocation"]), 4))
 

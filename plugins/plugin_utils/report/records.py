@@ -86,7 +86,7 @@ class Gpu(TypedDict):
     mig_mode: str | None
     mig_mode_pending: str | None
     # The next three are None without Nomad. A hidden GPU is one that Nomad does not have on purpose; it has no share,
-    # others one from 0 to 1; of a divided GPU it is what is held of its MIG devices.
+    # others one from 0 to 1; of a divided GPU it is what is held of its MIG devices, without the hidden.
     in_nomad: bool | None
     hidden: bool | None
     allocated_share: float | None

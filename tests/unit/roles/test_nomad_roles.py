@@ -555,6 +555,20 @@ def test_servers_of_the_same_release_are_not_older(servers: str | None, wanted: 
     assert valued("__nomad_servers_are_older", **given) is older
 
 
+def test_a_release_that_does_not_fit_is_refused_with_what_the_node_is_left_in() -> None:
+    given: dict[str, Any] = {"nomad_version": "1.11.3", "__nomad_ran": None, "__nomad_servers_ran": "1.11.2"}
+    told = valued("__nomad_exchange_refusal", **given)
+    assert told.startswith("a server of it runs Nomad 1.11.2") and told.endswith("or set nomad_version to theirs.")
+    for unmarked in ({"maintenance": None}, {"failed": True}):
+        assert valued("__nomad_exchange_refusal", **given, __node_maintenance_out=unmarked) == told
+    left = " The node stays out of work until a run has come to its end."
+    taken = {"__node_maintenance_out": {"maintenance": "gpufarm.core: driver"}}
+    assert valued("__nomad_exchange_refusal", **given, **taken) == told + left
+    newer = valued("__nomad_exchange_refusal", **{**given, "__nomad_ran": "1.12.0"}, **taken)
+    assert "1.12.0" in newer and newer.endswith(left)
+    assert valued("__nomad_exchange_refusal", **{**given, "__nomad_servers_ran": "1.11.3"}, **taken) == ""
+
+
 def region_server(host: str, tmp_path: Path, **given: Any) -> dict[str, Any]:
     return {
         "inventory_hostname": host, "hostvars": REGIONS, "groups": {"nomad_servers": list(REGIONS)},
@@ -660,7 +674,8 @@ def test_a_drain_that_would_never_come_is_refused(tmp_path: Path) -> None:
     *rest, told = role_helper.values("__nomad_client_refusal", ["_common", "nomad", "nomad_client"], cases)
     assert rest == ["", "", ""]
     assert told.startswith("nomad_client_drain_on_shutdown is set, which does nothing:")
-    assert "Next step: take it out, and drain a node before its machine is shut down" in told
+    assert "Next step: take it out, drain a node before its machine is shut down" in told
+    assert told.endswith("let it work again after the boot by `nomad node eligibility -enable -self`.")
 
 
 def test_nomad_1_9_7_with_the_plugins_release_1_1_0(tmp_path: Path) -> None:
@@ -683,6 +698,16 @@ def test_a_package_that_restarts_the_agent_is_refused(tmp_path: Path) -> None:
     debian, *rest, other = role_helper.values("__nomad_refusal", ["nomad", "_common"], cases)
     assert debian.startswith("found the package nomad, which restarts the agent") and rest == ["", ""]
     assert "Next step: `apt-get remove nomad`, which" in debian and "Next step: `dnf remove nomad`, which" in other
+    # The configuration stays, and would be refused next.
+    assert debian.endswith("lets the running agent and its jobs be, and run this again.")
+    theirs = role_helper.host("/etc/nomad.d/nomad.hcl", packages=told[0])
+    theirs["files"][0]["managed"] = False
+    both = region_server("e1", tmp_path, nomad_tls="off", _common_host=theirs)
+    (more,) = role_helper.values("__nomad_refusal", ["nomad", "_common"], [both])
+    assert more.endswith(
+        "jobs be, take what is in /etc/nomad.d/nomad.hcl over into the variables of these roles and move it out of the "
+        "folder, and run this again."
+    )
 
 
 AS_SERVER: dict[str, Any] = {"inventory_hostname": "h", "groups": {"nomad_servers": ["h"]}, "hostvars": {"h": {}}}

@@ -50,6 +50,23 @@ def test_packages_are_asked_for_by_branch() -> None:
     assert value("__nvidia_driver_wanted", nvidia_driver_packages=["mine"]) == ["mine"]
 
 
+def test_unattended_upgrades_leave_the_driver_alone_and_nothing_else() -> None:
+    """As unattended-upgrades compares a name: by its beginning."""
+    patterns = re.findall(r'"(.*)";', value("__nvidia_driver_upgrades_text"))
+    left_alone = (
+        "nvidia-driver-580-open nvidia-dkms-580-server libnvidia-compute-580 libnvidia-ml1 nvidia-fabricmanager-580 "
+        "libcuda1 libcudadebugger1 libnvcuvid1 libnvoptix1 libnvsdm libnvsdm-580 libnvidia-nscq-580 cuda-drivers "
+        "cuda-drivers-580 firmware-nvidia-gsp xserver-xorg-video-nvidia-580"
+    )
+    others = (
+        "libnvme1 libnvpair3linux libnvtt2 libcudart12 cuda-toolkit-13-0 linux-image-amd64 xserver-xorg-core "
+        "nvidia-container-toolkit libnvidia-container1"
+    )
+    for names, stays in ((left_alone, True), (others, False)):
+        for name in names.split():
+            assert any(re.match(pattern, name) for pattern in patterns) is stays, name
+
+
 def test_only_what_is_missing_is_asked_for() -> None:
     """apt would bring what matches a wildcard up to date, and take the GPUs from what runs on them."""
     missing = ["linux-headers-1", "nvidia-driver-cuda=570.*"]

@@ -225,9 +225,11 @@ def test_a_key_whose_fingerprint_is_not_known_is_refused_before_anything_changes
     assert value(f"__{role}_refusal", "RedHat: Rocky 10.1") == (
         "no fingerprint is known of CDF6BA43.pub, the key of NVIDIA's repository for Rocky 10.1. Expected: one to pin "
         "in nvidia_repository_key_fingerprints. Next step: compare what `gpg --show-keys --with-fingerprint "
-        "CDF6BA43.pub` prints of it with what NVIDIA publishes, and set nvidia_repository_key_fingerprints to that; or "
-        + else_
+        "CDF6BA43.pub` prints of it (it is at https://developer.download.nvidia.com/compute/cuda/repos/rhel10/x86_64/"
+        "CDF6BA43.pub) with what NVIDIA publishes, and set nvidia_repository_key_fingerprints to that; or " + else_
     )
+    mine = value(f"__{role}_refusal", "RedHat: Rocky 10.1", nvidia_repository_url="https://me:secret@mine.example/cuda")
+    assert "(it is at https://mine.example/cuda/rhel10/x86_64/CDF6BA43.pub)" in mine
     for given in (
         {"nvidia_repository_key_fingerprints": ["A" * 40]}, {"common_scope": "remove"}, {"common_scope": "bundle"}
     ):  # fmt: skip

@@ -41,12 +41,33 @@ LINK = Card(pcie_generation=5, pcie_width=16, memory_total_mib=81559, slow_reaso
         ("G", "/usr/bin/Xorg", False),
         ("C", "nvidia-cuda-mps-server", False),
         ("C", "/usr/bin/nvidia-cuda-mps-server", False),
+        # A client of MPS, and one that has a context of its own too.
+        ("M", "python3", True),
+        ("M+C", "nvidia-cuda-mps-server-of-mine", True),
     ],
 )
 def test_who_computes_on_a_gpu(kind: str | None, name: str | None, is_busy: bool) -> None:
     process: Any = {"pid": 7, "type": kind, "name": name, "gpu_instance_id": None}
-    gpu = {**nvidia_smi.empty_gpu(), "uuid": "GPU-1", "processes": [process]}
+    gpu = {**nvidia_smi.empty_gpu(), "uuid": "GPU-1", "processes": [process], "compute_mode": "Default"}
     assert Device("GPU-1", cast(nvidia_smi.Gpu, gpu)).processes == [f"{name or 'a process'} (pid 7)"] * is_busy
+
+
+@pytest.mark.parametrize(
+    ("known", "is_busy"),
+    [
+        ({"compute_mode": "Default"}, False),
+        ({"compute_mode": "Default", "utilization_gpu_percent": 0}, False),
+        # Before Volta its clients are not listed.
+        ({"compute_mode": "Default", "utilization_gpu_percent": 1}, True),
+        # Nobody else gets a context there.
+        ({"compute_mode": "Exclusive_Process", "utilization_gpu_percent": 0}, True),
+        ({}, True),
+    ],
+)
+def test_a_server_of_mps_is_nobodys_where_it_shares_a_gpu_that_rests(known: dict[str, Any], is_busy: bool) -> None:
+    process: Any = {"pid": 7, "type": "C", "name": "nvidia-cuda-mps-server", "gpu_instance_id": None}
+    gpu = cast(nvidia_smi.Gpu, {**nvidia_smi.empty_gpu(), "uuid": "GPU-1", "processes": [process], **known})
+    assert Device("GPU-1", gpu).processes == ["nvidia-cuda-mps-server (pid 7)"] * is_busy
 
 
 def real() -> dict[str, Any]:

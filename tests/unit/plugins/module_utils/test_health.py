@@ -504,14 +504,24 @@ def test_fabric_manager_may_run_elsewhere() -> None:
         ("Completed", {"fabric_state": "Completed", "fabric_status": "Insufficient Resources"}, "critical"),
     ],
 )
-def test_fabric_manager_that_failed_where_the_fabric_works(
+def test_fabric_manager_that_was_stopped_where_the_fabric_works(
     first: str | None, changes: dict[str, Any], severity: str
 ) -> None:
     facts = facts_of(**changes)
     facts["gpus"][0]["fabric_state"] = first
-    result = judge(facts, [], [], HealthOptions(), checks={"fabric_manager": "failed: it is inactive"})
+    stopped = {"fabric_manager": "failed: nvidia-fabricmanager.service is inactive (result success)"}
+    result = judge(facts, [], [], HealthOptions(), checks=stopped)
     assert ("fabric_manager", severity) in codes(result)
     assert (result["verdict"] == "critical") is (severity == "critical")
+
+
+@pytest.mark.parametrize(
+    "state", ["failed (result exit-code)", "failed (result success)", "inactive (result core-dump)"]
+)
+def test_fabric_manager_that_failed_is_critical_though_gpus_tell_that_they_have_joined(state: str) -> None:
+    checks = {"fabric_manager": f"failed: nvidia-fabricmanager.service is {state}"}
+    facts = facts_of(fabric_state="Completed", fabric_status="Success")
+    assert codes(judge(facts, [], [], HealthOptions(), checks=checks)) == [("fabric_manager", "critical")]
 
 
 def test_fabric_manager_that_does_not_run_is_told_with_its_version() -> None:
@@ -1575,13 +1585,22 @@ def test_fabric_manager_matters_where_there_are_nvswitches(programs: Path) -> No
 def test_fabric_manager_may_run_in_a_container(programs: Path, process: bytes, state: str | None) -> None:
     root = programs.parent
     (root / "proc/driver/nvidia-nvswitch/devices/0000:05:00.0").mkdir(parents=True)
-    for pid, command in (("1", b"/sbin/init\0"), ("4711", process)):
+    for pid, name, command in (("1", "systemd", b"/sbin/init\0"), ("4711", "nv-fabricmanage", process)):
         (root / "proc" / pid).mkdir()
+        (root / "proc" / pid / "comm").write_text(f"{name}\n", encoding="utf-8")
         (root / "proc" / pid / "cmdline").write_bytes(command)
     (root / "proc/4712").mkdir()
+    # Nobody could read that of one that hangs in the driver.
+    (root / "proc/4713").mkdir()
+    (root / "proc/4713/comm").write_text("python3\n", encoding="utf-8")
+    os.mkfifo(root / "proc/4713/cmdline")
     assert fabric_manager(programs, "LoadState=not-found\nActiveState=inactive") == (state or "not_installed")
     inactive = "failed: nvidia-fabricmanager.service is inactive (result success)"
     assert fabric_manager(programs, "LoadState=loaded\nActiveState=inactive\nResult=success") == (state or inactive)
+    # Its unit's own, which starts, ends or has failed.
+    for active, result in (("activating", "success"), ("failed", "exit-code"), ("inactive", "core-dump")):
+        told = fabric_manager(programs, f"LoadState=loaded\nActiveState={active}\nResult={result}")
+        assert told == f"failed: nvidia-fabricmanager.service is {active} (result {result})"
 
 
 @pytest.mark.parametrize(

@@ -616,6 +616,8 @@ def test_hidden_mig_devices_are_not_missing() -> None:
     assert data["nodes"][0]["problems"] == [] and data["summary"]["allocatable_gpus"] == 1
     assert [device["hidden"] for device in first["mig_devices"]] == [True, False, False, False]
     assert (first["hidden"], second["hidden"], second["allocated_share"]) == (False, True, None)
+    # Of the three that Nomad has.
+    assert first["allocated_share"] == 0.3333
     page = report_page.page(data)
     assert [[mig["used_by"] for mig in gpu["migs"]] for gpu in page["nodes"][0]["gpus"]] == [
         ["hidden from Nomad", "inference", "free", "free"],
@@ -1081,7 +1083,9 @@ def test_plot_of_one_moment_is_no_division_by_zero() -> None:
         ({"allocations": [{"job_id": "train", "namespace": "lab"}, {"job_id": "web"}]}, "lab/train, web"),
         ({"processes": [{"type": "C"}]}, "1 process, no allocation"),
         ({"processes": [{"type": "C"}, {"type": "G"}, {"type": "M+C"}, {}]}, "2 processes, no allocation"),
-        ({"processes": [{"type": "C+G"}, {"type": "C", "name": "/usr/bin/nvidia-cuda-mps-server"}]}, "free"),
+        ({"processes": [{"type": "C", "name": "/usr/bin/nvidia-cuda-mps-server"}, {}]}, "free"),
+        ({"processes": [{"type": "C+G"}, {"type": "G"}]}, "free, 1 process computes and draws"),
+        ({"processes": [{"type": "C+G"}] * 2, "in_nomad": False}, "not in Nomad, 2 processes compute and draw"),
         ({"processes": [{"type": "G"}]}, "free"),
         ({"processes": None}, "free"),
         ({"in_nomad": False}, "not in Nomad"),

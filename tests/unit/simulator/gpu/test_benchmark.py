@@ -219,11 +219,19 @@ def test_a_gpu_that_works_for_windows_is_left_alone_unless_told(
         assert verdicts(made.run(level="start", busy=True)) == ["ok"]
 
 
-def test_a_gpu_of_which_nobody_knows_who_computes_is_left_alone_unless_told(
-    machine: Callable[[str], Machine], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("percent", "verdict"), [("3 %", "ok"), ("90 %", "busy"), ("N/A", "unknown")])
+def test_under_wsl_utilisation_tells_where_no_processes_are_listed(
+    machine: Callable[[str], Machine], monkeypatch: pytest.MonkeyPatch, percent: str, verdict: str
 ) -> None:
-    """nvidia-smi may have words where the processes should be."""
-    made = machine("h200-x2")
+    made = machine("rtx4090-wsl")
+    (made.node.root / "usr/lib/wsl/lib").mkdir(parents=True)
+    made.node.change(lambda it: faults.set_value(it, 0, "utilization.gpu_util", percent))
+    without_processes(monkeypatch)
+    assert verdicts(made.run(level="start")) == [verdict]
+
+
+def without_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nvidia-smi may have words where the first GPU's processes should be."""
     collect = nvidia_gpu_benchmark.collect
 
     def and_no_processes(*args: Any, **given: Any) -> Any:
@@ -232,6 +240,13 @@ def test_a_gpu_of_which_nobody_knows_who_computes_is_left_alone_unless_told(
         return facts
 
     monkeypatch.setattr(nvidia_gpu_benchmark, "collect", and_no_processes)
+
+
+def test_a_gpu_of_which_nobody_knows_who_computes_is_left_alone_unless_told(
+    machine: Callable[[str], Machine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = machine("h200-x2")
+    without_processes(monkeypatch)
     outcome = made.run(level="start")
     assert verdicts(outcome) == ["unknown", "ok"] and not outcome["passed"]
     assert told(outcome) == [("gpu_unknown", outcome["gpus"][0]["uuid"])]
