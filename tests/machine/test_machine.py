@@ -170,7 +170,8 @@ def test_jobs_prove_its_gpus(whole: Machine, farm: dict[str, Any]) -> None:
     whole.put(save, "/var/tmp")
     whole.said(f"docker load --input /var/tmp/{save.name}", timeout=PATIENCE)
     report = whole.folder / "verify.json"
-    asked: dict[str, Any] = {"verify_jobs": True, "verify_jobs_level": "quick", "verify_jobs_image": image}
+    # What the double's GPU has of memory is the job's own, of which more than a gigabyte is measured at level quick.
+    asked: dict[str, Any] = {"verify_jobs": True, "verify_jobs_level": "start", "verify_jobs_image": image}
     play(whole, PLAYBOOKS / "verify.yml", **farm, **asked, verify_report=str(report))
     (node,) = json.loads(report.read_text(encoding="utf-8"))["nodes"]
     assert node["verdict"] == "ok"
