@@ -156,6 +156,21 @@ def test_a_reboot_by_consent_brings_the_driver(whole: Machine, driver: dict[str,
     assert whole.boot_id() == after
 
 
+def test_the_mig_layout_is_back_after_a_reboot(whole: Machine) -> None:
+    wanted = [{"index": 0, "layout": {"1g.5gb": 7}}, {"index": 1, "layout": {"3g.20gb": 2}}]
+    play(whole, "layout.yml", nvidia_mig_layout="disabled", nvidia_mig_gpus=wanted)
+    before = mig(whole)
+    assert len(before) == 9
+    whole.reboot()
+    # It is degraded: what Debian's package has systemd load finds none of its GPUs.
+    whole.ssh("systemctl is-system-running --wait", timeout=PATIENCE)
+    assert whole.said("systemctl is-active gpufarm-mig.service") == "active"
+    assert mig(whole) == before
+    # Nomad's plugin has whole GPUs alone.
+    play(whole, "layout.yml", nvidia_mig_layout="disabled")
+    assert mig(whole) == []
+
+
 def test_it_is_a_farm_by_itself(whole: Machine, farm: dict[str, Any]) -> None:
     before = whole.boot_id()
     play(whole, PLAYBOOKS / "site.yml", **farm)
@@ -181,18 +196,6 @@ def test_jobs_prove_its_gpus(whole: Machine, farm: dict[str, Any]) -> None:
 def test_the_farm_is_back_after_a_reboot(whole: Machine, farm: dict[str, Any]) -> None:
     whole.reboot()
     play(whole, PLAYBOOKS / "verify.yml", **farm)
-
-
-def test_the_mig_layout_is_back_after_a_reboot(whole: Machine) -> None:
-    wanted = [{"index": 0, "layout": {"1g.5gb": 7}}, {"index": 1, "layout": {"3g.20gb": 2}}]
-    play(whole, "layout.yml", nvidia_mig_layout="disabled", nvidia_mig_gpus=wanted)
-    before = mig(whole)
-    assert len(before) == 9
-    whole.reboot()
-    # It is degraded: what Debian's package has systemd load finds none of its GPUs.
-    whole.ssh("systemctl is-system-running --wait", timeout=PATIENCE)
-    assert whole.said("systemctl is-active gpufarm-mig.service") == "active"
-    assert mig(whole) == before
 
 
 def test_secure_boot_is_told(whole: Machine) -> None:
