@@ -371,7 +371,6 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    module.run_command_environ_update = {"LANG": "C.UTF-8", "LC_ALL": "C.UTF-8"}
     try:
         module.exit_json(**apply(module))
     except FoundError as error:

@@ -733,6 +733,9 @@ def test_unprobed_node_has_a_next_step(probe: dict[str, Any], words: str) -> Non
         f"{words}. Expected: a host that Ansible reaches, with Python and root rights. "
         "Next step: run `ansible host-a -m ansible.builtin.ping --become`. Its node stays as it is in Nomad."
     )
+    # One that Ansible has by the name of its node.
+    (told,) = judge({"node": "host-a", "probe": probe}, verdicts=[verdict("host-a")])["unprobed"]
+    assert told["message"].startswith(f"{words}. Expected: ")
 
 
 # --- asking Nomad ----------------------------------------------------------------------------
