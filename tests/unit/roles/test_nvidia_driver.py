@@ -652,41 +652,60 @@ def test_what_is_told_of_a_key_that_secure_boot_does_not_know(platform: str, key
     assert "mokutil" not in told_by_the_check(GPU, **given)
 
 
+DKMS_MODULE = "/lib/modules/6.12.0/updates/dkms/nvidia.ko.xz"
+DKMS_KEY = "DKMS module signing key"
+SECURE_BOOT = "SecureBoot enabled"
+
+
 @pytest.mark.parametrize(
-    ("module", "answer", "helps"),
+    ("module", "said", "helps"),
     [
-        ("/lib/modules/6.12.0/updates/dkms/nvidia.ko.xz", "is not enrolled", False),
-        ("/lib/modules/6.12.0/updates/dkms/nvidia.ko.xz", "is already enrolled", True),
-        ("/lib/modules/6.12.0/extra/nvidia.ko.xz", "is not enrolled", False),
-        # Signed by the distribution, or nothing is known of it.
-        ("/lib/modules/6.12.0/kernel/nvidia-580/nvidia.ko", "is not enrolled", True),
-        ("", "is not enrolled", True),
-        ("/lib/modules/6.12.0/updates/dkms/nvidia.ko.xz", "", True),
+        (DKMS_MODULE, ("is not enrolled", DKMS_KEY, SECURE_BOOT), False),
+        (DKMS_MODULE, ("is not enrolled", "", SECURE_BOOT), False),
+        (DKMS_MODULE, ("is already enrolled", DKMS_KEY, SECURE_BOOT), True),
+        ("/lib/modules/6.12.0/extra/nvidia.ko.xz", ("is not enrolled", DKMS_KEY, SECURE_BOOT), False),
+        # Signed by the distribution, by a key of the site's, or nothing is known of it.
+        ("/lib/modules/6.12.0/kernel/nvidia-580/nvidia.ko", ("is not enrolled", "", SECURE_BOOT), True),
+        (DKMS_MODULE, ("is not enrolled", "Example Ltd modules", SECURE_BOOT), True),
+        ("", ("is not enrolled", DKMS_KEY, SECURE_BOOT), True),
+        (DKMS_MODULE, ("", DKMS_KEY, SECURE_BOOT), True),
+        (DKMS_MODULE, ("is not enrolled", DKMS_KEY, f"{SECURE_BOOT}\nSecureBoot validation is disabled in shim"), True),
     ],
 )
 def test_no_reboot_into_a_module_whose_key_is_not_enrolled(
-    tmp_path: Path, module: str, answer: str, helps: bool
+    tmp_path: Path, module: str, said: tuple[str, str, str], helps: bool
 ) -> None:
     """The one that is loaded has another key, so modprobe was not asked, and the next boot would have no driver."""
     (task,) = (task for task in tasks_of("load.yml") if task.get("register") == "__nvidia_driver_key_asked")
     assert "__nvidia_driver_reboot_needed" not in str(task["when"])
-    key = "/var/lib/dkms/mok.pub"
+    answer, signer, state = said
+    key = str(tmp_path / "mok.pub")
+    Path(key).write_bytes(b"\x30\x82\x0c" + DKMS_KEY.encode() + b"\x30\x00")
     programs = {
-        "modinfo": f'[ "$*" = "--field filename nvidia-current-open" ] && [ -n "{module}" ] && echo "{module}"',
-        "mokutil": f'[ "$*" = "--test-key {key}" ] && [ -n "{answer}" ] && echo "{key} {answer}"',
+        "modinfo": f"""case $* in
+            "--field filename nvidia-current-open") [ -n "{module}" ] && echo "{module}" ;;
+            "--field signer {module}") echo "{signer}" ;;
+            *) exit 1 ;;
+            esac""",
+        "mokutil": f"""case $* in
+            --sb-state) echo "{state}" ;;
+            "--test-key {key}") [ -n "{answer}" ] && echo "{key} {answer}" ;;
+            *) exit 1 ;;
+            esac""",
+        "grep": 'exec /bin/grep "$@"',
     }
     for name, script in programs.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n", encoding="ascii")
         (tmp_path / name).chmod(0o755)
-    script = value("script", script=trust_as_template(task["ansible.builtin.shell"]))
-    said = subprocess.run(
+    script = value("script", script=trust_as_template(task["ansible.builtin.shell"]), __nvidia_driver_mok=key)
+    asked = subprocess.run(
         ["/bin/sh", "-c", script], env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False
     )
-    given: dict[str, Any] = {task["register"]: {"stdout": said.stdout}}
+    given: dict[str, Any] = {task["register"]: {"stdout": asked.stdout}}
     assert value("__nvidia_driver_reboot_helps", **given) is helps
     facts = {"available": False, "platform": "linux", "message": "no", "gpus": [], "driver_version": None}
     told = told_by_the_check(facts={"nvidia_smi": {**facts, "reason": "library_mismatch"}}, **given)
-    assert (f"`mokutil --import {key}`" in told) is not helps
+    assert ("`mokutil --import /var/lib/dkms/mok.pub`" in told) is not helps
     assert ("reboot this host" in told) is helps
 
 
