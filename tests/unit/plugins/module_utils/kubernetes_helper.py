@@ -234,8 +234,10 @@ class Cluster:
     # --- what an apiserver does ---
 
     def serve(self, request: Any, path: str, query: dict[str, str]) -> None:
-        parts = path.strip("/").split("/")[2:]
-        if request.command == "GET" and parts == ["nodes"]:
+        group, version, *parts = path.strip("/").split("/")
+        if (group, version) != ("api", "v1"):
+            request.refuse(404, "NotFound", "the server could not find the requested resource")
+        elif request.command == "GET" and parts == ["nodes"]:
             name = query.get("fieldSelector", "").partition("metadata.name=")[2]
             self.page(
                 request, "NodeList", [node for node in self.nodes if name in ("", node["metadata"]["name"])], query
@@ -279,7 +281,10 @@ class Cluster:
     # --- pods, with a scheduler, a kubelet and a device plugin that are done at once ---
 
     def serve_pods(self, request: Any, parts: list[str], query: dict[str, str]) -> None:
-        namespace, kind, *rest = parts[1:]
+        scope, namespace, kind, *rest = parts
+        if scope != "namespaces" or kind not in ("pods", "events"):
+            request.refuse(404, "NotFound", "the server could not find the requested resource")
+            return
         if kind == "events":
             self.page(request, "EventList", self.events, {})
             return

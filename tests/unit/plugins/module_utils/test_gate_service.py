@@ -602,6 +602,19 @@ def test_status_that_cannot_be_written(program: Gate, tmp_path: Path, capsys: py
     )
 
 
+@pytest.mark.parametrize(
+    ("status", "metrics", "written"),
+    [("run", "run", True), ("file", "run", False), ("run", "file", False), ("file", "file", False)],
+)
+def test_all_that_is_asked_for_has_to_be_written(
+    program: Gate, tmp_path: Path, status: str, metrics: str, written: bool
+) -> None:
+    said = program.run(probe(), 0)
+    (tmp_path / "file").write_text("")
+    told = gate_service.tell(said, str(tmp_path / status / "told.json"), {"textfile_dir": str(tmp_path / metrics)})
+    assert told is written
+
+
 def test_command_writes_the_status_for_everybody_and_tells_by_its_exit_code(
     program: Gate, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -830,6 +830,9 @@ def test_a_refused_pod_ends_the_run(cluster: farm.Cluster, capsys: pytest.Captur
     cluster.answer = refuse
     result = run(capsys, cluster)
     assert 'violates PodSecurity "restricted:latest"' in result["msg"] and "gpus" not in result
+    # Nobody changes a refusal by asking again.
+    names = [path for method, path, _query in cluster.requests if method == "POST"]
+    assert len(names) == 4
 
 
 def test_a_quota_is_no_end_for_what_it_allows(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
@@ -924,6 +927,23 @@ def test_pods_that_stay_are_told(
     assert [problem["code"] for problem in result["problems"]] == ["job_left", "job_left"]
     assert "kubectl -n default delete pod gpufarm-verify-" in result["msg"]
     assert result["counts"]["ok"] == 2
+
+
+def test_pods_that_stay_are_told_where_the_run_fails(
+    cluster: farm.Cluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "REMOVE_WAIT_S", 0.3)
+
+    def refuse(request: Any) -> bool:
+        if request.command != "GET" or "/namespaces/" not in request.path or not cluster.created:
+            return False
+        request.refuse(403, "Forbidden", "cannot list pods")
+        return True
+
+    cluster.answer = refuse
+    failed = run(capsys, cluster, nodes=["node00000"])
+    assert "cannot list pods" in failed["msg"] and "2 pods are left. Expected: a proof that removes" in failed["msg"]
+    assert "kubectl -n default delete pod gpufarm-verify-" in failed["msg"] and "gpus" not in failed
 
 
 def test_pods_of_killed_runs_are_removed(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
