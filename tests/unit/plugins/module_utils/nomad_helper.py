@@ -125,8 +125,13 @@ class Agent:
                     return
                 if "index" in query:
                     outer.wait_for_change(int(query["index"]), float(query["wait"].rstrip("ms")) / 1000)
-                lists = {"/v1/allocations": outer.allocations, "/v1/namespaces": outer.namespaces}
-                items = lists.get(parts.path, outer.nodes)
+                lists = {
+                    "/v1/nodes": outer.nodes, "/v1/allocations": outer.allocations, "/v1/namespaces": outer.namespaces
+                }  # fmt: skip
+                if parts.path not in lists:
+                    self.reply(404, b"Invalid path", {})
+                    return
+                items = lists[parts.path]
                 self.reply(200, json.dumps(items).encode(), {"X-Nomad-Index": str(outer.index)})
 
             def do_POST(self) -> None:

@@ -168,7 +168,9 @@ class FakeNomad:
                     if method == "POST" and self.arrives:
                         self.register(body["Job"])
                     return status, "Permission denied" if status == 403 else "rpc error: No cluster leader"
-        parts = path.removeprefix("/v1/").split("/")
+        version, *parts = path.removeprefix("/").split("/")
+        if version != "v1":
+            return 404, "Invalid path"
         if method == "POST" and path == "/v1/jobs":
             return 200, self.register(body["Job"])
         if method == "DELETE" and parts[0] == "job":
@@ -183,17 +185,18 @@ class FakeNomad:
         answers = {"/v1/nodes": self.nodes, "/v1/jobs": self.listed, "/v1/allocations": self.allocations}
         if path in answers:
             return 200, answers[path]
-        if parts[0] == "job":
+        if parts[0] == "job" and parts[2] in ("allocations", "evaluations"):
             job = self.jobs.get(parts[1])
             stubs = [self.stub(job, group) for group in job["TaskGroups"]] if job else []
-            if parts[2] == "allocations":
-                return 200, [stub for stub in stubs if stub]
-            return 200, self.evaluations(job) if job else []
+            found = [stub for stub in stubs if stub] if parts[2] == "allocations" else job and self.evaluations(job)
+            return 200, found or []
         if parts[0] == "node":
             return 200, next(node for node in self.nodes if node["ID"] == parts[1])
         if parts[0] == "allocation":
             return self.allocation(parts[1])
-        return self.log(parts[3], query["type"])
+        if parts[:3] == ["client", "fs", "logs"]:
+            return self.log(parts[3], query["type"])
+        return 404, "Invalid path"
 
     def register(self, job: dict[str, Any]) -> Any:
         job = {**job, "began": time.monotonic()}

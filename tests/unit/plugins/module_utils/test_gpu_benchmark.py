@@ -41,7 +41,7 @@ LINK = Card(pcie_generation=5, pcie_width=16, memory_total_mib=81559, slow_reaso
         ("G", "/usr/bin/Xorg", False),
         ("C", "nvidia-cuda-mps-server", False),
         ("C", "/usr/bin/nvidia-cuda-mps-server", False),
-        # A client of MPS, and one that has a context of its own too.
+        # NVIDIA's manual has M, too, for a client of MPS; driver 580 tells M+C, and C of the server.
         ("M", "python3", True),
         ("M+C", "nvidia-cuda-mps-server-of-mine", True),
     ],
