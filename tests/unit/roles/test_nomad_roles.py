@@ -803,6 +803,10 @@ def test_acls_are_kept_by_one_server_of_the_region_whose_acls_count(tmp_path: Pa
     assert templated(kept, "nomad_server", **region_server("w2", tmp_path, **west)) == "True False"
 
 
+GOSSIP = (
+    "nomad_server_gossip_key has {} characters or others than base64 has. Expected: `generate`, nothing, or 16, 24 or "
+    "32 bytes in base64. Next step: make one by `nomad operator gossip keyring generate`."
+)
 ELSEWHERE = {"nomad_server_authoritative_region": "north", "nomad_server_federation_servers": ["198.51.100.1"]}
 OF_ANOTHER = {"nomad_tls": "off", "nomad_server_replication_token": "given"}
 
@@ -811,6 +815,18 @@ OF_ANOTHER = {"nomad_tls": "off", "nomad_server_replication_token": "given"}
     ("given", "said"),
     [
         ({}, ""),
+        *(
+            ({"nomad_server_gossip_key": key}, told)
+            for key, told in {
+                "": "",
+                "generate": "",
+                "c2l4dGVlbiBieXRlcyBvaw==": "",
+                "YW5vdGhlci1zZWNyZXQtZm9yLXRoaXMtc2NlbmFyaW8=": "",
+                # 15 bytes, and a sentence of the right length.
+                "ZmlmdGVlbiBieXRlcyEh": GOSSIP.format(20),
+                "not a key, but as long as a!": GOSSIP.format(28),
+            }.items()
+        ),
         ({"nomad_acl_enabled": False, "nomad_server_authoritative_region": ""}, ""),
         (
             {"nomad_server_authoritative_region": ""},

@@ -862,7 +862,7 @@ def test_all_of_the_role_but_its_end_is_left_out_there() -> None:
     assert outside == [
         "Know the variables of NVIDIA's repository",
         "Check that the driver can be installed here",
-        "Have upgrades as they were where others have the driver",
+        "Have the driver's packages",
         "Let a node work again that was taken out",
     ]  # fmt: skip
     (check,) = (task for task in yaml.safe_load((ROLE / "tasks/verify.yml").read_text()) if "Check" in task["name"])

@@ -40,10 +40,6 @@ def told_by(path: str, name: str, **given: Any) -> str:
     return str(templar.template(options["fail_msg" if "that" in options else "msg"]))
 
 
-GOSSIP = (
-    "nomad_server_gossip_key has {} characters or others than base64 has. Expected: `generate`, nothing, or 16, 24 or "
-    "32 bytes in base64. Next step: make one by `nomad operator gossip keyring generate`."
-)
 REQUIRED: list[tuple[str, str, dict[str, Any], str]] = [
     (
         "_common/tasks/main.yml",
@@ -52,16 +48,6 @@ REQUIRED: list[tuple[str, str, dict[str, Any], str]] = [
         "gpufarm.core._common is internal and was used as a role. Expected: one of its task files, entered by another "
         "role of the collection. Next step: use gpufarm.core.nomad_client, nomad_server, container_toolkit, "
         "nvidia_driver or cuda.",
-    ),
-    *(
-        ("nomad_server/tasks/preflight.yml", "Require a gossip key of a length that Nomad knows",
-         {"nomad_server_gossip_key": key}, told)
-        for key, told in {
-            "": "", "generate": "", "c2l4dGVlbiBieXRlcyBvaw==": "",
-            "YW5vdGhlci1zZWNyZXQtZm9yLXRoaXMtc2NlbmFyaW8=": "",
-            # 15 bytes, and a sentence of the right length.
-            "ZmlmdGVlbiBieXRlcyEh": GOSSIP.format(20), "not a key, but as long as a!": GOSSIP.format(28),
-        }.items()
     ),
     ("farm/tasks/bundle_wanted.yml", "Require a folder for the bundle", {"gpufarm_bundle": "/srv/bundle"}, ""),
     (

@@ -54,7 +54,7 @@ def remove(folder: Path, packages: str, programs: dict[str, str]) -> tuple[int, 
     given = {
         # A removal's preflight has looked at the host, which Nomad has left.
         "common_scope": "remove",
-        "_common_checked": {"msg": "remove"},
+        "_common_checked": "remove",
         "_common_host": role_helper.host(pci_devices=[NVSWITCH], units=unit),
         "_common_family": {"packages": packages},
         "_common_platform": {"driver": {"branch_by": "stream"}},
