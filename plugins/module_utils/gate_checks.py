@@ -319,7 +319,7 @@ def findings_of(records: Mapping[str, Records], acknowledged_file: str) -> Itera
                     when = f"{each['found']}, when it was checked at {levels[level]['checked_at']}"
                     file = f"{acknowledged_file}-{uuid}"
                     step = f"{each['next_step']}; 'touch {file}' after the repair has it checked at once"
-                    yield Finding(f"benchmark_{each['code']}", when, each["expected"], step, uuid=uuid)
+                    yield Finding(f"{gate.MEASURED}{each['code']}", when, each["expected"], step, uuid=uuid)
 
 
 def may_compute(node: gate.GateNode) -> str:

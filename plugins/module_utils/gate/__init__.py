@@ -26,6 +26,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.gate.deciding import 
     FARM,
     KEYS,
     MAINTENANCE_KEY,
+    MEASURED,
     NODE,
     OPEN,
     SINCE_KEY,

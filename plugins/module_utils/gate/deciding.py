@@ -33,6 +33,9 @@ FARM = "farm"
 NODE = "node"
 """Closed by the node's own timer, which may open again only what it closed."""
 
+MEASURED = "benchmark_"
+"""With what codes begin that only the node's own timer finds, because it lets GPUs compute."""
+
 MAINTENANCE = "maintenance"
 OTHERS = "others"
 STATES = (OPEN, NODE, FARM, MAINTENANCE, OTHERS)
@@ -189,6 +192,11 @@ def _decide_open(node: GateNode, wish: Wish, now: str) -> Decision:
         why_not = f"its status is {node.status}; it stays closed until it is ready"
     elif wish.closed_by == NODE and closed_by != NODE:
         why_not = f"closed by the farm for {marks.get(REASON_KEY)}; only the farm's run opens it"
+    elif wish.closed_by == FARM and closed_by == NODE and MEASURED in marks.get(REASON_KEY, ""):
+        why_not = (
+            f"closed by its own gate for {marks.get(REASON_KEY)}, which no run of the farm measures; that gate opens it "
+            "after a clean check"
+        )
     elif not node.eligible and node.drained_by_others:
         why_not = "healthy, but drained by somebody else; left as it is"
     elif not _counts(node, wish):

@@ -580,6 +580,23 @@ LATER_DRAIN = {"message": "new riser"}
             OWN_WELL,
             "closed by the farm for gpu_lost GPU-1; only the farm's run opens it",
         ),
+        # The farm's probe lets no GPU compute.
+        (
+            node(eligible=False, meta=marks(closed_by=gate.NODE, reason="benchmark_wrong_results GPU-1")),
+            HEALTHY,
+            "closed by its own gate for benchmark_wrong_results GPU-1, which no run of the farm measures; that gate opens "
+            "it after a clean check",
+        ),
+        (
+            node(eligible=False, meta=marks(closed_by=gate.NODE)),
+            HEALTHY,
+            "opened after a clean probe; it was closed for gpu_lost GPU-1",
+        ),
+        (
+            node(eligible=False, meta=marks(closed_by=gate.NODE, reason="benchmark_wrong_results GPU-1")),
+            OWN_WELL,
+            "opened after a clean probe; it was closed for benchmark_wrong_results GPU-1",
+        ),
         (
             node(eligible=False, draining=True, meta=marks(), drain_meta=LATER_DRAIN),
             HEALTHY,
