@@ -59,6 +59,16 @@ def test_what_is_noted_of_a_node(left: dict[str, Any], noted: list[str]) -> None
     assert before("gpus", ansible_facts=gpus("GPU-3", "GPU-2"), __farm_upgrade_left=left) == noted
 
 
+def test_nodes_that_no_inventory_has() -> None:
+    """gpu2 was left out by --limit and gpu3 has another name in Nomad."""
+    known: dict[str, Any] = {"hostvars": {"gpu1": {}, "gpu2": {}, "gpu3": {"nomad_node_name": "rack3"}}}
+    known |= {"groups": {"gpu_nodes": ["gpu1", "gpu2", "gpu3"]}}
+    found = value(
+        "__farm_verify_strangers", __farm_verify_result={"extra_nodes": ["gpu2", "rack3", "visitor", "old"]}, **known
+    )
+    assert found == ["old", "visitor"]
+
+
 def test_a_gpu_that_nobody_has_divided_can_run_nothing() -> None:
     *_others, task = role_helper.tasks_of("farm/tasks/verify_gpus.yml")
     found: list[dict[str, Any]] = [
