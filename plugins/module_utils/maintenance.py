@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 from ansible_collections.gpufarm.core.plugins.module_utils import gate, gate_service, nomad
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad_programs import nomad_programs
 from ansible_collections.gpufarm.core.plugins.module_utils.problem import FoundError, sentences
-from ansible_collections.gpufarm.core.plugins.module_utils.text import first_of, utc
+from ansible_collections.gpufarm.core.plugins.module_utils.text import first_of, in_utc, utc
 
 CHANGE_KEY = gate.MAINTENANCE_KEY
 OWNER_KEY = "gpufarm_maintenance_by"
@@ -407,7 +407,9 @@ class Maintenance(Waiting):
         path = gate.node_path(node.id)
         opens = node.meta.get(OPENS_KEY) == "yes"
         change = node.meta.get(CHANGE_KEY)
-        if node.drained_at != node.meta.get(DRAIN_KEY, ""):
+        # A drain of this maintenance has its marks, of which the last may not have been written.
+        own = node.drain_meta.get(SINCE_KEY, "") == node.meta.get(SINCE_KEY)
+        if not own and node.drained_at != in_utc(node.meta.get(DRAIN_KEY, "")):
             state = "still closed, because somebody else drains it" if not node.eligible else "open"
         elif opens and node.draining:
             self.client.call("POST", f"{path}/drain", {"NodeID": node.id, "DrainSpec": None, "MarkEligible": True})

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import calendar
+import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -38,6 +40,20 @@ def one_line(text: str, limit: int = 400) -> str:
 def utc(seconds: float | None = None) -> str:
     """A time in ISO 8601, to the second, in UTC; now where none is given."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+
+_TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)([.]\d+)?(?:Z|([+-])(\d\d):(\d\d))")
+
+
+def in_utc(text: str) -> str:
+    """A time of RFC 3339 in UTC, as which each of Nomad's servers writes it in its own zone; another text as it is."""
+    found = _TIME.fullmatch(text)
+    if not found:
+        return text
+    sign, hours, minutes = found[3], int(found[4] or 0), int(found[5] or 0)
+    east_s = (hours * 3600 + minutes * 60) * (-1 if sign == "-" else 1)
+    seconds = calendar.timegm(time.strptime(found[1], "%Y-%m-%dT%H:%M:%S")) - east_s
+    return utc(seconds)[:-1] + (found[2] or "") + "Z"
 
 
 def numbered(words: Mapping[str, int]) -> str:

@@ -20,6 +20,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from ansible_collections.gpufarm.core.plugins.module_utils.text import in_utc
+
 STATE_KEY = "gpufarm_gate"
 REASON_KEY = "gpufarm_gate_reason"
 SINCE_KEY = "gpufarm_gate_since"
@@ -86,7 +88,7 @@ class GateNode:
     meta: Mapping[str, str]
     drain_meta: Mapping[str, str]
     drained_at: str = ""
-    """When the last drain began, RFC 3339."""
+    """When the last drain began, RFC 3339 in UTC."""
     index: int = 0
     """ModifyIndex, as the servers had it when the node was read."""
 
@@ -106,7 +108,7 @@ class GateNode:
         """Whether somebody has drained the node after the gate has closed it; a new drain has its own meta, or none."""
         marks = self.marks
         own = self.drain_meta.get(SINCE_KEY) == marks.get(SINCE_KEY)
-        return not own and (self.draining or self.drained_at != Memory.of(marks).drain)
+        return not own and (self.draining or self.drained_at != in_utc(Memory.of(marks).drain))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +157,7 @@ def gate_node(node: Mapping[str, Any]) -> GateNode:
         draining=bool(node.get("DrainStrategy") or node.get("Drain")),
         meta=node.get("Meta") or {},
         drain_meta=(node.get("LastDrain") or {}).get("Meta") or {},
-        drained_at=(node.get("LastDrain") or {}).get("StartedAt") or "",
+        drained_at=in_utc((node.get("LastDrain") or {}).get("StartedAt") or ""),
         index=int(node.get("ModifyIndex") or 0),
     )
 

@@ -146,6 +146,8 @@ def test_drain_of_an_operator_on_a_closed_node_is_left_alone() -> None:
         assert "drained by somebody else" in gate.decide(each, HEALTHY, NOW).message
     for known in (
         node(eligible=False, meta=marks(drain=earlier), drained_at=earlier),
+        # As an earlier release has noted what a leader in another zone said.
+        node(eligible=False, meta=marks(drain="2020-01-01T01:00:00+01:00"), drained_at=earlier),
         node(eligible=False, meta=marks()),
     ):
         assert gate.decide(known, HEALTHY, NOW).action == "open"
@@ -682,6 +684,8 @@ def test_whole_answer_of_nomad_is_read() -> None:
     assert gate.gate_node(answer) == GateNode(
         "id-1", "gpu01", "ready", True, False, {"rack": "7"}, {"a": "b"}, drained_at=BEFORE, index=12
     )
+    elsewhere = {"LastDrain": {"StartedAt": "2020-01-01T01:00:00+01:00"}}
+    assert gate.gate_node(elsewhere).drained_at == "2020-01-01T00:00:00Z"
     assert gate.gate_node({}) == GateNode("", "", "", False, False, {}, {}, drained_at="", index=0)
     assert gate.gate_node({"Drain": True}).draining
 

@@ -444,6 +444,21 @@ def test_somebody_elses_drain_goes_on(site: Site, opens: bool) -> None:
     assert site.node["DrainStrategy"] and site.node["SchedulingEligibility"] == "ineligible" and site.meta == {}
 
 
+@pytest.mark.parametrize("change", ["zone", "unwritten"])
+def test_own_drain_is_known_whoever_tells_of_it_and_if_its_time_was_not_written(site: Site, change: str) -> None:
+    """A leader in another zone writes the same time in its own; a run can end before it has written it at all."""
+    site.farm.run_job("id-0", "train")["DesiredStatus"] = "stop"
+    site.maintenance.take_out(DRAINED)
+    if change == "zone":
+        site.node["LastDrain"] = {"StartedAt": "2026-11-22T14:00:00+01:00", "Meta": None}
+        site.meta["gpufarm_maintenance_drain"] = "2026-11-22T08:00:00-05:00"
+    else:
+        site.node["LastDrain"] = {"StartedAt": "2026-11-22T13:00:00Z", "Meta": dict(site.meta)}
+        site.meta.pop("gpufarm_maintenance_drain")
+    assert site.back().message.startswith("open again")
+    assert site.node["SchedulingEligibility"] == "eligible"
+
+
 def test_drain_that_was_there_before_goes_on(site: Site) -> None:
     site.farm.run_job("id-0", "train")["DesiredStatus"] = "stop"
     site.node.update(

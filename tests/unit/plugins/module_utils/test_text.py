@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.gpufarm.core.plugins.module_utils.text import clean, clean_all
+from ansible_collections.gpufarm.core.plugins.module_utils.text import clean, clean_all, in_utc
 
 
 @pytest.mark.parametrize(
@@ -30,3 +30,17 @@ def test_what_steers_is_gone_and_what_can_be_read_stays(raw: str, expected: str)
 def test_every_text_of_an_answer_is_cleaned() -> None:
     found = {"a\x00": ["b\x1b[2J", {"c": "d\x00\x00", "e": 1}], "f": None, "g": True}
     assert clean_all(found) == {"a": ["b [2J", {"c": "d", "e": 1}], "f": None, "g": True}
+
+
+@pytest.mark.parametrize(
+    ("text", "utc"),
+    [
+        ("2026-11-30T02:41:00+01:00", "2026-11-30T01:41:00Z"),
+        ("2026-11-29T20:11:00.25-05:30", "2026-11-30T01:41:00.25Z"),
+        ("2026-11-30T01:41:00Z", "2026-11-30T01:41:00Z"),
+        ("2026-11-30", "2026-11-30"),
+        ("", ""),
+    ],
+)
+def test_one_time_of_servers_in_several_zones_is_one_text(text: str, utc: str) -> None:
+    assert in_utc(text) == utc
