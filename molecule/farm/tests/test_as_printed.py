@@ -15,7 +15,6 @@ import pytest
 
 from tests.simulator import farm
 from tests.simulator.cache import ROOT
-from tests.simulator.docker import docker
 from tests.simulator.farm import jobs
 from tests.simulator.mirror import build
 from tests.testinfra import printed
@@ -56,12 +55,9 @@ def test_playbooks_run_and_change_nothing_where_nothing_has_to(shell: Shell) -> 
 def test_job_runs_from_the_collections_folder(shell: Shell) -> None:
     for node in farm.gpu_nodes():
         jobs.load_image(FARM, node)
-    address = docker(
-        "inspect", "--format", "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}", f"{FARM}-server"
-    )
     script = printed.block(README, "cd ~/.ansible/collections")
     # This farm is open.
-    assert "finished with status" in shell(f"export NOMAD_ADDR=http://{address.strip()}:4646\n{script}")
+    assert "finished with status" in shell(f"export NOMAD_ADDR=http://{jobs.address(FARM)}:4646\n{script}")
 
     def statuses() -> set[str]:
         return {each["ClientStatus"] for each in jobs.api(FARM, "/v1/job/gpu-docker/allocations")}

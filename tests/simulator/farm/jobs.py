@@ -6,7 +6,9 @@ import json
 import re
 import subprocess
 import time
+import urllib.request
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from tests.simulator.cache import ROOT, key_of
@@ -142,9 +144,21 @@ def nomad(farm: str, *args: str, workdir: str = "/", text: str = "") -> str:
     return result.stdout
 
 
+@cache
+def address(farm: str) -> str:
+    """Return the address of the farm's server on this machine."""
+    told = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
+    return docker("inspect", "--format", told, f"{farm}-server").strip()
+
+
 def api(farm: str, path: str) -> Any:
-    """Return what Nomad's API answers for a path."""
-    return json.loads(nomad(farm, "operator", "api", path))
+    """Return what Nomad's API answers for a path; a client of Nomad's for each question costs ten times as much."""
+    ask = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with ask.open(f"http://{address(farm)}:4646{path}", timeout=PATIENCE) as answer:
+            return json.load(answer)
+    except OSError as error:
+        raise JobError(f"{path} of the farm {farm}: {error}") from error
 
 
 def _with_files(farm: str, job: str, variables: dict[str, Any]) -> list[str]:
