@@ -25,6 +25,8 @@ REFRESH = Path("/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env")
 OUTPUT = "NVIDIA_CTK_CDI_OUTPUT_FILE_PATH"
 STRATEGIES = "NVIDIA_CTK_CDI_GENERATE_DEVICE_NAME_STRATEGIES"
 SPECIFICATION = "/var/run/cdi/nvidia.yaml"
+# As systemd's services have it. nvidia-ctk names programs by the folder that PATH has first: under RHEL's sudo by /bin.
+SERVICE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 DROP_INS = ("systemctl", "show", "--property=DropInPaths", "--value", "nvidia-cdi-refresh.service")
 # By which somebody has that service make another specification than its own settings do.
 OWN_WAY = re.compile(r"^\s*(?:Environment|EnvironmentFile|ExecStart)\s*=", re.MULTILINE)
@@ -145,6 +147,7 @@ def ask(names: list[str], path: str, timeout: float) -> tuple[dict[str, Engine],
     """Ask the engines at the same time, and nvidia-ctk for the CDI devices, and for their specification."""
     settings = refresh_settings()
     there = text_of(Path(settings.pop(OUTPUT, SPECIFICATION)))
+    settings = {"PATH": SERVICE_PATH, **settings}
     generate = ["env", "-u", OUTPUT, *map("=".join, settings.items()), "nvidia-ctk", "cdi", "generate"]
     calls: dict[str, list[tuple[str, ...]]] = {"docker": [DOCKER], "podman": [PODMAN], "crio": list(CRIO)}
     asked = [(name, argv) for name in names for argv in calls.get(name, [])]

@@ -31,6 +31,7 @@ def _programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         path.write_text(f"#!/bin/sh\n{script}\n")
         path.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(answers, "SERVICE_PATH", f"{tmp_path}:{answers.SERVICE_PATH}")
     monkeypatch.setattr(answers, "REFRESH", tmp_path / "refresh.env")
     monkeypatch.setattr(answers, "SPECIFICATION", str(tmp_path / "nvidia.yaml"))
 
@@ -79,6 +80,16 @@ def test_a_specification_is_current_that_would_be_made_now(
     assert current() is True
     (tmp_path / "nvidia-ctk").write_text("#!/bin/sh\nexit 1\n")
     assert current() is None
+
+
+def test_a_specification_is_made_with_the_path_of_the_service(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nvidia-ctk").write_text("#!/bin/sh\ncommand -v sh\n")
+    (tmp_path / "nvidia.yaml").write_text("/usr/bin/sh\n")
+    # As sudo has it on RHEL, where /bin is a link.
+    monkeypatch.setenv("PATH", f"{tmp_path}:/sbin:/bin:/usr/sbin:/usr/bin")
+    assert helper.run_module(container_engine_info.main, capsys, {"engines": []})["cdi_current"] is True
 
 
 @pytest.mark.parametrize(
