@@ -219,8 +219,8 @@ def test_a_docker_that_hangs_ends_nothing(tmp_path: Path, docker: str, code: int
         assert listed.returncode == 124
 
 
-def gpu(index: int, uuid: str, **more: Any) -> dict[str, Any]:
-    return {"index": index, "uuid": uuid, "mig_mode": None, "mig_devices": [], **more}
+def gpu(index: int | None, uuid: str | None, **more: Any) -> dict[str, Any]:
+    return {"index": index, "uuid": uuid, "status": "ok", "mig_mode": None, "mig_devices": [], **more}
 
 
 def missing(gpus: list[dict[str, Any]], *listed: str, platform: str = "linux", **more: Any) -> set[str]:
@@ -240,6 +240,15 @@ def test_every_gpu_and_mig_device_is_in_the_specification_by_index_and_uuid() ->
     assert missing(gpus, cdi_by_index=False) == {"all", "GPU-a", "MIG-a", "MIG-b"}
     assert missing([gpu(0, "GPU-a")], platform="wsl") == {"all"}
     assert missing([gpu(0, "GPU-a", mig_mode="Enabled")]) == set()
+
+
+@pytest.mark.parametrize(("index", "uuid", "status"), [(None, None, "lost"), (1, "GPU-b", "reset_required")])
+def test_no_gpu_that_does_not_answer_is_required_of_the_specification(
+    index: int | None, uuid: str | None, status: str
+) -> None:
+    sick = gpu(index, uuid, status=status)
+    assert missing([gpu(0, "GPU-a"), sick]) == {"all", "0", "GPU-a"}
+    assert missing([gpu(0, "GPU-a"), sick], "all", "0", "GPU-a") == set()
 
 
 @pytest.mark.parametrize(
