@@ -1030,24 +1030,40 @@ def test_a_node_works_again_whose_driver_was_not_exchanged(name: str, failing: s
         assert failed and begun[-1] == asked
 
 
-def test_headers_that_no_repository_has_any_more() -> None:
-    """Those of a newer kernel that are there are not taken for them."""
-    headers = "Have the headers of the running kernel, from which DKMS builds the module"
-    begun, failed = role_helper.begun(tasks_of("install-dnf.yml"), headers)
-    after = begun[begun.index(headers) + 1 :]
+@pytest.mark.parametrize(
+    ("platform", "kernel", "name", "failing", "expected"),
+    [
+        ("RedHat: Rocky 9.5", "5.14.0-503.el9.x86_64", "install-dnf.yml",
+         "Have the headers of the running kernel, from which DKMS builds the module",
+         "kernel-devel-5.14.0-503.el9.x86_64, kernel-headers"),
+        ("Debian: Debian 13.1", "6.12.57+deb13-amd64", "branch-pinning.yml",
+         "Ask apt for the headers from which DKMS builds the module",
+         "linux-headers-6.12.57+deb13-amd64, linux-headers-amd64"),
+    ],
+)  # fmt: skip
+def test_headers_that_no_repository_has_any_more(
+    platform: str, kernel: str, name: str, failing: str, expected: str
+) -> None:
+    """It is known before the node is emptied. Those of a newer kernel that are there are not taken for them."""
+    begun, failed = role_helper.begun(tasks_of(name), failing)
+    after = begun[begun.index(failing) + 1 :]
     assert failed and after == ["Let the node work again", "Require the headers of the running kernel"]
-    tasks = {task["name"]: task for task in role_helper.tasks_of("nvidia_driver/tasks/install-dnf.yml")}
-    assert tasks[headers]["ansible.builtin.dnf"]["allow_downgrade"] is True
+    assert "Have no work where the driver is exchanged" not in begun
+    tasks = {task["name"]: task for task in role_helper.tasks_of(f"nvidia_driver/tasks/{name}")}
+    if name == "install-dnf.yml":
+        assert tasks[failing]["ansible.builtin.dnf"]["allow_downgrade"] is True
+    else:
+        assert tasks[failing]["check_mode"] is True and tasks[failing]["changed_when"] is False
     told = value(
         "said", said=trust_as_template(tasks[after[-1]]["ansible.builtin.fail"]["msg"]),
-        platform="RedHat: Rocky 9.5", facts={"kernel": "5.14.0-503.el9.x86_64"}, inventory_hostname="gpu1",
-        __nvidia_driver_failure="No package kernel-devel-5.14.0-503.el9.x86_64 available.",
+        platform=platform, facts={"kernel": kernel}, inventory_hostname="gpu1",
+        __nvidia_driver_failure="No package of them available.",
     )  # fmt: skip
     assert told == (
-        "gpu1: the headers of the running kernel could not be installed (No package "
-        "kernel-devel-5.14.0-503.el9.x86_64 available.). Expected: kernel-devel-5.14.0-503.el9.x86_64, kernel-headers. "
-        "Next step: boot the newest kernel first, because repositories need not keep what belongs to an older one; or "
-        "set `nvidia_driver_kernel_headers: false` where the headers are there by other means."
+        "gpu1: the headers of the running kernel could not be installed (No package of them available.). "
+        f"Expected: {expected}. Next step: boot the newest kernel first, because repositories need not keep what "
+        "belongs to an older one; or set `nvidia_driver_kernel_headers: false` where the headers are there by other "
+        "means."
     )
 
 
