@@ -286,6 +286,56 @@ def test_the_choice_of_a_branch_goes_with_the_driver(platform: str, given: dict[
     assert not argv or (words if isinstance(words, str) else " ".join(words)) == argv
 
 
+@pytest.mark.parametrize(
+    ("version", "stream", "packages", "more", "exchanged"),
+    [
+        # What NVIDIA's guide installs for computing alone: the package that is asked for would bring the newest of all.
+        ("9.4", "580-open", ("nvidia-driver-cuda=580.65.06", "nvidia-driver-cuda-libs=580.65.06"), {}, True),
+        ("9.4", "580-open", ("cuda-drivers=580.65.06", "nvidia-driver-cuda=580.65.06"), {}, True),
+        ("9.4", "580-open", ("nvidia-open=580.65.06", "nvidia-driver-cuda=580.65.06"), {}, False),
+        ("10.0", "", ("nvidia-driver-cuda=570.195.03",), {}, True),
+        ("10.0", "", ("nvidia-open=580.95.05", "nvidia-driver=580.95.05", "nvidia-driver-assistant=0.22"), {}, False),
+        # Of packages of their own nobody knows by which of their names dnf has them.
+        ("10.0", "", ("nvidia-driver-cuda=580.95.05",), {"nvidia_driver_packages": ["@nvidia"]}, False),
+    ],
+)  # fmt: skip
+def test_a_driver_of_dnf_is_exchanged_where_a_package_of_it_comes(
+    version: str, stream: str, packages: tuple[str, ...], more: dict[str, Any], exchanged: bool
+) -> None:
+    (task,) = [
+        task for task in role_helper.tasks_of("nvidia_driver/tasks/install-dnf.yml")
+        if task["name"] == "Have no work where the driver is exchanged"
+    ]  # fmt: skip
+    file = {"content": base64.b64encode(f"stream={stream}\n".encode()).decode()}
+    found = value(
+        "due", due=trust_as_template("{{ " + task["when"] + " }}"), platform=f"RedHat: RedHat {version}",
+        _common_host=role_helper.host(packages=tuple(f"installed {package}-1.el9" for package in packages)),
+        __nvidia_driver_stream_file=file, **more,
+    )  # fmt: skip
+    assert found is exchanged
+
+
+def test_a_driver_of_another_branch_is_brought_along_by_dnf() -> None:
+    """By its own packages, too, where the one that asks for all of them is not there."""
+    given = {"platform": "RedHat: RedHat 10.0", "_common_host": role_helper.host()}
+    for package, other in (("nvidia-driver-cuda=570.195.03", True), ("nvidia-driver=580.95.05", False)):
+        given["_common_host"] = role_helper.host(packages=(f"installed {package}-1.el10",))
+        assert value("__nvidia_driver_branch_is_other", **given) is other
+
+
+def test_the_stream_that_is_wanted_stays_enabled() -> None:
+    """What is there of another branch is no reason to reset it, after which it would not be enabled again."""
+    given = {
+        "platform": "RedHat: RedHat 9.4",
+        "_common_host": role_helper.host(packages=("installed nvidia-open=570.195.03-1.el9",)),
+    }
+    reset, enable = (trust_as_template("{{ " + task["when"] + " }}") for task in tasks_of("branch-stream.yml"))
+    for stream, due in (("580-open", (False, False)), ("570-open", (True, True)), ("", (False, True))):
+        file = {"content": base64.b64encode(f"stream={stream}\n".encode()).decode()}
+        asked = {**given, "__nvidia_driver_stream_file": file}
+        assert (value("due", due=reset, **asked), value("due", due=enable, **asked)) == due
+
+
 @pytest.mark.parametrize(("kind", "more", "is_new"), [
     ("open", "", False),
     ("proprietary", "", True),
