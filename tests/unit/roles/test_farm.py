@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,39 @@ def test_a_gpu_that_nobody_has_divided_can_run_nothing() -> None:
         options = {"severities": {"mig_empty": severity}}
         assert value("__farm_verify_empty", **facts, gpu_health_options=options) == left
     assert value("__farm_verify_empty", **facts, gpu_health_options={"severities": {"temperature": "ignore"}})
+
+
+# What names the GPUs that are none of Nomad's, by role.
+IGNORED = {"farm": "__farm_ignored_gpus", "nomad": "__nomad_ignored_gpus", "wsl": "__wsl_ignored"}
+
+
+@pytest.mark.parametrize(
+    ("given", "uuids"),
+    [
+        (["GPU-1", "GPU-2"], ["GPU-1", "GPU-2"]),
+        # As the command line and an INI file have them.
+        ("GPU-1", ["GPU-1"]),
+        ("GPU-1, GPU-2", ["GPU-1", "GPU-2"]),
+        ("", []),
+        (None, []),
+    ],
+)
+def test_gpus_that_are_none_of_nomads_may_be_named_as_text(given: Any, uuids: list[str]) -> None:
+    for role, name in IGNORED.items():
+        known = {**role_helper.variables(role), "nomad_device_nvidia_ignored_gpu_ids": given}
+        assert role_helper.value(name, known) == uuids, role
+
+
+def test_all_that_goes_by_them_asks_that_variable() -> None:
+    """Text where a list is expected would be as many UUIDs as it has letters."""
+    raw = re.compile(r"\{[^}]*\bnomad_device_nvidia_ignored_gpu_ids\b")
+    asking = {
+        f"{path.parts[-3]}/{path.name}"
+        for path in role_helper.ROLES.glob("*/*/*")
+        if path.suffix in (".yml", ".j2") and raw.search(path.read_text(encoding="utf-8"))
+    }
+    # The variables themselves, and an option of a module, which takes text.
+    assert asking == {*(f"{role}/main.yml" for role in IGNORED), "node_maintenance/put_back.yml"}
 
 
 def test_a_node_that_is_a_server_too() -> None:
