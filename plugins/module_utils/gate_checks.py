@@ -7,8 +7,8 @@ A check takes a second or two (levels C(start) and C(quick) of C(gpu_benchmark))
 which no process computes, which no allocation of the node holds, which no process was given by its environment, and
 which the kubelet has given to no pod. A plain container that was given all GPUs, or some by CDI, is not seen before it
 computes. A token may not see every namespace, and with CDI a container's environment no longer says what it was given:
-it has every GPU then, unless its allocation is seen. What is unknown counts as busy. A GPU that is busy keeps its last
-record:
+it has every GPU then, unless its allocation is seen. Under WSL nobody lists Windows' programs, of which the GPU's
+utilisation tells. What is unknown counts as busy. A GPU that is busy keeps its last record:
 
     verdict (ok, failed), level, checked_at (time in UTC), findings (code, found, expected, next_step)
 """
@@ -23,7 +23,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ansible_collections.gpufarm.core.plugins.module_utils import gate, gpu_benchmark, nomad
-from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark.devices import Device, devices_of, parts_of
+from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark.devices import (
+    Device,
+    devices_of,
+    parts_of,
+    unseen_work,
+    who_is_unknown,
+)
 from ansible_collections.gpufarm.core.plugins.module_utils.kubelet_devices import GPU_DRIVER
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad_programs import Program
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.facts import Facts, Gpu
@@ -119,7 +125,7 @@ def holders(
         # Numbers are names of what other device plugins have.
         who += [pods[name] for name in sorted(names & pods.keys())]
         who += [pods[name] for name, uuids in claimed.items() if gpu["uuid"] in uuids]
-        who += _computing(gpu)
+        who += _computing(gpu, facts["platform"] == "wsl")
         if who:
             found[gpu["uuid"]] = ", ".join(dict.fromkeys(who))
     return found
@@ -153,10 +159,10 @@ def _claimed(name: str, gpus: Sequence[Gpu]) -> list[str | None]:
     return may_be or [gpu["uuid"] for gpu in gpus]
 
 
-def _computing(gpu: Gpu) -> list[str]:
-    if gpu["processes"] is None:
+def _computing(gpu: Gpu, on_wsl: bool) -> list[str]:
+    if who_is_unknown(gpu, on_wsl):
         return ["nobody knows who, because nvidia-smi lists no processes here"]
-    return Device(gpu["uuid"] or "", gpu).processes
+    return Device(gpu["uuid"] or "", gpu).processes or [work for work in [unseen_work(gpu, on_wsl)] if work]
 
 
 def check(

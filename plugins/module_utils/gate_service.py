@@ -29,6 +29,7 @@ import json
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,9 @@ NOMAD_WAIT_S = 20
 """What an agent that just started gets, until it has its devices."""
 DCGM_LEVEL_MAX = 1
 """DCGM's first level takes seconds. The others take minutes to hours, and the GPUs from the jobs."""
+
+UTILIZATION_S = 2
+"""By then nvidia-smi's utilisation, that of a second at most, has nothing of a check in it."""
 
 
 class ConfigError(FoundError):
@@ -173,7 +177,13 @@ def checked(
         return {}, {}
 
     def busy(facts: Facts | None) -> Mapping[str, str]:
-        facts = facts or collect(resolve_subsets(["processes", "mig"]), path=options.path, timeout=options.timeout)
+        if facts is None:
+            subsets = ["processes", "mig"]
+            if found["nvidia_smi"]["platform"] == "wsl":
+                # Nothing else tells of Windows' programs.
+                subsets.append("utilization")
+                time.sleep(UTILIZATION_S)
+            facts = collect(resolve_subsets(subsets), path=options.path, timeout=options.timeout)
         client = nomad.Client(connection)
         node = gate.read_node(client, own_node_id(client))
         why = gate_checks.may_compute(node) if alone else "another run of the gate checks"

@@ -417,7 +417,14 @@ from typing import Any, cast
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufarm.core.plugins.module_utils import gpu_benchmark, signals
 from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark import Card, Thresholds
-from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark.devices import Device, devices_of, parts_of
+from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark.devices import (
+    UNSEEN_WORK_PERCENT,
+    Device,
+    devices_of,
+    parts_of,
+    unseen_work,
+    who_is_unknown,
+)
 from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark.judging import percents
 from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark.options import (
     THRESHOLDS,
@@ -442,9 +449,6 @@ ROOT = "/"
 # So that a call takes hardly more of the node's time than it must.
 SAMPLE_EVERY_S = 0.2
 
-# What a desktop draws is less, what a game draws more.
-UNSEEN_WORK_PERCENT = 20
-
 # Of those that are not measured, by the code of the problem that says why.
 VERDICTS = {"gpu_busy": "busy", "gpu_unknown": "unknown"}
 # Errors of the node or of this module, which say nothing of the GPU.
@@ -460,7 +464,7 @@ def left_alone_for(device: Device, on_wsl: bool) -> Iterator[Finding]:
             "the UUID of a GPU or, of a divided one, of a MIG device, as nvidia-smi -L has it",
             "correct it or mend nvidia-smi, or measure it nevertheless with busy=true",
         )
-    elif device.gpu["processes"] is None and (not on_wsl or device.gpu["utilization_gpu_percent"] is None):
+    elif who_is_unknown(device.gpu, on_wsl):
         yield Finding(
             "gpu_unknown",
             "that nvidia-smi lists no processes of it, so whether it is busy is unknown",
@@ -474,10 +478,10 @@ def left_alone_for(device: Device, on_wsl: bool) -> Iterator[Finding]:
             "a GPU without work",
             "drain the node, or measure it nevertheless with busy=true",
         )
-    elif on_wsl and (device.gpu["utilization_gpu_percent"] or 0) > UNSEEN_WORK_PERCENT:
+    elif work := unseen_work(device.gpu, on_wsl):
         yield Finding(
             "gpu_busy",
-            f"it {device.gpu['utilization_gpu_percent']} % busy with what is not listed here, as Windows' programs",
+            f"it {work}",
             f"a GPU without work, at most {UNSEEN_WORK_PERCENT} %",
             "end what Windows' task manager shows on it, or measure it nevertheless with busy=true",
         )

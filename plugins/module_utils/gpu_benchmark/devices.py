@@ -10,6 +10,9 @@ from collections.abc import Sequence
 
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.facts import Facts, Gpu, computes, serves_mps
 
+UNSEEN_WORK_PERCENT = 20
+"""What a desktop draws is less, what a game draws more."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Device:
@@ -40,6 +43,21 @@ class Device:
             if device["uuid"] == self.uuid:
                 return device["gpu_instance_id"]
         return None
+
+
+def who_is_unknown(gpu: Gpu, on_wsl: bool) -> bool:
+    """Whether nothing tells if somebody has a GPU; under WSL its utilisation does."""
+    return gpu["processes"] is None and (not on_wsl or gpu["utilization_gpu_percent"] is None)
+
+
+def unseen_work(gpu: Gpu, on_wsl: bool) -> str:
+    """What a GPU does for programs that nobody lists, for people; elsewhere it may be the driver's own start."""
+    percent = gpu["utilization_gpu_percent"] or 0
+    return (
+        f"{percent} % busy with what is not listed here, as Windows' programs"
+        if on_wsl and percent > UNSEEN_WORK_PERCENT
+        else ""
+    )
 
 
 def parts_of(gpu: Gpu) -> list[str]:

@@ -39,6 +39,7 @@ class Gate:
         self.programs: list[Program] = []
         self.pods: dict[str, str] = {}
         self.clock = time.time()
+        self._gpus = len(node.profile["gpus"])
         for name, text in node.environment.items():
             monkeypatch.setenv(name, text)
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -55,7 +56,7 @@ class Gate:
 
     @property
     def uuids(self) -> list[str]:
-        return [faults.value(self.node.profile, index, "uuid") or "" for index in range(2)]
+        return [faults.value(self.node.profile, index, "uuid") or "" for index in range(self._gpus)]
 
     def run(self, **changes: Any) -> dict[str, Any]:
         """Run once, and return the status."""
@@ -326,6 +327,44 @@ def test_a_busy_gpu_keeps_its_last_verdict(gate: Gate, how: str, who: str) -> No
     assert status["gpus"][0]["check_left_out"] == f"busy: {who}"
     assert gate.codes(status) == [] and status["healthy"] is True
     assert (status["gpus"][1]["check_left_out"] is None) is (how not in ("all", "void", "cdi"))
+
+
+@pytest.mark.parametrize(
+    ("percent", "then", "left_out"),
+    [
+        (20, 20, None),
+        (98, 98, "busy: 98 % busy with what is not listed here, as Windows' programs"),
+        (20, 98, "busy meanwhile: 98 % busy with what is not listed here, as Windows' programs"),
+    ],
+)
+def test_a_gpu_that_works_for_windows_is_not_called_slow(
+    node: MakeNode, nomads: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *,
+    percent: int, then: int, left_out: str | None,
+) -> None:  # fmt: skip
+    made = node("rtx4090-wsl")
+    (made.root / "usr/lib/wsl/lib").mkdir(parents=True)
+    gate = Gate(made, nomads, tmp_path, monkeypatch)
+    collect, measure = gate_service.collect, gpu_benchmark.measure
+    monkeypatch.setattr(gate_service, "collect", lambda *args, **named: collect(*args, **named, root=str(made.root)))
+    waited: list[float] = []
+    monkeypatch.setattr(gate_service, "time", SimpleNamespace(sleep=waited.append))
+
+    def use(percent: int) -> None:
+        made.change(lambda it: faults.set_value(it, 0, "utilization.gpu_util", f"{percent} %"))
+
+    def and_a_game(*given: Any, **named: Any) -> Any:
+        answer = measure(*given, **named)
+        use(then)
+        return answer
+
+    monkeypatch.setattr(gpu_benchmark, "measure", and_a_game)
+    made.change(lambda it: faults.slow_memory(it, 0))
+    use(percent)
+    status = gate.run(**QUICK)
+    assert status["gpus"][0]["check_left_out"] == left_out
+    assert gate.codes(status) == ([] if left_out else [("benchmark_slow_memory", gate.uuids[0])])
+    # What the check itself was is no game.
+    assert waited == ([] if percent == 98 else [gate_service.UTILIZATION_S])
 
 
 def test_a_container_of_an_allocation_that_nomad_tells_of_has_its_own_gpus_alone(gate: Gate) -> None:
