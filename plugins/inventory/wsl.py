@@ -184,8 +184,6 @@ groups:
 keyed_groups:
   - key: wsl_host
     prefix: at
-compose:
-  gpu_node_gpus: wsl_gpus | default([]) | length
 filters:
   - exclude: wsl_distribution.startswith('old-')
 cache: true

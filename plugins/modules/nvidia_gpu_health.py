@@ -21,7 +21,7 @@ options:
   gpus:
     description:
       - Number of GPUs that the node must have. Without it a GPU that is lost to the kernel too goes unnoticed.
-      - V(0) is for a node without GPUs, where a missing driver is no problem.
+      - V(0) is for a node without GPUs, where a missing driver is no problem. One that fails in another way is.
     type: int
   path:
     description:

@@ -19,6 +19,8 @@ from ansible_collections.gpufarm.core.plugins.module_utils.problem import Findin
 from ansible_collections.gpufarm.core.plugins.module_utils.xid import CRITICAL, WARNING
 
 _UNANSWERED = {"lost": "gpu_lost", "reset_required": "reset_required", "unreadable": "gpu_unreadable"}
+# Why a node that has no GPU is asked in vain.
+_WITHOUT_GPUS = frozenset(("not_installed", "no_devices", "driver_not_loaded"))
 
 
 def _more(value: float | None, limit: float | None) -> bool:
@@ -214,13 +216,13 @@ def _fabric_works(gpus: Sequence[Gpu]) -> bool:
 
 
 def findings_of_node(facts: Facts, options: HealthOptions, checks: Mapping[str, Any]) -> Iterator[Finding]:
-    if options.gpus != 0:
-        gpus = facts["gpus"]
-        named = any(gpu["status"] in _UNANSWERED for gpu in gpus)
-        if facts["reason"] and not named:
+    gpus = facts["gpus"]
+    named = any(gpu["status"] in _UNANSWERED for gpu in gpus)
+    if facts["reason"] and not named:
+        if options.gpus != 0 or facts["reason"] not in _WITHOUT_GPUS:
             yield Finding(facts["reason"], f"that {_without_advice(facts['message'] or facts['reason'])}")
-        elif options.gpus is not None and len(gpus) < options.gpus:
-            yield Finding("gpu_count", f"{len(gpus)} GPUs")
+    elif options.gpus is not None and len(gpus) < options.gpus:
+        yield Finding("gpu_count", f"{len(gpus)} GPUs")
     for source, words in (("kernel_log", "the kernel log"), ("dcgm", "DCGM")):
         told = str(checks.get(source))
         if told.startswith(("unreadable", "failed")):
