@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING, TypedDict
 
 from ansible_collections.gpufarm.core.plugins.module_utils import xid
-from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.failures import NEXT_STEPS
+from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.failures import NEXT_STEPS, WSL_STEPS
 from ansible_collections.gpufarm.core.plugins.module_utils.problem import Finding, sentences
 from ansible_collections.gpufarm.core.plugins.module_utils.xid import CRITICAL, IGNORE, WARNING
 
@@ -129,6 +129,11 @@ _STEPS = {
     "roce_ports": "look at the cables and the switch with 'rdma link', or correct roce_ports",
     "process_without_owner": "end what still holds /dev/nvidia* ('fuser -v /dev/nvidia*'), or reset the GPU",
 }  # fmt: skip
+# The same under WSL, where neither lspci nor the kernel log tells of a GPU.
+_WSL_STEPS = {
+    **{reason: step.rstrip(".") for reason, step in WSL_STEPS.items() if reason in PROBLEMS},
+    "gpu_count": WSL_STEPS["no_devices"].rstrip("."),
+}
 
 
 class Problem(TypedDict):
@@ -145,7 +150,13 @@ class Problem(TypedDict):
 
 
 def problem_of(
-    finding: Finding, host: str, options: HealthOptions, uuid: str | None, pci_bus_id: str | None
+    finding: Finding,
+    host: str,
+    options: HealthOptions,
+    uuid: str | None,
+    pci_bus_id: str | None,
+    *,
+    on_wsl: bool = False,
 ) -> Problem | None:
     """The problem as it is told; None where its severity is to be ignored."""
     kind = PROBLEMS.get(finding.code, Kind(WARNING, "watch", ""))
@@ -155,7 +166,8 @@ def problem_of(
     action = finding.action or kind.action
     values = {**dataclasses.asdict(options), "throttle_reasons": ", ".join(options.throttle_reasons)}
     expected = finding.expected or kind.expected.format_map(values)
-    step = finding.next_step or _STEPS.get(finding.code) or xid.ACTIONS[action]
+    known = {**_STEPS, **_WSL_STEPS} if on_wsl else _STEPS
+    step = finding.next_step or known.get(finding.code) or xid.ACTIONS[action]
     where = " ".join(part for part in (f"Node {host}", _named(uuid, pci_bus_id)) if part)
     found = finding.found.rstrip(".")
     return {

@@ -13,7 +13,7 @@ from typing import Any
 from ansible_collections.gpufarm.core.plugins.module_utils.health.node import FABRIC_MANAGER, STOPPED
 from ansible_collections.gpufarm.core.plugins.module_utils.health.options import HealthOptions
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.facts import Facts, Gpu
-from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.failures import NEXT_STEPS
+from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.failures import NEXT_STEPS, WSL_STEPS
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.values import sum_of
 from ansible_collections.gpufarm.core.plugins.module_utils.problem import Finding
 from ansible_collections.gpufarm.core.plugins.module_utils.xid import CRITICAL, WARNING
@@ -255,7 +255,7 @@ _ASK = {
 
 def _without_advice(text: str) -> str:
     """A finding of nvidia_smi_facts without its advice, for which the problem has a place of its own."""
-    for step in NEXT_STEPS.values():
+    for step in (*NEXT_STEPS.values(), *WSL_STEPS.values()):
         text = text.replace(step, "")
     text = " ".join(text.split())
     return text[:1].lower() + text[1:] if text[1:2].islower() or text[1:2] == " " else text

@@ -129,7 +129,7 @@ def judge(
         whose = by_uuid.get(finding.uuid) if finding.uuid else None
         told.append((finding, finding.uuid, whose["pci_bus_id"] if whose else None))
 
-    made = (problem_of(finding, host, options, uuid, address) for finding, uuid, address in told)
+    made = (problem_of(finding, host, options, uuid, address, on_wsl=on_wsl) for finding, uuid, address in told)
     return {**_verdict(gpus, [problem for problem in made if problem]), "xids": events}
 
 

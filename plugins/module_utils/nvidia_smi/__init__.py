@@ -37,6 +37,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.facts impo
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.failures import (
     NEXT_STEPS,
     REASONS,
+    WSL_STEPS,
     NvidiaSmiError,
 )
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.gathering import collect, collect_topology

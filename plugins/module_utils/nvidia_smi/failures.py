@@ -55,12 +55,13 @@ _MESSAGES = (
     ("interrupt request issue", "interrupt_issue"),
     ("not receiving interrupts", "interrupt_issue"),
     ("insufficient permissions", "permission_denied"),
-    ("no devices were found", "no_devices"),
-    ("no devices found", "no_devices"),
     ("is not a valid field to query", "unsupported"),
     ("is not recognized. please run", "unsupported"),
     ("unable to determine the device handle for gpu", "gpu_lost"),
     ("unable to determine the product name for gpu", "gpu_lost"),
+    # That may be the end of such a list.
+    ("no devices were found", "no_devices"),
+    ("no devices found", "no_devices"),
 )
 
 
@@ -83,12 +84,12 @@ _EXIT_CODES = {
 
 
 NEXT_STEPS = {
-    "not_installed": "Install the NVIDIA driver; under WSL install it in Windows.",
+    "not_installed": "Install the NVIDIA driver.",
     "driver_not_loaded": "Load the kernel module (modprobe nvidia), or reboot if the driver was just installed.",
     "library_not_found": "Reinstall the driver's NVML library (libnvidia-ml.so.1) and run ldconfig.",
     "library_mismatch": "Reboot, so that the kernel module becomes the version of the installed libraries.",
     "no_devices": "Check that lspci shows the GPU and that the kernel log has no NVRM error about it.",
-    "access_blocked": "Check that /dev/nvidiactl exists and may be opened; under WSL, that no card is in TCC mode.",
+    "access_blocked": "Check that /dev/nvidiactl exists and may be opened.",
     "permission_denied": "Run with become, or give the user access to /dev/nvidia*.",
     "gpu_lost": "Look for Xid 79 in the kernel log; drain the node, then reboot it or reseat the GPU.",
     "reset_required": "Drain the node and reset the GPU (nvidia-smi --gpu-reset) or reboot.",
@@ -99,6 +100,33 @@ NEXT_STEPS = {
     "invalid_output": "Run the call by hand; report it with its output if it looks whole.",
     "unknown_error": "Run the call by hand; in a container, check that its devices are still allowed.",
 }
+
+
+# There the driver is Windows', and the libraries of a Linux driver hide it. One card in TCC mode may take the others
+# along (WSL#13027).
+_SHUTDOWN = "run wsl.exe --shutdown there, which ends every distribution."
+_IN_WINDOWS = f"Check in Windows that nvidia-smi.exe lists the GPU and no card is in TCC mode, then {_SHUTDOWN}"
+WSL_STEPS = {
+    "not_installed": f"Install the NVIDIA driver in Windows, then {_SHUTDOWN}",
+    "driver_not_loaded": "Remove what is here of a Linux driver; if there is nothing of it, update the driver in "
+    f"Windows, and {_SHUTDOWN}",
+    "library_not_found": "Run ldconfig, and check that /usr/lib/wsl/lib has libnvidia-ml.so.1; install or update the "
+    "driver in Windows, never one here.",
+    "library_mismatch": f"Remove what is here of a Linux driver; if there is nothing, go to Windows and {_SHUTDOWN}",
+    "no_devices": _IN_WINDOWS,
+    "access_blocked": _IN_WINDOWS,
+    "permission_denied": "Run with become, or give the user access to /dev/dxg.",
+    "gpu_lost": _IN_WINDOWS,
+    "reset_required": "Drain the node and restart Windows.",
+    "interrupt_issue": "Drain the node and restart Windows.",
+    "timeout": f"Run nvidia-smi.exe in Windows; if it hangs as well, restart Windows, otherwise {_SHUTDOWN}",
+    "crashed": "Check that nvidia-smi and libnvidia-ml.so.1 are those of /usr/lib/wsl/lib.",
+    "unsupported": "Update the NVIDIA driver in Windows; this nvidia-smi does not know the call.",
+}
+
+
+def next_step(reason: str, platform: str) -> str:
+    return WSL_STEPS.get(reason, NEXT_STEPS[reason]) if platform == "wsl" else NEXT_STEPS[reason]
 
 
 def classify(returncode: int | None, text: str) -> str | None:
@@ -118,7 +146,7 @@ def classify(returncode: int | None, text: str) -> str | None:
     return _EXIT_CODES.get(returncode if returncode is not None else -1, "unknown_error")
 
 
-def explain(command: Command, reason: str, words: str) -> str:
+def explain(command: Command, reason: str, words: str, platform: str) -> str:
     """One sentence on what was found, one on the next step."""
     call = " ".join(command.argv)
     said = " ".join(clean(words).split())[:400]
@@ -132,4 +160,4 @@ def explain(command: Command, reason: str, words: str) -> str:
         found = f"{call} ended with exit code {command.returncode}"
     if said:
         found += f" and said: {said}"
-    return f"{found.rstrip('.')}. {NEXT_STEPS[reason]}"
+    return f"{found.rstrip('.')}. {next_step(reason, platform)}"

@@ -26,10 +26,10 @@ from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.facts impo
     keep_subsets,
 )
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.failures import (
-    NEXT_STEPS,
     NvidiaSmiError,
     classify,
     explain,
+    next_step,
 )
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.listings import (
     merge_list,
@@ -73,6 +73,7 @@ class _Gathering:
     run: Runner
     deadline: float
     root: Path
+    platform: str
     kernel: dict[str, dict[str, str | None]]
     fields: tuple[str, ...] = QUERY_FIELDS
 
@@ -112,20 +113,20 @@ class _Gathering:
     def read(self, command: Command) -> Answer:
         """The answer to a main call, or NvidiaSmiError."""
         if command.timed_out:
-            raise NvidiaSmiError("timeout", explain(command, "timeout", command.stderr))
+            raise NvidiaSmiError("timeout", explain(command, "timeout", command.stderr, self.platform))
         if command.error:
             reason = "permission_denied" if "denied" in command.error.lower() else "unknown_error"
-            raise NvidiaSmiError(reason, explain(command, reason, ""))
+            raise NvidiaSmiError(reason, explain(command, reason, "", self.platform))
         document, words = self._split(command)
         failed = classify(command.returncode, words)
         if failed is None and not document:
             failed = "invalid_output" if words else "no_devices"
         if failed:
-            raise NvidiaSmiError(failed, explain(command, failed, words))
+            raise NvidiaSmiError(failed, explain(command, failed, words, self.platform))
         try:
             return parse_query_xml(document) if self.with_xml else parse_query_csv(document, self.fields)
         except NvidiaSmiError as error:
-            raise NvidiaSmiError(error.reason, explain(command, error.reason, error.message)) from error
+            raise NvidiaSmiError(error.reason, explain(command, error.reason, error.message, self.platform)) from error
 
     def _split(self, command: Command) -> tuple[str, str]:
         if self.with_xml:
@@ -338,7 +339,7 @@ def _sick(gpus: list[Gpu], facts: Facts) -> tuple[str | None, str | None]:
     reasons = {"lost": "gpu_lost", "reset_required": "reset_required", "unreadable": "unknown_error"}
     reason = next(reasons[status] for status in reasons if any(gpu["status"] == status for gpu in sick))
     named = " ".join(f"GPU {first_of(gpu['pci_bus_id'], gpu['uuid'])}: {gpu['status_message']}" for gpu in sick)
-    step = NEXT_STEPS[reason]
+    step = next_step(reason, facts["platform"])
     return reason, named if named.endswith(step) else f"{named} {step}"
 
 
@@ -358,10 +359,11 @@ def collect(
     if binary is None:
         looked = path or f"nvidia-smi in PATH and in {WSL_DIRECTORY}"
         facts["reason"] = "not_installed"
-        facts["message"] = f"No executable program was found as {looked}. {NEXT_STEPS['not_installed']}"
+        step = next_step("not_installed", facts["platform"])
+        facts["message"] = f"No executable program was found as {looked}. {step}"
         return facts
 
-    gathering = _Gathering(binary, subsets, run, time.monotonic() + timeout, base, kernel_gpus(base))
+    gathering = _Gathering(binary, subsets, run, time.monotonic() + timeout, base, facts["platform"], kernel_gpus(base))
     main, aside = gathering.ask()
     try:
         answer = gathering.read(main)
@@ -380,7 +382,7 @@ def collect(
         _mark_inforoms(answer["gpus"], gathering.words(main))
         answer["gpus"] += _missing(gathering, answer["gpus"])
         if not answer["gpus"]:
-            facts.update({"reason": "no_devices", "message": explain(main, "no_devices", "")})
+            facts.update({"reason": "no_devices", "message": explain(main, "no_devices", "", gathering.platform)})
 
     versions = parse_version(aside["--version"].stdout) if "--version" in aside else {}
     gpus = _complete(gathering, answer["gpus"], aside)

@@ -458,6 +458,15 @@ def test_no_answer_is_critical_by_its_reason(reason: str) -> None:
     assert codes(verdict_of(facts, gpus=0)) == ([] if well else [(reason, "critical")])
 
 
+def test_under_wsl_a_gpu_that_is_gone_is_looked_for_in_windows() -> None:
+    facts = dict(facts_of(status="lost", status_message=f"x. {nvidia_smi.WSL_STEPS['gpu_lost']}"), platform="wsl")
+    for number, code in ((None, "gpu_lost"), (3, "gpu_count")):
+        found = verdict_of(dict(facts if code == "gpu_lost" else facts_of(), platform="wsl"), gpus=number)["problems"]
+        (problem,) = [each for each in found if each["code"] == code]
+        assert problem["message"].count("check in Windows that nvidia-smi.exe lists the GPU") == 1
+        assert "Windows" not in problem["found"]
+
+
 def test_a_lost_gpu_is_told_once() -> None:
     facts = dict(facts_of(status="lost", status_message="x"), reason="gpu_lost", message="GPU: x")
     assert codes(verdict_of(facts, gpus=2)) == [("gpu_lost", "critical")]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.gpufarm.core.plugins.module_utils import commands, nvidia_smi
+from ansible_collections.gpufarm.core.plugins.module_utils import commands, health, nvidia_smi
 from ansible_collections.gpufarm.core.plugins.module_utils.commands import Command
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi import (
     collect,
@@ -392,10 +392,50 @@ def test_every_failure_as_recorded() -> None:
             Command(("/x/nvidia-smi",), None, timed_out=True, limit=59.98765),
             Command(("/x/nvidia-smi",), None, error="Permission denied"),
         ):
-            told.setdefault(f"explained {reason}", []).append(failures.explain(command, reason, " said\n so. "))
-        told[f"explained {reason}"].append(failures.explain(command, reason, "y" * 500))
-        told[f"explained {reason}"].append(failures.explain(command, reason, ""))
+            told.setdefault(f"explained {reason}", []).append(
+                failures.explain(command, reason, " said\n so. ", "linux")
+            )
+        told[f"explained {reason}"].append(failures.explain(command, reason, "y" * 500, "linux"))
+        told[f"explained {reason}"].append(failures.explain(command, reason, "", "linux"))
     assert_recorded("nvidia-smi-failures", told)
+
+
+MIXED = "Unable to determine the device handle for GPU{}: 0000:{}1:00.0: Unknown Error\n"
+
+
+@pytest.mark.parametrize("subsets", [DEFAULT, ALL])
+@pytest.mark.parametrize(
+    ("code", "words", "reason", "step"),
+    [
+        (12, "NVIDIA-SMI couldn't find libnvidia-ml.so library in your system.", "library_not_found", "never one here"),
+        (
+            9,
+            "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.",
+            "driver_not_loaded",
+            "driver in Windows",
+        ),
+        (18, "Failed to initialize NVML: Driver/library version mismatch", "library_mismatch", "go to Windows"),
+        (255, "Failed to initialize NVML: GPU access blocked by the operating system", "access_blocked", "TCC mode"),
+        # One card is in TCC mode and one is not, WSL#13027.
+        (6, MIXED.format(0, "C") + MIXED.format(1, "E") + "No devices were found", "gpu_lost", "TCC mode"),
+    ],
+)
+def test_what_fails_under_wsl_is_mended_in_windows(
+    tmp_path: Path, subsets: frozenset[str], *, code: int, words: str, reason: str, step: str
+) -> None:
+    write(tmp_path / "proc/sys/kernel/osrelease", "5.15.167.4-microsoft-standard-WSL2")
+    answers = dict.fromkeys((QUERY, FULL, LIST), (code, words))
+    facts = collect(subsets, run=Recorder(answers), root=str(tmp_path))
+    assert (facts["available"], facts["reason"], facts["gpus"]) == (False, reason, [])
+    found, advice = str(facts["message"]).removesuffix(failures.WSL_STEPS[reason]), failures.WSL_STEPS[reason]
+    assert found != facts["message"] and " ".join(words.split()).rstrip(".") in found and step in advice
+    (problem,) = health.judge(facts, [], [], health.HealthOptions(), host="pc")["problems"]
+    assert problem["message"].partition("Next step: ")[2][1:] == advice[1:] and advice not in problem["found"]
+
+
+def test_under_wsl_nothing_of_linux_is_advised() -> None:
+    advised = [failures.next_step(reason, "wsl") for reason in nvidia_smi.REASONS]
+    assert not re.findall("modprobe|lspci|Xid|einstall|/dev/nvidia|gpu-reset|Reboot", "\n".join(advised))
 
 
 def test_mismatch_names_the_loaded_module(tmp_path: Path) -> None:
