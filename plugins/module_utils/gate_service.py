@@ -25,6 +25,7 @@ With a folder of node_exporter's textfile collector in its configuration it writ
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import signal
 import socket
@@ -127,7 +128,7 @@ def run(
     """Probe, check, compare, gate; a node that the probe calls sick is closed before anything is checked. The status
     tells of a Nomad that could not be asked; ValueError is one of the options. C(last) is the last status.
     """
-    options = options_of(config["health"])
+    options = dataclasses.replace(options_of(config["health"]), ignored_gpus=tuple(config["ignored"]))
     connection = nomad.Connection(**{"request_timeout": REQUEST_LIMIT_S, **config["connection"]})
     try:
         before = gate.gate_node(own_node(nomad.Client(connection))).index

@@ -213,7 +213,7 @@ def check_options(params: dict[str, Any]) -> health.HealthOptions:
             raise nomad.NomadError(
                 found=f"{option} is {params[option]}", expected="seconds, 1 or more", next_step="correct the option"
             )
-    return health.HealthOptions.from_mapping(params["health"])
+    return health.HealthOptions.from_mapping({"ignored_gpus": params["ignored_gpu_ids"], **params["health"]})
 
 
 def main() -> None:

@@ -150,6 +150,13 @@ options:
         no wildcards.
     type: dict
     default: {}
+  ignored_gpus:
+    description:
+      - UUIDs of GPUs that the scheduler does not hand out, such as those of C(nomad_device_nvidia_ignored_gpu_ids). What
+        is wrong with one of them is a warning at most, because no job of the scheduler's gets it.
+    type: list
+    elements: str
+    default: []
 attributes:
   check_mode:
     support: full
@@ -457,6 +464,7 @@ TYPES: dict[str, dict[str, Any]] = {
     "dcgm_diag_level": {"type": "int", "choices": [1, 2, 3, 4]},
     "dcgm_diag_timeout": {"type": "float"},
     "severities": {"type": "dict"},
+    "ignored_gpus": {"type": "list", "elements": "str"},
 }
 
 

@@ -196,8 +196,8 @@ def _decide_open(node: GateNode, wish: Wish, now: str) -> Decision:
         why_not = f"closed by the farm for {marks.get(REASON_KEY)}; only the farm's run opens it"
     elif wish.closed_by == FARM and closed_by == NODE and MEASURED in marks.get(REASON_KEY, ""):
         why_not = (
-            f"closed by its own gate for {marks.get(REASON_KEY)}, which no run of the farm measures; that gate opens it "
-            "after a clean check"
+            f"closed by its own gate for {marks.get(REASON_KEY)}, which no run of the farm measures; that gate opens "
+            "it after a clean check"
         )
     elif not node.eligible and node.drained_by_others:
         why_not = "healthy, but drained by somebody else; left as it is"

@@ -49,6 +49,7 @@ class HealthOptions:
     dcgm_diag_level: int | None = None
     dcgm_diag_timeout: float = 3600.0
     severities: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    ignored_gpus: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check(self)

@@ -163,6 +163,8 @@ def problem_of(
     severity = options.severities.get(finding.code, finding.severity or kind.severity)
     if severity == IGNORE:
         return None
+    if uuid and uuid.lower() in {each.lower() for each in options.ignored_gpus}:
+        severity = WARNING
     action = finding.action or kind.action
     values = {**dataclasses.asdict(options), "throttle_reasons": ", ".join(options.throttle_reasons)}
     expected = finding.expected or kind.expected.format_map(values)

@@ -586,8 +586,8 @@ LATER_DRAIN = {"message": "new riser"}
         (
             node(eligible=False, meta=marks(closed_by=gate.NODE, reason="benchmark_wrong_results GPU-1")),
             HEALTHY,
-            "closed by its own gate for benchmark_wrong_results GPU-1, which no run of the farm measures; that gate opens "
-            "it after a clean check",
+            "closed by its own gate for benchmark_wrong_results GPU-1, which no run of the farm measures; that gate "
+            "opens it after a clean check",
         ),
         (
             node(eligible=False, meta=marks(closed_by=gate.NODE)),

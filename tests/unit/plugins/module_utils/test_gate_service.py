@@ -288,6 +288,18 @@ def test_ignored_gpus_may_be_missing_in_nomad(program: Gate) -> None:
     program.run(found, 0, ignored=["GPU-3"])
 
 
+def test_ignored_gpus_are_known_to_the_probe(program: Gate) -> None:
+    asked: list[health.HealthOptions] = []
+
+    def found(options: health.HealthOptions) -> dict[str, Any]:
+        asked.append(options)
+        told: dict[str, Any] = probe()(options)
+        return told
+
+    program.run(found, 0, ignored=["GPU-3"], health={"gpus": 1})
+    assert [(options.ignored_gpus, options.gpus) for options in asked] == [(("GPU-3",), 1)]
+
+
 @pytest.mark.parametrize(("token", "header"), [("", None), ("the-secret", "the-secret")])
 def test_token_goes_with_every_request(nomads: Farm, program: Gate, token: str, header: str | None) -> None:
     program.run(SICK, 3, connection={"address": nomads.agent.url, "token": token})

@@ -565,6 +565,16 @@ def judged(*events: Event, facts: dict[str, Any] | None = None, **options: Any) 
     return judge(facts or facts_of(), events, [], HealthOptions(**options), host="gpu01")
 
 
+def test_what_is_wrong_with_a_gpu_that_no_job_gets_is_a_warning() -> None:
+    """Hidden from the scheduler because it is broken, it would close the node of the others all the same."""
+    for named in (UUIDS[1], UUIDS[1].upper()):
+        result = judged(event(79), ignored_gpus=(named,))
+        assert codes(result) == [("xid_79", "warning")]
+        assert [gpu["verdict"] for gpu in result["gpus"]] == ["ok", "warning"]
+    assert codes(judged(event(79), ignored_gpus=(UUIDS[0],))) == [("xid_79", "critical")]
+    assert codes(judged(event(79), ignored_gpus=(UUIDS[1],), severities={"xid_79": "ignore"})) == []
+
+
 def test_an_xid_is_about_the_gpu_at_its_address() -> None:
     result = judged(event(79, count=3, first=1.0, last=61.0, text="GPU has fallen off the bus."))
     assert (result["verdict"], result["reason"]) == ("critical", f"xid_79 {UUIDS[1][:12]}")

@@ -100,6 +100,7 @@ def test_out_and_in(node: Node) -> None:
 def test_options_of_the_probe_arrive(node: Node) -> None:
     node.run(state="out", change="driver branch 580")
     node.run(state="in", ignored_gpu_ids=["GPU-0"], plugin_age_max=5.5, timeout=2, close_on="warning")
+    assert [options.ignored_gpus for options in node.asked] == [("GPU-0",)]
     assert node.judged == [{"ignored": ["GPU-0"], "close_on": "warning", "plugin_age_max": 5.5, "wait_s": 2}]
 
 
