@@ -126,6 +126,11 @@ clock:
       description: By the host's clock, when it began to answer.
       type: int
       sample: 1795536001
+kernel:
+  description: The release of the kernel that runs.
+  type: str
+  returned: success
+  sample: 6.12.57+deb13-amd64
 user_id:
   description: The ID of the user who looked.
   type: int
@@ -450,6 +455,7 @@ def main() -> None:
     module.exit_json(
         changed=False,
         clock={"asked_at": params["asked_at"], "host": now},
+        kernel=os.uname().release,
         user_id=os.getuid(),
         files=look_at_files(params["files"]),
         links={path: target_of(path) for path in params["links"]},

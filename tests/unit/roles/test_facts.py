@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import pytest
 import yaml
 from ansible.template import trust_as_template
 from ansible_collections.gpufarm.core.tests.unit.playbooks import playbook_helper
@@ -40,9 +41,11 @@ def test_what_kind_of_host_it_is_comes_after_the_refusal_and_is_known_anew_after
     tasks = role_helper.tasks_of("_common/tasks/requirements.yml")
     facts = tasks[-1]["ansible.builtin.set_fact"]
     assert "ansible.builtin.fail" in tasks[-2]
-    known = {**role_helper.variables("_common"), "_common_host": role_helper.host()}
+    # From a cache, as it was before the last boot.
+    stale = role_helper.facts("Debian: Debian 12.13", kernel="6.1.0-48-amd64")
+    known = {**role_helper.variables("_common"), "ansible_facts": stale}
     for kernel in ("6.1.0-49-amd64", "6.1.0-50-amd64"):
-        known["ansible_facts"] = role_helper.facts("Debian: Debian 12.13", kernel=kernel)
+        known["_common_host"] = role_helper.host(kernel=kernel)
         found = {
             name: role_helper.value("asked", {**known, "asked": trust_as_template(text)})
             for name, text in facts.items()
@@ -51,6 +54,26 @@ def test_what_kind_of_host_it_is_comes_after_the_refusal_and_is_known_anew_after
         assert found["_common_is_wsl"] is False and found["_common_platform"]["cuda"]["name"] == "debian12"
         # As a later play has them.
         known |= found
+
+
+@pytest.mark.parametrize("role", ["node_tuning", "nvidia_driver"])
+def test_the_kernel_is_known_anew_after_a_reboot_of_the_run_s_own(role: str) -> None:
+    tasks = role_helper.tasks_of(f"{role}/tasks/reboot.yml")
+    (reboot,) = (number for number, task in enumerate(tasks) if "ansible.builtin.reboot" in task)
+    assert "gpufarm.core._common', 'tasks_from': 'kernel.yml'" in role_helper.included(tasks[reboot + 1])
+    look, know = role_helper.tasks_of("_common/tasks/kernel.yml")
+    known = {
+        **role_helper.variables("_common"), "ansible_facts": role_helper.facts("RedHat: Rocky 10.0", kernel="6.12.0-1"),
+        "_common_host": role_helper.host(kernel="6.12.0-1"), "_common_family": {}, "_common_platform": {},
+    }  # fmt: skip
+    known[look["register"]] = {"kernel": "6.12.0-124.8.1.el10_1.x86_64"}
+    known |= {name: trust_as_template(text) for name, text in know["vars"].items()}
+    found = {
+        name: role_helper.value("asked", {**known, "asked": trust_as_template(text)})
+        for name, text in know["ansible.builtin.set_fact"].items()
+    }
+    assert found["_common_family"]["headers"][0] == "kernel-devel-6.12.0-124.8.1.el10_1.x86_64"
+    assert found["_common_platform"]["docker"] == ["kernel-modules-extra-6.12.0-124.8.1.el10_1.x86_64"]
 
 
 def test_a_look_at_a_host_asks_nothing_of_what_is_known_of_another(tmp_path: Path) -> None:

@@ -65,6 +65,7 @@ def host(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest
 def test_nothing_is_told_that_nobody_asked_for(host: Host) -> None:
     found = host.look()
     assert found["user_id"] == os.getuid()
+    assert found["kernel"] == os.uname().release
     names = ("files", "links", "certificates", "certificate_ends", "certificate_names", "json_errors", "toml_errors",
              "keyrings", "packages", "packages_auto", "pci_devices", "programs", "units")  # fmt: skip
     assert not any(found[name] for name in names)
