@@ -67,8 +67,15 @@ CAUSES = (
         "the agent may not use the GPU's devices",
         f"see that the agent runs as root, and what keeps it from /dev/nvidiactl, {RESTART}",
     ),
+    # As of unified memory (nomad-device-nvidia#86).
     Cause(
-        r"DeviceInfoByIndex|device (?:info|handle|status|count|uuid)|is.lost|reset.required",
+        r"failed to get .*not.supported",
+        "a plugin that asks what this GPU does not tell, which hides all of the node",
+        "give a build of the plugin that does without it in nomad_device_nvidia_program; those after release 1.1.0 do "
+        "without BAR1, memory info and memory clock",
+    ),
+    Cause(
+        r"DeviceInfo(?:AndStatus)?By(?:Index|UUID)|failed to get (?:mig )?device|is.lost|reset.required",
         "one GPU that the plugin cannot read, which hides all of the node",
         "find it with nvidia-smi and `dmesg | grep -i -e nvrm -e xid` on the node, repair it or take it out, "
         f"{RESTART}",

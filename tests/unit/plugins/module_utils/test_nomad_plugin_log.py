@@ -52,6 +52,22 @@ def test_causes_by_what_was_really_said(case: str, cause: str, word: str | None)
         ('unable to initialize: reason="failed to initialize: ERROR_DRIVER_NOT_LOADED"', "the driver was not loaded"),
         ('unable to initialize: reason="failed to initialize: ERROR_LIBRARY_NOT_FOUND"', "no NVML"),
         ("failed to get device handle: ERROR_GPU_IS_LOST", "one GPU that the plugin cannot read"),
+        # As release 1.1.0 has it.
+        *[
+            (f"fingerprinting returned an error: nvidia nvml DeviceInfoByUUID() error: failed to get {what}", cause)
+            for what, cause in [
+                ("device power info: Unknown Error", "one GPU that the plugin cannot read"),
+                ("pcie link width: Unknown Error", "one GPU that the plugin cannot read"),
+                ("device handle: GPU is lost", "one GPU that the plugin cannot read"),
+                ("device bar 1 memory info: Not Supported", "a plugin that asks what this GPU does not tell"),
+                ("device mem clock: ERROR_NOT_SUPPORTED", "a plugin that asks what this GPU does not tell"),
+                ("device display mode: Not Supported", "a plugin that asks what this GPU does not tell"),
+            ]
+        ],
+        (
+            "ListDeviceUUIDs() error: failed to get device MIG mode: Unknown Error",
+            "one GPU that the plugin cannot read",
+        ),
         ("unable to initialize: Insufficient Permissions", "the agent may not use the GPU's devices"),
         ("dispensing initial plugin failed: error=", "a plugin that does not start"),
         ("something else", "not known"),
