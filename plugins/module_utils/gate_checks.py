@@ -294,6 +294,7 @@ def _measure(
             # A slot can have fewer lanes than the card, which is for the operator to judge.
             pcie_width=lanes or gpu["pcie"]["width_current"],
             c2c_mode=gpu["c2c_mode"],
+            virtualization_mode=gpu["virtualization_mode"],
             memory_total_mib=gpu["memory_total_mib"],
         )
         told = gpu_benchmark.judge_device(device, card, gpu_benchmark.Thresholds(), level)

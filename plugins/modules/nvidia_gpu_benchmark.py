@@ -565,6 +565,7 @@ def card_of(before: Gpu | None, after: Gpu | None, load: Mapping[str, Any] | Non
         pcie_generation=link.get("generation_max"),
         pcie_width=link.get("width_max") or link.get("width_current"),
         c2c_mode=after["c2c_mode"] if after else None,
+        virtualization_mode=before["virtualization_mode"] if before else None,
         memory_total_mib=before["memory_total_mib"] if before else None,
         slow_reasons=load["throttle_reasons"] if load else None,
         ecc_uncorrected=_more(before, after, "uncorrected"),

@@ -64,6 +64,8 @@ class Card:
     pcie_width: int | None = None
     c2c_mode: str | None = None
     """Where Enabled, copies with the host go by NVLink-C2C and not by PCI Express."""
+    virtualization_mode: str | None = None
+    """Where VGPU, it is a part of a card, and what CUDA tells is that of the whole one."""
     memory_total_mib: int | None = None
     """Of the whole GPU, by which the share of a MIG device is known."""
     slow_reasons: Sequence[str] | None = None
@@ -89,6 +91,7 @@ def limits_of(device: Mapping[str, Any], card: Card) -> dict[str, float | None]:
     A MIG device has its own number of multiprocessors, and shares the bus of its GPU by its share of the memory. One
     with a part of the multiprocessors of its GPU instance need not reach what the instance's memory could give.
     An integrated GPU has the host's memory: its clock may be told as transfers already, and no link is between them.
+    A vGPU does not tell which part of the card's time, memory and link is its own.
     """
     capability = device["compute_capability"]
     clock_hz = _product(device["sm_clock_max_mhz"], 1e6)
@@ -110,6 +113,8 @@ def limits_of(device: Mapping[str, Any], card: Card) -> dict[str, float | None]:
         host = None
     if device["integrated"]:
         memory = host = None
+    if card.virtualization_mode == "VGPU":
+        memory = fp32 = tensor = host = None
     return {
         "memory_gb_per_s": _rounded(memory),
         "fp32_tflop_per_s": _rounded(fp32) if known else None,

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 import os
@@ -295,6 +296,17 @@ def test_a_part_of_a_gpu_instance_is_not_judged_by_all_of_its_memory() -> None:
     part = device(uuid="MIG-1", name="NVIDIA H100 80GB HBM3 MIG 1c.3g.40gb", memory_total_mib=40192)
     limits = gpu_benchmark.limits_of(part, LINK)
     assert limits["memory_gb_per_s"] is None and limits["fp32_tflop_per_s"]
+
+
+def test_a_vgpu_is_told_and_not_judged() -> None:
+    """It has a part of a card, and tells of the whole one. One that is passed through is a whole card."""
+    slow = {"memory_read_gb_per_s": 9.0, "fp32_tflop_per_s": 0.1, "host_to_device_gb_per_s": 0.1}
+    for mode, found in (("VGPU", []), ("Pass-Through", ["slow_memory", "slow_fp32", "slow_host_copies"])):
+        card = dataclasses.replace(LINK, virtualization_mode=mode)
+        assert codes(device(figures=slow), card) == found
+        assert (set(gpu_benchmark.limits_of(device(), card).values()) == {None}) is (mode == "VGPU")
+        # A wrong result is nobody else's fault.
+        assert codes(device(wrong_results={"fp32": 1}), card) == ["wrong_results"]
 
 
 def test_a_mig_device_is_judged_by_its_share() -> None:

@@ -103,6 +103,15 @@ def test_copies_by_nvlink_c2c_are_not_judged_by_pci_express(
     assert (other["percent"]["host"] is None) is (limit is None)
 
 
+def test_a_part_of_a_card_is_not_judged_by_all_of_it(machine: Callable[[str], Machine]) -> None:
+    made = machine("h200-x2")
+    made.node.change(lambda it: faults.slow_memory(it, 1))
+    made.node.change(lambda it: faults.set_value(it, 1, "gpu_virtualization_mode.virtualization_mode", "VGPU"))
+    outcome = made.run(peers=False)
+    assert outcome["problems"] == [] and outcome["gpus"][1]["figures"]["memory_read_gb_per_s"] > 0
+    assert set(outcome["gpus"][1]["percent"].values()) == {None} and None not in outcome["gpus"][0]["percent"].values()
+
+
 def throttle(profile: faults.Profile) -> None:
     """Half the clock, because the card is hot."""
     faults.set_value(profile, 1, "cuda.clock_speed", "0.5")

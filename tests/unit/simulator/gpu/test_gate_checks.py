@@ -164,6 +164,13 @@ def test_a_sick_gpu_closes_the_node_until_it_passes(
     assert (status["action"], gate.codes(status)) == ("open", [])
 
 
+def test_a_part_of_a_card_is_not_called_slow(gate: Gate) -> None:
+    gate.node.change(lambda it: faults.slow_memory(it, 0))
+    gate.node.change(lambda it: faults.set_value(it, 0, "gpu_virtualization_mode.virtualization_mode", "VGPU"))
+    status = gate.run(**QUICK)
+    assert gate.codes(status) == [] and levels(status) == [{"quick": "ok"}] * 2
+
+
 @pytest.mark.parametrize(
     ("age", "verdict", "acknowledged", "level"),
     [
