@@ -152,8 +152,8 @@ options:
     default: {}
   ignored_gpus:
     description:
-      - UUIDs of GPUs that the scheduler does not hand out, such as those of C(nomad_device_nvidia_ignored_gpu_ids). What
-        is wrong with one of them is a warning at most, because no job of the scheduler's gets it.
+      - UUIDs of GPUs that the scheduler does not hand out, such as those of C(nomad_device_nvidia_ignored_gpu_ids).
+        What is wrong with one of them is a warning at most, because no job of the scheduler's gets it.
     type: list
     elements: str
     default: []

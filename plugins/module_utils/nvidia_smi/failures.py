@@ -125,7 +125,7 @@ WSL_STEPS = {
 }
 
 
-def next_step(reason: str, platform: str) -> str:
+def next_step(reason: str, platform: str | None) -> str:
     return WSL_STEPS.get(reason, NEXT_STEPS[reason]) if platform == "wsl" else NEXT_STEPS[reason]
 
 
@@ -146,7 +146,7 @@ def classify(returncode: int | None, text: str) -> str | None:
     return _EXIT_CODES.get(returncode if returncode is not None else -1, "unknown_error")
 
 
-def explain(command: Command, reason: str, words: str, platform: str) -> str:
+def explain(command: Command, reason: str, words: str, platform: str | None) -> str:
     """One sentence on what was found, one on the next step."""
     call = " ".join(command.argv)
     said = " ".join(clean(words).split())[:400]

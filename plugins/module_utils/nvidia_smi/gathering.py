@@ -73,7 +73,7 @@ class _Gathering:
     run: Runner
     deadline: float
     root: Path
-    platform: str
+    platform: str | None
     kernel: dict[str, dict[str, str | None]]
     fields: tuple[str, ...] = QUERY_FIELDS
 
