@@ -184,7 +184,7 @@ def rows(host: Host) -> dict[str, str]:
     if not host.wsl:
         for branch in BRANCHES:
             found |= {f"driver {branch}: {name}": text for name, text in driver(host, branch)}
-        found["kernel headers"] = codes(value("_common_family", given)["headers"])
+        found["kernel headers"] = codes(value("__nvidia_driver_headers", given))
     found["CUDA"] = codes(argument("cuda", "install.yml", "Have the CUDA toolkit", "name", given))
     confined = ", `apparmor` where the kernel has AppArmor on" if value("__docker_apparmor", given) else ""
     found["Docker"] = codes(value("__docker_wanted", given)) + confined

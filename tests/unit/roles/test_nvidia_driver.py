@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import fnmatch
 import hashlib
 import re
 import subprocess
@@ -1085,7 +1086,7 @@ def test_a_node_works_again_whose_driver_was_not_exchanged(name: str, failing: s
     [
         ("RedHat: Rocky 9.5", "5.14.0-503.el9.x86_64", "install-dnf.yml",
          "Have the headers of the running kernel, from which DKMS builds the module",
-         "kernel-devel-5.14.0-503.el9.x86_64, kernel-headers"),
+         "kernel-devel-5.14.0-503.el9.x86_64, kernel-headers, kernel-devel-matched-5.14.0-503.el9.x86_64"),
         ("Debian: Debian 13.1", "6.12.57+deb13-amd64", "branch-pinning.yml",
          "Ask apt for the headers from which DKMS builds the module",
          "linux-headers-6.12.57+deb13-amd64, linux-headers-amd64"),
@@ -1115,6 +1116,40 @@ def test_headers_that_no_repository_has_any_more(
         "belongs to an older one; or set `nvidia_driver_kernel_headers: false` where the headers are there by other "
         "means."
     )
+
+
+@pytest.mark.parametrize(
+    ("kernel", "there", "matched"),
+    [
+        ("5.14.0-570.el9.x86_64", "", ["kernel-devel-matched-5.14.0-570.el9.x86_64"]),
+        ("6.12.0-124.8.1.el10_1.x86_64", "", ["kernel-devel-matched-6.12.0-124.8.1.el10_1.x86_64"]),
+        ("5.14.0-570.el9.aarch64+64k", "", ["kernel-64k-devel-matched-5.14.0-570.el9.aarch64"]),
+        # DKMS is content with that of any kernel, and no repository need have the older one any more.
+        ("5.14.0-570.el9.x86_64", "kernel-devel-matched=5.14.0-611.el9", []),
+        ("5.14.0-570.el9.aarch64+64k", "kernel-devel-matched=5.14.0-570.el9",
+         ["kernel-64k-devel-matched-5.14.0-570.el9.aarch64"]),
+        ("5.14.0-570.el9.x86_64", "dkms=3.2.2-1.el9", []),
+        # There is none.
+        ("5.14.0-570.el9.x86_64+rt", "", []),
+        ("5.15.0-300.163.18.el9uek.x86_64", "", []),
+        ("6.1.1-1.el9.elrepo.x86_64", "", []),
+    ],
+)  # fmt: skip
+def test_dkms_brings_no_newer_kernel(kernel: str, there: str, matched: list[str]) -> None:
+    given = {
+        "platform": "RedHat: OracleLinux 9.6", "facts": {"kernel": kernel},
+        "_common_host": role_helper.host(packages=(f"installed {there}",) if there else ()),
+    }  # fmt: skip
+    headers = value("_common_family", **given)["headers"]
+    assert value("__nvidia_driver_headers", **given) == headers + matched
+    asked = value("__nvidia_repository_looks_at", **given)["packages"]
+    for name in ("kernel-devel-matched", "kernel-64k-devel-matched", "dkms"):
+        assert any(fnmatch.fnmatch(name, pattern) for pattern in asked)
+    (install,) = (
+        task for task in role_helper.tasks_of("nvidia_driver/tasks/install-dnf.yml")
+        if task.get("ansible.builtin.dnf", {}).get("allow_downgrade")
+    )  # fmt: skip
+    assert install["ansible.builtin.dnf"]["name"] == "{{ __nvidia_driver_headers }}"
 
 
 def test_a_driver_that_answers_no_more_hides_no_failure() -> None:
