@@ -167,8 +167,8 @@ RELEASE = {
 }  # fmt: skip
 
 
-def collected(folder: Path, **given: Any) -> str:
-    """What a host says that has collected, which it could not."""
+def collected(folder: Path, *options: str, rc: int = 2, **given: Any) -> str:
+    """What a host says that has collected, which it could not, or was not to."""
     play = {"hosts": "all", "gather_facts": False, "tasks": [{"ansible.builtin.include_role": {
         "name": "gpufarm.core.farm", "tasks_from": "bundle.yml", "rolespec_validate": False,
     }}]}  # fmt: skip
@@ -183,9 +183,9 @@ def collected(folder: Path, **given: Any) -> str:
     (folder / "collect/other").mkdir(parents=True)
     (folder / "known.json").write_text(json.dumps(known))
     run = run_playbook(
-        folder, {"all": {"hosts": {"host": LOCAL}}}, str(folder / "play.yml"), "-e", f"@{folder}/known.json"
+        folder, {"all": {"hosts": {"host": LOCAL}}}, str(folder / "play.yml"), "-e", f"@{folder}/known.json", *options
     )
-    assert run.returncode == 2 and [path.name for path in (folder / "collect").iterdir()] == ["other"], run.stdout
+    assert run.returncode == rc and [path.name for path in (folder / "collect").iterdir()] == ["other"], run.stdout
     return run.stdout + run.stderr
 
 
@@ -195,10 +195,19 @@ def test_what_could_not_be_collected_is_told_without_a_login(tmp_path: Path, par
     assert "s3cret" not in said and "127.0.0.1:1" in said and "Next step: " in said, said
 
 
+def test_check_mode_collects_nothing_and_says_so(tmp_path: Path) -> None:
+    of_all = {"repositories": [REPOSITORY], "releases": [RELEASE], "wanted": []}
+    # It has paths in the folder of the run, which there is none of.
+    unknown = "{{ __farm_bundle_folder }}"
+    said = collected(tmp_path, "--check", rc=0, __farm_bundle_of_all=of_all, __farm_bundle_known=unknown)
+    assert f"host: would collect for p into {tmp_path}/bundle; what that is, is known when" in " ".join(said.split())
+    assert not (tmp_path / "bundle").exists()
+
+
 @pytest.mark.parametrize(("url", "closed"), [("http://up.example", False), ("http://robot:s3cret@up.example", True)])
 def test_the_task_whose_arguments_have_a_login_is_not_shown(url: str, closed: bool) -> None:
     path = role_helper.ROLES / "farm/tasks/bundle.yml"
-    (task,) = DataLoader().load_from_file(str(path), trusted_as_template=True)[0]["block"][-1:]
+    (task,) = DataLoader().load_from_file(str(path), trusted_as_template=True)[-1]["block"][-1:]
     for known in (
         {"repositories": [{"url": url}], "origins": {}}, {"repositories": [], "origins": {"releases": url}}
     ):  # fmt: skip
