@@ -373,7 +373,8 @@ def own_problems(node: Mapping[str, Any]) -> Iterator[Entry]:
 def missing_from(node: Mapping[str, Any], past: Sequence[records.Record]) -> Iterator[Entry]:
     """GPUs of the node's last acceptance that are gone, where it has fewer than then: one may have been replaced.
 
-    A MIG device tells of its GPU by the serial number, and of nothing without.
+    A MIG device tells of its GPU by the serial number, and of nothing without. A whole GPU has its UUID: the serial
+    number is that of the board, which may have several.
     """
     now = facts_of(node).get("gpus") or ()
     last = next(
@@ -383,14 +384,15 @@ def missing_from(node: Mapping[str, Any], past: Sequence[records.Record]) -> Ite
         return
     ignored = ignored_of(node)
     then = {
-        gpu["serial"] or gpu["uuid"]: gpu
+        key: gpu
         for gpu in last["gpus"]
-        if gpu["uuid"].lower() not in ignored and (gpu["serial"] or not gpu["uuid"].startswith("MIG-"))
+        for key in [gpu["serial"] if gpu["uuid"].startswith("MIG-") else gpu["uuid"]]
+        if gpu["uuid"].lower() not in ignored and key
     }
     there = {name for gpu in now for name in (gpu["uuid"], gpu["serial"])}
     left = len([gpu for gpu in now if (gpu["uuid"] or "").lower() not in ignored])
     for key, gpu in then.items():
-        if left < len(then) and not there & {key, gpu["uuid"]}:
+        if left < len(then) and key not in there:
             yield told(
                 node,
                 Finding(

@@ -222,6 +222,20 @@ def test_a_gpu_that_is_gone_since_the_last_acceptance_is_missed(run: Run) -> Non
     assert judged(run(one)) == [("accepted", [])]
 
 
+def test_gpus_of_one_board_are_missed_each(run: Run) -> None:
+    """The four GPUs of an A16 have the serial number of their board."""
+
+    def board(*names: str) -> dict[str, Any]:
+        whole = node("gpu01", *(measured(f"GPU-{name}") for name in names))
+        for gpu in whole["probe"]["nvidia_smi"]["gpus"]:
+            gpu["serial"] = "S-board"
+        return whole
+
+    assert judged(run(board(*"abcd"))) == [("accepted", [])]
+    assert judged(run(board(*"abd"))) == [("failed", [("gpu_missing", "GPU-c")])]
+    assert judged(run(board(*"abcd"))) == [("accepted", [])]
+
+
 def test_of_a_divided_gpu_its_serial_number_is_missed(run: Run) -> None:
     def divided(name: str, *numbers: int) -> dict[str, Any]:
         whole = node("gpu01", *(measured(f"GPU-{number}") for number in numbers))
