@@ -33,11 +33,12 @@ options:
       - V(leader), servers with a leader.
       - V(servers), a leader, and every server of the region alive, as before one of them may be restarted. Without the
         rules C(agent:read) and C(node:read) the leader is all that is waited for.
+      - V(word), an agent that tells whether its servers have a leader, also that they have none.
       - V(client), a client that heartbeats to a server. This needs the rule C(agent:read).
       - V(permission), an agent that lets the token ask for its state, which needs the rule C(agent:read), as where
         tokens come from another region.
     type: str
-    choices: [nothing, answer, leader, servers, client, permission]
+    choices: [nothing, answer, leader, word, servers, client, permission]
     default: nothing
   timeout:
     description:
@@ -114,7 +115,7 @@ leader:
 leads:
   description: >-
     Whether this agent is the leader, by C(/v1/agent/self); null when it did not tell, or with O(wait_for) other than
-    V(servers).
+    V(servers) and V(word).
   type: bool
   returned: success, and when what is waited for did not come
   sample: true
@@ -350,6 +351,15 @@ def ask_members(client: nomad.Client, answers: Answers) -> None:
         raise NotYetError(", ".join(away))
 
 
+def ask_word(client: nomad.Client, answers: Answers) -> None:
+    """As ask_members, to whom no leader and servers that are away are no answer yet."""
+    try:
+        ask_members(client, answers)
+    except nomad.NomadError as error:
+        if not isinstance(error, NotYetError) and "No cluster leader" not in error.said:
+            raise
+
+
 def member_states(told: Any) -> dict[Any, Any]:
     """Servers of the agent's region that have not left, and how they are."""
     return {each.get("Name"): each.get("Status") for each in members_of_region(told) if each.get("Status") != "left"}
@@ -469,6 +479,14 @@ GOALS = {
         expected="an elected leader",
         next_step="read `journalctl -u nomad` on every server and check that port 4648 is open between them",
     ),
+    "word": Goal(
+        ask=ask_word,
+        missing="no word on a leader",
+        expected="an agent that tells whether its servers have a leader",
+        next_step="read `journalctl -u nomad` on this host; where the agent does not listen yet as it is to by now, "
+        "`systemctl stop nomad` and run playbooks/site.yml, which starts it: one server after the other for another "
+        "address, all together where TLS begins or ends, or its CA is another",
+    ),
     "servers": Goal(
         ask=ask_members,
         missing="not all servers",
@@ -539,12 +557,14 @@ def ask_rest(
     client: nomad.Client, answers: Answers, deadline: float, asked: Callable[[nomad.Client, Answers], None] | None
 ) -> None:
     """Ask once for all else; an agent that does not tell its health tells nothing."""
+    # A server that has told of the leader by itself may not be able to ask it.
+    leader = [ask_leader] * (answers.leader is None)
     others = (
         [ask_self] * (not answers.told_itself)
         + [ask_servers_version] * (asked is None)
         + [ask_node] * bool(answers.node_id)
     )
-    for ask in (ask_health, ask_leader, ask_stats, *others):
+    for ask in (ask_health, *leader, ask_stats, *others):
         if ask is not asked:
             with contextlib.suppress(nomad.NomadError):
                 ask(hurried(client, deadline), answers)

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import http.server
 import json
+import os
 import shutil
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -97,11 +99,17 @@ class Farm:
         self.most_away = 0
         self.dies: dict[str, str] = {}
         """Servers that die while another one is taken out of work, by this one."""
+        self.leader: Any = "192.0.2.1:4647"
+        """What servers say of it; None is nothing."""
+        self.thinks_s = 0.0
+        """How long they take to say so."""
         outer = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 _empty, name, path = self.path.split("?")[0].split("/", 2)
+                if path == "v1/status/leader":
+                    time.sleep(outer.thinks_s)
                 answer = outer.answer(name, path)
                 text = json.dumps(answer).encode()
                 self.send_response(404 if answer is None else 200)
@@ -141,7 +149,7 @@ class Farm:
             stats = {"nomad": {"leader": str(name == LEADER).lower()}, "serf": {"encrypted": "false"}}
             return {
                 "v1/agent/health": {"server": {"ok": True}},
-                "v1/status/leader": "192.0.2.1:4647",
+                "v1/status/leader": self.leader,
                 "v1/status/peers": [f"{each}:4647" for each in SERVERS],
                 "v1/agent/self": {"stats": stats, "config": {"Version": {"Version": "1.11.3"}}},
             }.get(path)
@@ -155,8 +163,13 @@ def farm() -> Iterator[Farm]:
 
 
 @pytest.fixture
-def collection(tmp_path: Path, farm: Farm) -> Path:
-    """The collection, of whose roles only those tasks are left that have to do with turns."""
+def collection(tmp_path: Path, farm: Farm, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The collection, of whose roles only those tasks are left that have to do with turns; all agents run."""
+    systemctl = tmp_path / "bin/systemctl"
+    systemctl.parent.mkdir()
+    systemctl.write_text(f"#!/bin/sh\n[ ! -e {tmp_path}/stopped ] || exit 3\n", encoding="utf-8")
+    systemctl.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{systemctl.parent}:{os.environ['PATH']}")
     core = tmp_path / "ansible_collections/gpufarm/core"
     shutil.copytree(ROLES, core / "roles")
     for name in ("plugins", "meta", "galaxy.yml"):
@@ -202,6 +215,7 @@ def run(
     patience_s: int = 300,
     failing: tuple[str, ...] = (),
     busy: tuple[str, ...] = (),
+    given: dict[str, Any] | None = None,
 ) -> tuple[int, str, list[str]]:
     """Return how a play of hosts of which three are servers ended, what it told and what happened."""
     hosts = {name: {"fails": name in failing, "busy": name in busy} for name in [*SERVERS, "gpu1"]}
@@ -220,8 +234,10 @@ def run(
     defaults = {"gpufarm.core.nomad_agent_info": {"timeout": patience_s}}
     play = [{"name": "Nodes", "hosts": "all", "gather_facts": False, "module_defaults": defaults, "tasks": includes}]
     (collection / "play.yml").write_text(json.dumps(play), encoding="utf-8")
-    given = {**DUE, "__nomad_api": {"address": farm.url + "/{{ inventory_hostname }}"}, "__nomad_unit_path": __file__}
-    options = ("--extra-vars", json.dumps(given))
+    api = {"address": farm.url + "/{{ inventory_hostname }}"}
+    options = (
+        "--extra-vars", json.dumps({**DUE, "__nomad_api": api, "__nomad_unit_path": __file__, **(given or {})})
+    )  # fmt: skip
     ran = playbook_helper.run_playbook(collection, inventory, str(collection / "play.yml"), *options, before=collection)
     return ran.returncode, ran.stdout + ran.stderr, farm.happened
 
@@ -276,3 +292,32 @@ def test_no_server_goes_where_none_sees_who_waits(
     assert happened == ["nvidia_driver stops gpu1", "nvidia_driver starts gpu1"]
     for name in SERVERS:
         assert f"{name}: found the strategy free in Ansible's configuration" in " ".join(told.split())
+
+
+RESTART = {"nomad": "main.yml"}
+
+
+def test_a_server_that_answers_late_is_restarted_in_its_turn(farm: Farm, collection: Path) -> None:
+    farm.thinks_s = 1.6
+    code, told, _happened = run(farm, collection, RESTART)
+    assert (code, farm.most_away) == (0, 1), told
+
+
+def test_servers_that_say_nothing_are_not_restarted(farm: Farm, collection: Path) -> None:
+    """As where an agent listens elsewhere than it is to listen from now on."""
+    farm.leader = None
+    code, told, happened = run(farm, collection, RESTART, given={"__nomad_word_wait": 1})
+    assert (code, happened) == (2, ["nomad stops gpu1", "nomad starts gpu1"]), told
+    told = " ".join(told.split())
+    assert "no word on a leader in 1 s" in told and "Expected: an agent that tells whether its servers have a" in told
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_servers_that_have_no_leader_or_do_not_run_wait_for_nobody(
+    farm: Farm, collection: Path, *, stopped: bool
+) -> None:
+    farm.leader = None if stopped else ""
+    if stopped:
+        (collection / "stopped").touch()
+    code, told, _happened = run(farm, collection, RESTART)
+    assert (code, farm.most_away) == (0, 3), told

@@ -349,6 +349,37 @@ def test_without_leave_to_ask_the_leader_is_enough(
     assert "failed" not in result and [result[name] for name in OF_A_SERVER] == [None, None, None]
 
 
+@pytest.mark.parametrize(
+    ("answers", "leader", "leads"),
+    [
+        ({}, "192.0.2.1:4647", True),
+        ({MEMBERS: [(200, members(s1="alive", s2="failed"))]}, "192.0.2.1:4647", True),
+        ({SELF: [(403, "Permission denied")]}, "192.0.2.1:4647", None),
+        ({LEADER: [(200, "")]}, None, None),
+        ({LEADER: [NO_LEADER]}, None, None),
+        # One that has TLS tells of a leader without, whom it cannot ask.
+        ({LEADER: [(200, "192.0.2.1:4647"), (500, "rpc error: EOF")]}, "192.0.2.1:4647", True),
+    ],
+)
+def test_no_leader_is_a_word_too(
+    servers: Server, capsys: pytest.CaptureFixture[str], answers: dict[str, Any], leader: str | None, leads: bool | None
+) -> None:
+    servers.answers.update(answers)
+    result = run(servers, capsys, wait_for="word", timeout=0)
+    assert "failed" not in result and (result["leader"], result["leads"]) == (leader, leads)
+
+
+def test_who_says_nothing_of_a_leader_has_not_said_that_there_is_none(
+    servers: Server, capsys: pytest.CaptureFixture[str], clock: Clock
+) -> None:
+    servers.answers[LEADER] = [(503, "busy")]
+    result = run(servers, capsys, wait_for="word", timeout=3)
+    assert result["failed"] and clock.now == 1003
+    assert "no word on a leader in 3 s, at last" in result["msg"]
+    servers.answers[LEADER] = [(503, "busy"), (200, "")]
+    assert "failed" not in run(servers, capsys, wait_for="word", timeout=3)
+
+
 def built(**builds: str | None) -> dict[str, Any]:
     told = members(**dict.fromkeys(builds, "alive"))
     for member in told["Members"]:
