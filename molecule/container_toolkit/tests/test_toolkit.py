@@ -93,7 +93,7 @@ def test_check_mode_has_nothing_to_tell_and_shows_no_password() -> None:
     run = run_in_scenario(CONVERGE, "--check", "--diff", "-vvv")
     assert run.code == 0, run.output
     assert run.changed == {"toolkit-t4": 0, "toolkit-mig": 0, "toolkit-wsl": 0}
-    assert "Have Docker running" in run.output
+    assert "Have the engines and the container toolkit" in run.output
     assert "correct-horse" not in run.output
 
 
