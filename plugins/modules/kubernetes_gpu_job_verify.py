@@ -204,7 +204,8 @@ notes:
     themselves a minute after O(timeout). One that waits for a place goes on waiting, and ends as soon as it starts. The
     next run in the same O(namespace) removes them all, once that minute is over.
   - Where GPUs are shared by time slices or MPS, several pods may see the same. Whether they are is told by labels and
-    names, as RV(gpufarm.core.kubernetes_gpu_info#module:nodes[].resources[].shared) has it.
+    names, as RV(gpufarm.core.kubernetes_gpu_info#module:nodes[].resources[].shared) has it. Where no label
+    tells it, they may be if a node has a multiple of O(expected[].uuids).
   - Under WSL a pod sees all GPUs. With several it is not known which is its own, unless E(NVIDIA_VISIBLE_DEVICES) says
     so there, and then none computes (C(no_answer)).
 seealso:
@@ -499,7 +500,9 @@ def prove(client: kubernetes.Client, params: Mapping[str, Any], check_mode: bool
     work = []
     for node in selected:
         name = node["name"]
-        planned = kubernetes_pods.plan(node, uses.get(name, []), settings, named=name in named, check_mode=check_mode)
+        planned = kubernetes_pods.plan(
+            node, uses.get(name, []), settings, own=len(own.get(name, [])), named=name in named, check_mode=check_mode
+        )
         # Kept in Kubernetes' order, whatever comes of it.
         results.update(planned)
         to_run = [slot for slot, known in planned if known is None]

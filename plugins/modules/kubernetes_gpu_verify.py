@@ -100,8 +100,9 @@ notes:
   - "The codes of problems are: C(node_missing), no node has this name; C(node_down), it is not ready;
     C(node_ineligible), it is cordoned and O(require_eligible=true); C(node_unexpected), a node with GPUs is not in the
     list and O(allow_extra_nodes=false); C(no_devices), Kubernetes has no GPU there; C(gpu_unhealthy), the node
-    has GPUs that no pod can get; C(count_mismatch), the number of GPUs is another one; C(model_mismatch), the model is
-    another; C(memory_too_small), GPUs have less memory; C(driver_version_stale), another driver version is reported;
+    has GPUs that no pod can get; C(count_mismatch), the number of GPUs is another one; C(sharing_unknown), it is a
+    multiple, as where GPUs are shared and GPU feature discovery does not tell; C(model_mismatch), the model is another;
+    C(memory_too_small), GPUs have less memory; C(driver_version_stale), another driver version is reported;
     C(mig_mismatch), the MIG devices are others."
   - What only GPU feature discovery tells is not compared where it does not run, and RV(nodes[].not_compared) says so.
   - The user of the kubeconfig needs the right to C(list) nodes. With that to C(list) pods in all namespaces the device
@@ -254,7 +255,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.problem import FoundE
 
 # A list of thousands of nodes takes seconds, so the apiserver gets at least that time to itself.
 PAUSE_S = 2.0
-CAUSED_BY_PLUGIN = ("no_devices", "gpu_unhealthy", "count_mismatch", "mig_mismatch")
+CAUSED_BY_PLUGIN = ("no_devices", "gpu_unhealthy", "count_mismatch", "sharing_unknown", "mig_mismatch")
 
 
 def look_once(

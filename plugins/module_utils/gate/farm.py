@@ -15,8 +15,8 @@ from ansible_collections.gpufarm.core.plugins.module_utils.problem import senten
 
 CRITICAL = "critical"
 WARNING = "warning"
-HARMLESS = ("driver_version_stale",)
-"""What Nomad's view has wrong of a node that is well, as the report says too."""
+HARMLESS = ("driver_version_stale", "sharing_unknown")
+"""What a scheduler's view has wrong of a node that is well, as the report says too."""
 WISHES = ("drain", "drain_deadline", "index", "uptime")
 NOMAD = "nomad"
 KUBERNETES = "kubernetes"

@@ -34,6 +34,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes.nodes impo
     Resource,
     describe_node,
     devices,
+    may_be_shared,
     profile_key,
 )
 from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes.plugin import Plugin, plugin_of

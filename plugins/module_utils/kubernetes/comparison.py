@@ -25,6 +25,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes.nodes impo
     Node,
     Resource,
     devices,
+    may_be_shared,
     model_key,
     profile_key,
     profile_of_gpus,
@@ -152,7 +153,18 @@ def _judge_gpus(wanted: Expected, node: Node, plugin: Plugin | None) -> list[Pro
         ]
     problems = _judge_mig(wanted, node)
     # A list of what is missing says more than two numbers.
-    if not wanted.is_number(node["gpus_capacity"]) and not problems:
+    if not wanted.is_number(node["gpus_capacity"]) and not problems and may_be_shared(node, wanted.number or 0):
+        problems.append(
+            problem_of(
+                wanted.node,
+                "sharing_unknown",
+                f"{gpus_in_words(node['gpus_capacity'])}, and no label that tells how often each is offered",
+                wanted.wish,
+                "run GPU feature discovery, which tells whether they are shared; if they are not, restart the device "
+                "plugin's pod on the node, because it looks for GPUs only when it starts",
+            )
+        )
+    elif not wanted.is_number(node["gpus_capacity"]) and not problems:
         problems.append(
             problem_of(
                 wanted.node,

@@ -164,6 +164,17 @@ def devices(resource: Resource, key: str = "capacity") -> int:
     return number // resource["replicas"]
 
 
+def may_be_shared(node: Node, number: int) -> bool:
+    """Whether a node has a multiple of its GPUs, so that each may be offered more than once, and nobody tells that.
+
+    GPU feature discovery, which does not run everywhere, always tells it.
+    """
+    names = [each["name"] for each in node["resources"]]
+    told = any(f"{name.removesuffix('.shared')}.replicas" in node["labels"] for name in names)
+    found = node["gpus_capacity"]
+    return number > 0 and len(names) == 1 and not told and found > number and found % number == 0
+
+
 def describe_node(item: Mapping[str, Any]) -> Node:
     """One element of C(GET /api/v1/nodes); what is not as it should be is as if it were not there."""
     metadata, spec, status = (mapping(item.get(key)) for key in ("metadata", "spec", "status"))

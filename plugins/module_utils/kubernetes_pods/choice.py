@@ -12,6 +12,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes import (
     Node,
     PodUse,
     Resource,
+    may_be_shared,
     unhealthy,
 )
 from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes_pods.records import (
@@ -67,9 +68,12 @@ def _why_not(name: str, node: Node | None) -> Problem | None:
 
 
 def plan(
-    node: Node, uses: Sequence[PodUse], settings: Settings, *, named: bool, check_mode: bool
+    node: Node, uses: Sequence[PodUse], settings: Settings, *, own: int, named: bool, check_mode: bool
 ) -> list[tuple[Slot, PodResult | None]]:
-    """Every GPU of a node, and what is known of it without a pod; None where one has to run."""
+    """Every GPU of a node, and what is known of it without a pod; None where one has to run.
+
+    C(own) is how many nvidia-smi lists there, 0 where nobody knows.
+    """
     planned: list[tuple[Slot, PodResult | None]] = []
     left = settings.sample
     for resource in node["resources"]:
@@ -78,7 +82,7 @@ def plan(
         free = resource["allocatable"] - used
         chosen = resource["allocatable"] if left is None else min(left, resource["allocatable"])
         left = None if left is None else left - chosen
-        for slot in _slots(node, resource, named):
+        for slot in _slots(node, resource, own, named):
             # Free ones first.
             known: PodResult | None = None
             if slot.number >= chosen:
@@ -93,8 +97,9 @@ def plan(
     return planned
 
 
-def _slots(node: Node, resource: Resource, named: bool) -> list[Slot]:
-    model, shared, total = node["product"] or "", resource["shared"], resource["allocatable"]
+def _slots(node: Node, resource: Resource, own: int, named: bool) -> list[Slot]:
+    model, total = node["product"] or "", resource["allocatable"]
+    shared = resource["shared"] or may_be_shared(node, own)
     return [Slot(node["name"], resource["name"], number, model, shared, total, named) for number in range(total)]
 
 

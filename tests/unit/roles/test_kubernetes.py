@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible.template import trust_as_template
 from ansible_collections.gpufarm.core.tests.unit.roles import role_helper
 
 ROLES = Path(__file__).resolve().parents[3] / "roles"
@@ -197,6 +198,20 @@ def test_what_the_device_plugin_is_asked_for() -> None:
     assert (settings["MIG_STRATEGY"], settings["NVIDIA_MIG_MONITOR_DEVICES"]) == ("mixed", "all")
     assert settings["DP_DISABLE_HEALTHCHECKS"] == "all"
     assert container["securityContext"]["capabilities"] == {"add": ["SYS_ADMIN"]}
+
+
+def test_gpus_that_may_be_shared_keep_no_node_out() -> None:
+    (required,) = [
+        task["ansible.builtin.assert"]["that"]
+        for task in role_helper.tasks_of("node_maintenance/tasks/kubernetes_back.yml")
+        if task["name"] == "Require that the cluster has them"
+    ]
+    for codes, back in (
+        ([], True), (["sharing_unknown"], True), (["count_mismatch"], False), (["sharing_unknown", "node_down"], False),
+    ):  # fmt: skip
+        told = [{"verdict": "failed" if codes else "ok", "problems": [{"code": code} for code in codes]}]
+        given = {"required": trust_as_template(f"{{{{ {required} }}}}"), "__kubernetes_verdicts": told}
+        assert role_helper.value("required", given) is back, codes
 
 
 def test_a_plugin_that_runs_and_hands_out_nothing_is_told() -> None:

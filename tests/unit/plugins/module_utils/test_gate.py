@@ -478,6 +478,8 @@ def test_driver_that_nomad_has_not_noticed_is_a_warning(close_on: str) -> None:
     assert judged["warnings"] == [{"node": "b", "reason": "persistence_off GPU-1; nomad driver_version_stale"}]
     judged = judge(well, verdicts=[verdict("a", "driver_version_stale", "gpu_missing")])
     assert judged["nodes"] == [{"node": "a", "healthy": False, "reason": "nomad gpu_missing"}]
+    judged = gate.judge_farm([well], [verdict("a", "sharing_unknown")], close_on, "kubernetes")
+    assert judged["sick"] == [] and judged["warnings"] == [{"node": "a", "reason": "kubernetes sharing_unknown"}]
     judged = judge(entry("c", unreachable=True), verdicts=[verdict("c", "driver_version_stale")])
     assert [each["node"] for each in judged["unprobed"]] == ["c"]
 

@@ -207,6 +207,19 @@ def single(profile: str = "", more: str = "", strategy: str = "single") -> dict[
     ("wanted", "node", "options", "code"),
     [
         ({"count": 3}, helper.make_node(0, 2), {}, "count_mismatch"),
+        # Each may be offered four times, of which nobody tells; where it is told, or does not come out, it is not so.
+        ({"count": 2}, helper.make_node(0, 8, labels={}), {}, "sharing_unknown"),
+        ({"count": 2}, helper.make_node(0, 0, labels={}, **{"nvidia.com/gpu.shared": 8}), {}, "sharing_unknown"),
+        ({"count": 2}, helper.make_node(0, 8), {}, "count_mismatch"),
+        ({"count": 3}, helper.make_node(0, 8, labels={}), {}, "count_mismatch"),
+        ({"count": 4}, helper.make_node(0, 2, labels={}), {}, "count_mismatch"),
+        ({"count": 0}, helper.make_node(0, 8, labels={}), {}, "count_mismatch"),
+        (
+            {"count": 2},
+            helper.make_node(0, 7, labels={}, **{"nvidia.com/mig-1g.10gb": 1}),
+            {},
+            "count_mismatch",
+        ),
         ({"count": 2}, helper.make_node(0, 2, 1), {}, "gpu_unhealthy"),
         ({"count": 2}, helper.make_node(0, 2, 0), {}, "gpu_unhealthy"),
         ({}, helper.make_node(0, 0), {}, "no_devices"),

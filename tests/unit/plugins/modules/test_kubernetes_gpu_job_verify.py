@@ -746,6 +746,15 @@ def test_two_pods_with_one_gpu(cluster: farm.Cluster, capsys: pytest.CaptureFixt
     assert verdicts(run(capsys, cluster)) == [("ok", None)] * 2
 
 
+def test_gpus_that_may_be_shared_are_only_listed(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    """Twice as many as nvidia-smi lists, and GPU feature discovery does not run."""
+    cluster.nodes = [farm.make_node(0, 4, labels={})]
+    pods = iter(range(4))
+    cluster.fate_of = lambda _pod, _node, _resource: Fate(sees=[farm.uuid_of(0, next(pods) % 2)])
+    result = run(capsys, cluster, expected=farm.make_expected(1, 2), level="quick")
+    assert verdicts(result) == [("ok", None)] * 4 and {gpu["benchmark"] for gpu in result["gpus"]} == {None}
+
+
 def test_a_gpu_of_another_machine(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     expected = farm.make_expected(2, 2)
     expected[0]["uuids"] = [farm.uuid_of(7, 0), farm.uuid_of(7, 1)]
