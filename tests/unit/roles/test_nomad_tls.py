@@ -45,16 +45,17 @@ def test_an_hour_between_two_clocks_ends_no_certificate() -> None:
     assert made == ["-1d"] * 3
 
 
-def certificate(names: list[str], days: float = 365) -> str:
-    """Return one that holds for some days, in PEM."""
+def certificate(names: list[str], days: float = 365, signer: ec.EllipticCurvePrivateKey | None = None) -> str:
+    """Return one that holds for some days, in PEM; who has signed it is told where that is not its own key."""
     key = ec.generate_private_key(ec.SECP256R1())
+    told = [x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())] if signer else []
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, names[0])])
     now = datetime.datetime.now(datetime.UTC)
     subjects = [*map(x509.DNSName, names), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
     built = x509.CertificateBuilder(
         name, name, key.public_key(), x509.random_serial_number(), now - DAY, now + days * DAY,
-        [x509.Extension(x509.SubjectAlternativeName.oid, False, x509.SubjectAlternativeName(subjects))],
-    ).sign(key, hashes.SHA256())  # fmt: skip
+        [x509.Extension(each.oid, False, each) for each in (x509.SubjectAlternativeName(subjects), *told)],
+    ).sign(signer or key, hashes.SHA256())  # fmt: skip
     return built.public_bytes(serialization.Encoding.PEM).decode().strip()
 
 
@@ -316,6 +317,58 @@ def test_the_first_run_with_tls_has_all_servers(tmp_path: Path, secrets: Path) -
         f"--limit leaves out s2, and {tmp_path}/new on the control machine has no CA. Expected: every"
     )
     assert rest == [""] * 4
+
+
+def authority(folder: Path, key: ec.EllipticCurvePrivateKey, days: float = 3650) -> None:
+    """Have a CA of this key in a folder of secrets."""
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "gpufarm Nomad CA")])
+    now, identifier = datetime.datetime.now(datetime.UTC), x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    made = x509.CertificateBuilder(
+        name, name, key.public_key(), x509.random_serial_number(), now - DAY, now + days * DAY,
+        [x509.Extension(identifier.oid, False, identifier)],
+    ).sign(key, hashes.SHA256())  # fmt: skip
+    folder.mkdir(exist_ok=True)
+    (folder / "nomad-ca.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    (folder / "nomad-ca-key.pem").touch()
+
+
+def test_no_second_ca_is_made_for_a_farm_or_taken(tmp_path: Path) -> None:
+    """Once it is there the next run would move the farm to it."""
+    ours, theirs = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    authority(tmp_path / "ours", ours, 3000)
+    before = (tmp_path / "ours/nomad-ca.pem").read_text(encoding="ascii")
+    good = certificate(NAMES, signer=ours)
+
+    def seen(name: str, there: str = "", ca: str = before, **hosts: str) -> dict[str, Any]:
+        own = node(tmp_path / name, there, ca=ca)
+        known = {
+            host: {"_common_host": {"certificates": {f"{TLS}/agent.pem": text or None}}} for host, text in hosts.items()
+        }
+        return {
+            **own, "groups": {"nomad_servers": [*hosts, "unreachable"]},
+            "hostvars": {"t4": own, "unreachable": {}, **known}, "ansible_play_hosts_all": ["t4", *hosts],
+        }  # fmt: skip
+
+    authority(tmp_path / "theirs", theirs)
+    authority(tmp_path / "renewed", ours)
+    cases = [
+        (seen("ours", good, s1=good), ""),
+        (seen("renewed", good, s1=good), ""),
+        (seen("renewed", s1=good), ""),
+        (seen("new", s1=""), ""),
+        (seen("theirs", s1=""), ""),
+        # A machine of another farm keeps no new one out.
+        (seen("ours", s1=certificate(NAMES, signer=theirs), s2=good), ""),
+        (seen("ours", certificate(NAMES, signer=theirs), "CA", s1=good), "ours on the control machine has signed the"),
+        (seen("new", s1=good, s2=good), f"found certificates of this farm on s1, s2, and no CA in {tmp_path}/new on"),
+        (seen("theirs", good, s1=good), f"another CA than that in {tmp_path}/theirs on the control machine has signed"),
+        (seen("theirs", s1=good, s2=""), "has signed the certificates of s1. Expected: the one that has signed them"),
+    ]
+    found = role_helper.values("__nomad_refusal", ["nomad", "_common"], [case for case, _said in cases])
+    for text, (_case, said) in zip(found, cases, strict=True):
+        assert (said in text) if said else text == "", text
+        assert not text or text.count("Next step: ") == 1
+        assert not text or f"run `systemctl stop nomad` and remove {TLS} on these hosts" in text
 
 
 def control_tasks(found: Any) -> list[dict[str, Any]]:
