@@ -364,6 +364,28 @@ def test_nothing_is_renewed_before_all_is_checked() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("runs", [True, False])
+def test_a_note_is_left_of_an_agent_that_goes_on_without_tls(farm: Farm, *, runs: bool) -> None:
+    """A run that is cut before the restart would have the next one ask it by TLS."""
+    farm.has("open", -3)
+    tls = farm.folder / "open/tls"
+    for path in tls.iterdir():
+        path.unlink()
+    link = farm.folder / "invocation"
+    if runs:
+        link.symlink_to("a1")
+    tasks = [
+        {"ansible.builtin.import_role": {"name": "gpufarm.core._common", "tasks_from": "variables.yml"}},
+        {"ansible.builtin.include_role": {"name": "gpufarm.core.nomad", "tasks_from": "certificate.yml"}},
+    ]
+    play = {"hosts": "all", "gather_facts": False, "tasks": tasks}
+    code, said = farm.run("--extra-vars", json.dumps({"__nomad_run_link": str(link)}), play=play)
+    assert (code, farm.days("open")) == (0, 364), said
+    there = {"ca.pem", "agent.pem", "agent-key.pem"} | ({"open"} if runs else set())
+    assert {path.name for path in tls.iterdir()} == there
+    assert not runs or (tls / "open").readlink() == Path("a1")
+
+
 def test_an_agent_that_gets_another_certificate_in_its_role_is_restarted(farm: Farm) -> None:
     farm.has("ends", 20)
     tasks = yaml.safe_load((ROOT / "roles/nomad/tasks/main.yml").read_text(encoding="utf-8"))

@@ -28,6 +28,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 TLS = "/etc/nomad.d/tls"
 FILES = {f"nomad_tls_{name}_file": f"/{name}.pem" for name in ("ca", "cert", "key")}
+OPEN, RUN = f"{TLS}/open", "/run/systemd/units/invocation:nomad.service"
 NAMES = ["client.global.nomad", "localhost", "t4", "t4.example"]
 DAY = datetime.timedelta(days=1)
 
@@ -529,12 +530,36 @@ def test_an_agent_is_asked_without_tls_only_where_it_is_known_to_have_no_certifi
         ({**unseen, "ansible_check_mode": True}, "https"),
         ({**unseen, "nomad_tls": "off"}, "http"),
     ]
+    # A run was cut between the certificate and the restart, from which on it is another run of the agent.
+    for note, agent, scheme in (
+        ("a1", "a1", "http"),
+        ("a1", "b2", "https"),
+        ("a1", None, "https"),
+        (None, None, "https"),
+    ):
+        cut = node(secrets, certificate(NAMES))
+        cut["_common_host"]["links"] = {OPEN: note, RUN: agent}
+        cases.append((cut, scheme))
+        cases.append(({**cut, "__nomad_started_anew": True}, "https"))
     asked = [{"ansible_check_mode": False, "ansible_play_name": "", **case} for case, _scheme in cases]
     for wanted in ("__nomad_local_url", "__nomad_api"):
         for found, (case, scheme) in zip(role_helper.values(wanted, ["nomad", "_common"], asked), cases, strict=True):
             url, ca = (found, None) if isinstance(found, str) else (found["address"], found["ca_cert"])
             assert url == f"{scheme}://127.0.0.1:4646", case
             assert ca is None or bool(ca) == (scheme == "https"), case
+
+
+def test_servers_understand_both_until_all_agents_run_with_a_certificate(secrets: Path) -> None:
+    def seen(there: str | None, run: str | None = None, **more: Any) -> dict[str, Any]:
+        links = {OPEN: run and "a1", RUN: run}
+        return {"_common_host": {"certificates": {f"{TLS}/agent.pem": there}, "links": links}, **more}
+
+    hosts = {
+        "open": seen(None), "cut": seen("PEM", "a1"), "ended": seen("PEM", "b2"), "whole": seen("PEM"),
+        "anew": seen("PEM", "a1", __nomad_started_anew=True), "unreachable": {},
+    }  # fmt: skip
+    given = node(secrets, hostvars=hosts, groups={"nomad_servers": ["open"], "gpu_nodes": [*hosts]})
+    assert role_helper.values("__nomad_open_hosts", ["nomad", "_common"], [given]) == [["open", "cut", "unreachable"]]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a folder becomes a small disk by mount")
