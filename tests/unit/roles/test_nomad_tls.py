@@ -508,6 +508,37 @@ def test_gossip_of_a_new_farm_is_encrypted_and_that_of_others_stays_as_it_is(sec
     assert role_helper.values("__nomad_server_keeps_gossip", roles, more[3:]) == [False]
 
 
+def test_the_run_that_makes_the_gossips_key_has_all_servers(secrets: Path) -> None:
+    """Servers that have begun without one go on so."""
+
+    def server(*paths: str, **given: Any) -> dict[str, Any]:
+        hosts = {"t4": {"_common_host": role_helper.host(*paths)}, "s2": {"_common_host": role_helper.host()}, "s3": {}}
+        groups = {"nomad_servers": [*hosts]}
+        return {**node(secrets, groups=groups, hostvars=hosts, _common_paths=list(paths)), **given}
+
+    seen = {name: {"_common_host": role_helper.host()} for name in ("t4", "s2", "s3")}
+    runs = server("/etc/nomad.d/server.hcl")
+    cases = [
+        server(),
+        server(hostvars=seen),
+        runs,
+        # A server that comes to others that are seen, and run.
+        server(hostvars={**seen, "s2": runs["hostvars"]["t4"]}),
+        server(nomad_server_gossip_key=""),
+        server(nomad_server_gossip_key="a" * 32),
+        server(nomad_tls="off"),
+        server(groups={}),
+    ]
+    told, *rest = role_helper.values("__nomad_server_refusal", ["nomad", "_common", "nomad_server"], cases)
+    assert told.startswith(
+        f"this run has not seen s3, and there is no {secrets}/nomad-gossip-key.txt on the control machine. Expected: "
+    )
+    assert told.count("Next step: ") == 1 and rest == [""] * 7
+    (secrets / "nomad-gossip-key.txt").write_text("made", encoding="ascii")
+    again = role_helper.values("__nomad_server_refusal", ["nomad", "_common", "nomad_server"], cases[:1])
+    assert again == [""]
+
+
 def test_an_agent_is_asked_without_tls_only_where_it_is_known_to_have_no_certificate(secrets: Path) -> None:
     unseen = node(secrets)
     del unseen["_common_host"]
