@@ -46,13 +46,16 @@ def test_an_hour_between_two_clocks_ends_no_certificate() -> None:
     assert made == ["-1d"] * 3
 
 
-def certificate(names: list[str], days: float = 365, signer: ec.EllipticCurvePrivateKey | None = None) -> str:
+def certificate(
+    names: list[str], days: float = 365, signer: ec.EllipticCurvePrivateKey | None = None, address: str = "127.0.0.1"
+) -> str:
     """Return one that holds for some days, in PEM; who has signed it is told where that is not its own key."""
     key = ec.generate_private_key(ec.SECP256R1())
     told = [x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())] if signer else []
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, names[0])])
     now = datetime.datetime.now(datetime.UTC)
-    subjects = [*map(x509.DNSName, names), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    addresses = {ipaddress.ip_address(each) for each in ("127.0.0.1", address)}
+    subjects = [*map(x509.DNSName, names), *map(x509.IPAddress, addresses)]
     built = x509.CertificateBuilder(
         name, name, key.public_key(), x509.random_serial_number(), now - DAY, now + days * DAY,
         [x509.Extension(each.oid, False, each) for each in (x509.SubjectAlternativeName(subjects), *told)],
@@ -108,6 +111,8 @@ def test_a_node_asks_for_a_certificate_where_it_has_none_that_holds(secrets: Pat
         node(secrets, good, nomad_region="eu"),
         # Made in this run, after the host was looked at.
         node(secrets, __nomad_certificate_key={}),
+        # A certificate has one form of an address.
+        node(secrets, certificate(NAMES, address="fd00::10"), nomad_tls_names=["FD00:0::10"]),
         node(secrets, nomad_tls="files", **FILES),
         node(secrets, nomad_tls=False),
     ]
@@ -116,7 +121,7 @@ def test_a_node_asks_for_a_certificate_where_it_has_none_that_holds(secrets: Pat
     short, renewed = [text.partition("it ends on 20")[0] for text in (found[5], found[7])]
     assert found[4] == "it has none"
     assert (short, found[6], renewed) == ("", "", "") and found[5] and found[7]
-    assert found[8:] == ["it has other names", "it has other names", "", "", ""]
+    assert found[8:] == ["it has other names", "it has other names", "", "", "", ""]
 
 
 def test_a_certificate_is_renewed_before_an_agent_is_asked_only_where_it_would_end_in_the_run(secrets: Path) -> None:
@@ -213,7 +218,7 @@ def test_certificate_has_the_names_under_which_the_agent_is_asked(secrets: Path)
     cases = [
         node(secrets),
         node(secrets, groups={"nomad_servers": ["t4"]}, nomad_region="eu", ansible_host="192.0.2.1"),
-        node(secrets, nomad_bind_addr="192.0.2.9", nomad_node_name="Größe", nomad_tls_names=["fd00::1", "GPU.example"]),
+        node(secrets, nomad_bind_addr="192.0.2.9", nomad_node_name="Größe", nomad_tls_names=["FD00::1", "GPU.example"]),
     ]
     assert role_helper.values("__nomad_certificate_subjects", ["nomad", "_common"], cases) == [
         ["DNS:client.global.nomad", "DNS:localhost", "DNS:t4", "DNS:t4.example", "IP:127.0.0.1"],
