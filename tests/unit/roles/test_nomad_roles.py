@@ -773,6 +773,12 @@ def test_who_is_introduced(given: dict[str, Any], there: list[str], introduces: 
     assert found is introduces
 
 
+def test_a_token_of_introduction_holds_until_the_last_agent_of_a_large_run_starts() -> None:
+    """Nomad has bounded it so; 5 minutes, its own default, may be over by then."""
+    asks = [task for task in role_helper.tasks_of("nomad_client/tasks/introduce.yml") if "register" in task]
+    assert asks[0]["gpufarm.core.nomad_client_introduction"]["ttl"] == 30 * 60
+
+
 def test_meta_of_a_node_tells_of_its_gpus() -> None:
     """What is not known is empty, and a GPU that the plugin hides is none of the node's."""
     gpus = [
