@@ -105,7 +105,8 @@ options:
   partial:
     description: >-
       Whether hosts of the same platform may want more than O(wanted). What the bundle has for them then stays as it
-      is, and nothing is removed.
+      is, and nothing is removed. The task fails, and changes nothing, where the lists of their packages have moved
+      since: apt would ask for newer ones.
     type: bool
     default: false
   have:

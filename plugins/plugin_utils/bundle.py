@@ -26,6 +26,8 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 # How files end that are not whole yet; .part alone is what others call theirs.
 STAGED = ".gpufarm.part"
+# What a repository has signed is new without any list of its packages being so.
+SIGNED = ("/InRelease", "/Release", "/Release.gpg")
 # A repository's name is a folder and a file of the node; suites and components may have a path that stays inside.
 NAME = re.compile(r"[A-Za-z0-9_+~][A-Za-z0-9._+~:-]*")
 WORD = re.compile(r"(?!(?:.*/)?[.][.](?:/|$))[A-Za-z0-9_+~/][A-Za-z0-9._+~:/-]*")
@@ -292,14 +294,18 @@ def update(
 ) -> tuple[list[str], list[str]]:
     """Have what a host has collected for its platform in place of what there was; the names of what came and went.
 
-    Where that is C(partial), what there was for other hosts stays beside it. What C(whole) has told before is not read
-    once more, but where another run has changed it since.
+    Where that is C(partial), what there was for other hosts stays beside it, and it is refused where they could not
+    install that any more. What C(whole) has told before is not read once more, but where another run has changed it
+    since.
     """
     # What no host could be given is told where it can be mended.
     for repository in collected["repositories"]:
         entry(repository, platform)
     with locked(folder):
         manifest = read_or_new(folder)
+        before = manifest["platforms"].get(platform) if partial else None
+        if before:
+            require_same_lists(manifest, before, collected)
         # Of runs that were killed, whose room this one may need.
         for path in folder.rglob(f".*{STAGED}"):
             path.unlink()
@@ -324,7 +330,6 @@ def update(
             told = {key: value for key, value in file.items() if key != "source"}
             told["collected"] = now if name in fetched else known.get("collected", now)
             manifest["files"][name] = cast(File, told)
-        before = manifest["platforms"].get(platform) if partial else None
         manifest["platforms"][platform] = together(before, collected)
         mine = places_of(platform)
         gone = [name for name in manifest["files"] if name.startswith(mine) and name not in collected["files"]]
@@ -350,13 +355,39 @@ def is_still(folder: Path, manifest: Manifest, name: str, digest: str) -> bool:
     return bool(file and file["sha256"] == digest and path.is_file() and path.stat().st_size == file["size"])
 
 
+def require_same_lists(manifest: Manifest, before: Platform, collected: dict[str, Any]) -> None:
+    """Refuse lists that have moved beside packages that others keep: apt would ask for files that are not there."""
+    files = collected["files"]
+    kept = {name for each in left_of(before, collected) for name in each["files"] if name not in files}
+    moved = {
+        name.split("/")[2]
+        for name, file in files.items()
+        if name.startswith("apt/") and "package" not in file and not name.endswith(SIGNED)
+        and manifest["files"].get(name, {}).get("sha256") != file["sha256"]
+    }  # fmt: skip
+    apart = sorted(moved & {name.split("/")[2] for name in kept})
+    if apart:
+        raise BundleError(
+            f"the lists of packages of {', '.join(apart)} have moved since the bundle got packages from there for "
+            "hosts that are not in this run",
+            "lists that have those packages; the bundle is as it was",
+            "run playbooks/bundle.yml without --limit, when all hosts of the farm can be reached; take one that is "
+            "gone for good out of the inventory",
+        )
+
+
+def left_of(before: Platform, collected: dict[str, Any]) -> list[Wanted]:
+    """What there was for hosts that was not collected again."""
+    asked = [each["packages"] for each in collected["wanted"]]
+    return [each for each in before["wanted"] if each["packages"] not in asked]
+
+
 def together(before: Platform | None, collected: dict[str, Any]) -> Platform:
     """What was collected, and of what there was before that which was not collected again."""
     wanted, repositories = list(collected["wanted"]), list(collected["repositories"])
     if before:
-        asked = [each["packages"] for each in wanted]
         named = [(each["name"], each["suite"]) for each in repositories]
-        wanted += [each for each in before["wanted"] if each["packages"] not in asked]
+        wanted += left_of(before, collected)
         repositories += [each for each in before["repositories"] if (each["name"], each["suite"]) not in named]
     return {"repositories": repositories, "wanted": wanted}
 

@@ -24,6 +24,8 @@ TRIXIE = "debian-trixie-amd64"
 DEBIAN = {"name": "debian.example_debian", "suite": "trixie", "components": ["main"], "signed_by": "", "of_role": False}
 CUDA = {"name": "nvidia-cuda", "suite": "/", "components": [], "signed_by": "", "of_role": True}
 INDEX = f"apt/{TRIXIE}/nvidia-cuda/InRelease"
+LISTS = f"apt/{TRIXIE}/nvidia-cuda/Packages.xz"
+LISTS_OF_DEBIAN = f"apt/{TRIXIE}/debian.example_debian/dists/trixie/main/binary-amd64/Packages.xz"
 DRIVER = f"apt/{TRIXIE}/nvidia-cuda/driver_580_amd64.deb"
 OLDER = f"apt/{TRIXIE}/nvidia-cuda/driver_570_amd64.deb"
 KEY = f"keys/{TRIXIE}/nvidia-cuda.asc"
@@ -150,6 +152,28 @@ def test_hosts_that_were_left_out_keep_theirs(folder: Path, host: Host) -> None:
     assert bundle.names_for(manifest, TRIXIE, ["driver=570.*"]) == sorted([INDEX, OLDER, KEY])
     assert len(manifest["platforms"][TRIXIE]["wanted"]) == 2
     assert manifest["platforms"][TRIXIE]["repositories"] == [DEBIAN, CUDA]
+
+
+def test_what_others_keep_is_in_the_lists_beside_it(folder: Path, host: Host) -> None:
+    """apt goes by the lists, and would ask for packages that only they have."""
+    full = {"DRIVER": "driver", "OLDER": "older", "KEY": "key"}
+    bundle.update(folder, TRIXIE, host.collected(INDEX="signed", LISTS="lists", **full), host.fetch)
+    before = bundle.read(folder)
+    moved = host.collected(INDEX="signed anew", LISTS="moved", DRIVER="driver")
+    with pytest.raises(BundleError) as caught:
+        bundle.update(folder, TRIXIE, moved, host.fetch, partial=True)
+    assert str(caught.value).startswith("the lists of packages of nvidia-cuda have moved since the bundle got packages")
+    assert "Next step: run playbooks/bundle.yml without --limit" in str(caught.value)
+    assert bundle.read(folder) == before and (folder / LISTS).read_text() == "lists"
+    # Of another repository, and where others need nothing else.
+    for collected, fetched in (
+        (host.collected(INDEX="signed anew", LISTS="lists", LISTS_OF_DEBIAN="new", DRIVER="driver"),
+         [INDEX, LISTS_OF_DEBIAN]),
+        (host.collected(INDEX="signed anew", LISTS="moved", **full), [LISTS]),
+    ):  # fmt: skip
+        assert bundle.update(folder, TRIXIE, collected, host.fetch, partial=True) == (fetched, [])
+    # All hosts are in the run.
+    bundle.update(folder, TRIXIE, host.collected(INDEX="signed", LISTS="again", DRIVER="driver"), host.fetch)
 
 
 def test_hosts_of_another_platform_keep_theirs(folder: Path, host: Host) -> None:
