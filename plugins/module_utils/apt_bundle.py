@@ -84,7 +84,7 @@ def parse_indices(text: str) -> list[Index]:
 
 def keyring_of(text: str, number: int, one_line: bool) -> str:
     """What an entry names as C(Signed-By), which apt tells from version 3 on; the lines of a file have one each, or
-    stanzas do.
+    stanzas do. Those may have a key itself there.
     """
     if one_line:
         entry = text.splitlines()[number - 1]
@@ -92,9 +92,9 @@ def keyring_of(text: str, number: int, one_line: bool) -> str:
         plain = re.sub(r"^#.*\n", "", text, flags=re.MULTILINE)
         entry = [stanza for stanza in re.split(r"\n[ \t]*\n", plain) if stanza.strip()][number - 1]
     found = re.search(
-        r"signed-by=([^]\s]+)" if one_line else r"^Signed-By:[ \t]*(.*)", entry, re.IGNORECASE | re.MULTILINE
+        r"signed-by=([^]\s]+)" if one_line else r"^Signed-By:(.*(?:\n[ \t].*)*)", entry, re.IGNORECASE | re.MULTILINE
     )
-    return found[1].strip() if found else ""
+    return " ".join(found[1].split()) if found else ""
 
 
 def parse_signed(text: str) -> dict[str, str]:

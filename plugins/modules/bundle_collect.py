@@ -417,7 +417,15 @@ def keyring_of(index: Index) -> str:
     """The keyring that the entry of a list of packages names."""
     path, _colon, number = index.entry.rpartition(":")
     text = Path(path).read_text(encoding="utf-8", errors="replace")
-    return apt_bundle.keyring_of(text, int(number), path.endswith(".list"))
+    keyring = apt_bundle.keyring_of(text, int(number), path.endswith(".list"))
+    if "-----BEGIN" in keyring:
+        raise BundleError(
+            found=f"{Path(path).resolve()} has the key of {release.without_login(index.repository)} in itself",
+            expected="an entry that names a file with it, which hosts of the bundle have as well",
+            next_step="store the key as a file below /etc/apt/keyrings, on this host and on those, and name that after "
+            "Signed-By",
+        )
+    return keyring
 
 
 def collect(module: AnsibleModule) -> dict[str, Any]:

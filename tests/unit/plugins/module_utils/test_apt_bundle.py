@@ -77,8 +77,15 @@ Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
 Types: deb
 Signed-By:
  -----BEGIN PGP PUBLIC KEY BLOCK-----
+ .
+ mDME
+Suites: x
 
 Types: deb
+
+Types: deb
+Signed-By:
+ /usr/share/keyrings/a.gpg
 """
 LINES = """
 # x
@@ -90,8 +97,9 @@ deb http://debian.example/debian bullseye main
 
 def test_keyrings() -> None:
     """As apt counts stanzas and lines."""
-    stanzas = [apt_bundle.keyring_of(STANZAS, number, False) for number in (1, 2, 3)]
-    assert stanzas == ["/usr/share/keyrings/debian-archive-keyring.gpg", "", ""]
+    stanzas = [apt_bundle.keyring_of(STANZAS, number, False) for number in (1, 2, 3, 4)]
+    key = "-----BEGIN PGP PUBLIC KEY BLOCK----- . mDME"
+    assert stanzas == ["/usr/share/keyrings/debian-archive-keyring.gpg", key, "", "/usr/share/keyrings/a.gpg"]
     lines = [apt_bundle.keyring_of(LINES, number, True) for number in (3, 4, 5)]
     assert lines == ["/usr/share/keyrings/a.gpg", "/usr/share/keyrings/b.gpg", ""]
 

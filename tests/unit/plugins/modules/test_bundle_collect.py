@@ -305,3 +305,16 @@ def test_entries_of_the_host_for_the_same_repository_are_left_aside(collector: C
     url = f"{upstream.server.url}/cuda"
     given = {"name": "cuda", "url": url, "key": f"{collector.folder}/keys/cuda.asc", "obsolete": ["older.list"]}
     assert not collector.collect("driver", repositories=[given]).get("failed")
+
+
+def test_an_entry_that_has_its_key_in_itself_is_told(collector: Collector, upstream: Upstream) -> None:
+    """A host of the bundle would have an entry without a key, and apt would take nothing from there."""
+    (bundle_collect.ETC / "sources.list").unlink()
+    lines = upstream.gpg.export(upstream.signer).decode().splitlines()
+    key = "\n".join(f" {line or '.'}" for line in lines)
+    entry = f"Types: deb\nURIs: {upstream.server.url}/debian\nSuites: trixie\nComponents: main\nSigned-By:\n{key}\n"
+    path = bundle_collect.ETC / "sources.list.d/own.sources"
+    path.write_text(entry)
+    said = collector.collect("libbase")["msg"]
+    assert f"{path} has the key of {upstream.server.url}/debian/ in itself. Expected: an entry that names a" in said
+    assert "Next step: store the key as a file below /etc/apt/keyrings" in said and "BEGIN" not in said
