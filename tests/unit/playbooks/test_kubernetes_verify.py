@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from ansible_collections.gpufarm.core.tests.unit.playbooks import playbook_helper
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import kubernetes_helper as farm
+
+from tests.simulator.cache import ROOT
 
 # What kubectl 1.33 prints of a pod that runs, of one whose image cannot be pulled, and of one that no node takes.
 PODS = 'gpu-7 Running  \ngpu-8 Pending ImagePullBackOff Back-off pulling image "plugin:v1"\n Pending  \n'
@@ -24,9 +27,12 @@ case "$*" in
         exit 1 ;;
     *' get pods --namespace=kube-system --selector name=nvidia-device-plugin-ds --output=jsonpath='*)
         cat "$0.pods" ;;
+    *' get nodes --selector=nvidia.com/gpu.present=true --output=jsonpath='*)
+        cat "$0.nodes" ;;
     *) echo "error: unknown: $*" >&2; exit 1 ;;
 esac
 """
+DEAD = 'gpu-7 {"nvidia.com/gpu":"4"}\ngpu-8 {"nvidia.com/gpu":"0"}\n'
 
 
 def run(folder: Path, tasks: list[dict[str, Any]], **given: Any) -> tuple[int, str]:
@@ -58,6 +64,39 @@ def test_a_device_plugin_that_does_not_run_is_told_with_what_its_pods_wait_for(t
         "node with nvidia.com/gpu.present=true. Next step: mend what is named; `kubectl describe daemonset "
         "--namespace=kube-system nvidia-device-plugin-daemonset` says more."
     ) in said.replace('\\"', '"'), said
+
+
+@pytest.mark.parametrize(
+    ("node", "applied", "told"),
+    [
+        ("gpu-7", True, ""),
+        ("gpu-7", False, ""),
+        ("gpu-8", True, "waiting for the condition). Found: gpu-8 Pending ImagePullBackOff"),
+        ("gpu-8", False, "the device plugin runs, and gpu-8 has got no GPU to hand out"),
+    ],
+)
+def test_a_batch_does_not_wait_for_other_nodes(tmp_path: Path, node: str, applied: bool, told: str) -> None:
+    """One of the cluster that is dead would keep those out of work that were drained."""
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text(KUBECTL, encoding="utf-8")
+    kubectl.chmod(0o755)
+    (tmp_path / "kubectl.pods").write_text(PODS.replace("\n Pending", ""), encoding="utf-8")
+    (tmp_path / "kubectl.nodes").write_text(DEAD, encoding="utf-8")
+    look = {"name": "gpufarm.core.kubernetes", "public": True, "tasks_from": "look.yml"}
+    verify = {"name": "gpufarm.core.kubernetes_device_plugin", "tasks_from": "verify.yml"}
+    tasks = yaml.safe_load((ROOT / "roles/kubernetes_node/tasks/preflight.yml").read_text(encoding="utf-8"))
+    (noted,) = [task for task in tasks if task["name"] == "Note the node's name"]
+    code, said = run(
+        tmp_path,
+        [{"ansible.builtin.include_role": look}, noted, {"ansible.builtin.include_role": verify, "run_once": True}],
+        kubernetes_kubectl=str(kubectl),
+        kubernetes_kubeconfig="/etc/kubernetes/admin.conf",
+        kubernetes_device_plugin_timeout=7,
+        kubernetes_node_name=node,
+        common_scope="kubernetes",
+        __kubernetes_device_plugin_applied={"changed": applied},
+    )
+    assert code == (2 if told else 0) and told in said, said
 
 
 @pytest.mark.parametrize("role", ["farm", "minikube"])
