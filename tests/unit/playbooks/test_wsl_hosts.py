@@ -76,6 +76,7 @@ class Lab:
         self.node: dict[str, Any] | None = None
         self.nodes: dict[str, dict[str, Any]] | None = None
         self.unlisted: tuple[str, ...] = ()
+        self.of_kubernetes: tuple[str, ...] = ()
 
     def run(
         self, *options: str, of_instances: Mapping[str, Any] | None = None, **variables: Any
@@ -97,6 +98,7 @@ class Lab:
                     "wsl_hosts": {"hosts": {"gaming-pc": {**machine, **variables}}},
                     "wsl_instances": {"hosts": nodes, "vars": {**LOCAL, **OPEN, **(of_instances or {})}},
                     "gpu_nodes": {"hosts": members},
+                    "kubernetes_nodes": {"hosts": {f"gaming-pc-{name}": {} for name in self.of_kubernetes}},
                 }
             }
         }
@@ -954,6 +956,21 @@ def test_an_agent_of_nomad_counts_in_whatever_group(tmp_path: Path) -> None:
         "--flush-cache, or list it there."
     ) in lab.bad(wsl_shutdown=True)
     assert lab.called("--shutdown") == 0
+
+
+@pytest.mark.parametrize("nodes", [{}, {"Debian": SU}])
+def test_a_node_of_kubernetes_that_runs_is_not_ended(tmp_path: Path, nodes: dict[str, Any]) -> None:
+    """Whether it is one of Nomad's, too, or not."""
+    lab = Lab(tmp_path)
+    lab.nodes, lab.of_kubernetes = nodes, ("Debian",)
+    assert (
+        "gaming-pc: gaming-pc-Debian runs, a host of kubernetes_nodes, whose pods a shutdown of WSL on gaming-pc would "
+        "end. Expected: none that runs;"
+    ) in lab.bad(wsl_shutdown=True)
+    assert lab.called("--shutdown") == 0
+    with lab.windows.changed() as machine:
+        machine.distributions[0].state = "Stopped"
+    lab.good(wsl_shutdown=True)
 
 
 def test_who_runs_in_the_machine_does_not_end_it(tmp_path: Path) -> None:
