@@ -330,6 +330,39 @@ def test_an_agent_of_wandb_is_no_work_on_a_node_whose_farm_is_gone(tmp_path: Pat
     assert code == 0 and node.is_left(), said
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has files of its own in /etc")
+def test_nomad_leaves_a_node_of_kubernetes_without_its_pods(tmp_path: Path) -> None:
+    farm, node = LaunchFarm(), LaunchNode(tmp_path)
+    asked, kubectl = tmp_path / "asked", tmp_path / "kubectl"
+    kubectl.write_text(f"#!/bin/sh\ntouch {asked}\necho no cluster >&2\nexit 1\n", encoding="utf-8")
+    kubectl.chmod(0o755)
+    node.inventory["all"]["children"]["kubernetes_nodes"] = {"hosts": {"gpu0": {}}}
+    given = {"kubernetes_kubectl": str(kubectl), "kubernetes_kubeconfig": "/none", "docker_managed": False}
+    try:
+        # Which ends them.
+        code, said = node.remove(remove_also=["docker"], **given)
+        assert code == 2 and asked.exists() and "the cluster's API does not answer gpu0 (no cluster)" in said, said
+        assert farm.agent.writes == [] and node.is_whole()
+        asked.unlink()
+        code, said = node.remove(**given)
+        assert code == 0 and node.is_left() and not asked.exists(), said
+    finally:
+        farm.agent.close()
+
+
+def test_a_node_that_stays_cordoned_is_told() -> None:
+    title = "Say that the node stays out of Kubernetes' work"
+    (task,) = [task for task in role_helper.tasks_of("nomad/tasks/leave.yml") if task["name"] == title]
+    told = trust_as_template(f"{{{{ {task['when']} }}}}")
+    for given, check, wanted in (
+        ({"__node_maintenance_pods": {"maintenance": "its removal from the farm"}}, False, True),
+        ({"__node_maintenance_pods": {"maintenance": "its removal from the farm"}}, True, False),
+        ({"__node_maintenance_pods": {"maintenance": None}}, False, False),
+        ({}, False, False),
+    ):
+        assert role_helper.value("told", {"told": told, "ansible_check_mode": check, **given}) is wanted
+
+
 def test_a_host_with_something_of_an_agent_of_wandb_is_known_by_what_was_looked_at() -> None:
     known = role_helper.variables("wandb_launch_agent")
     for path, here in (("/etc/gpufarm-wandb", True), ("/etc/wandb", False)):
