@@ -162,7 +162,7 @@ def _claimed(name: str, gpus: Sequence[Gpu]) -> list[str | None]:
 def _computing(gpu: Gpu, on_wsl: bool) -> list[str]:
     if who_is_unknown(gpu, on_wsl):
         return ["nobody knows who, because nvidia-smi lists no processes here"]
-    return Device(gpu["uuid"] or "", gpu).processes or [work for work in [unseen_work(gpu, on_wsl)] if work]
+    return Device(gpu["uuid"] or "", gpu).processes or [*filter(None, [unseen_work(gpu, on_wsl)])]
 
 
 def check(

@@ -153,32 +153,33 @@ def _judge_gpus(wanted: Expected, node: Node, plugin: Plugin | None) -> list[Pro
         ]
     problems = _judge_mig(wanted, node)
     # A list of what is missing says more than two numbers.
-    if not wanted.is_number(node["gpus_capacity"]) and not problems and may_be_shared(node, wanted.number or 0):
-        problems.append(
-            problem_of(
-                wanted.node,
-                "sharing_unknown",
-                f"{gpus_in_words(node['gpus_capacity'])}, and no label that tells how often each is offered",
-                wanted.wish,
-                "run GPU feature discovery, which tells whether they are shared; if they are not, restart the device "
-                "plugin's pod on the node, because it looks for GPUs only when it starts",
-            )
-        )
-    elif not wanted.is_number(node["gpus_capacity"]) and not problems:
-        problems.append(
-            problem_of(
-                wanted.node,
-                "count_mismatch",
-                gpus_in_words(node["gpus_capacity"]),
-                wanted.wish,
-                "compare with 'nvidia-smi -L' on the node, and restart the device plugin's pod there if that is right, "
-                "because it looks for GPUs only when it starts",
-            )
-        )
+    if not wanted.is_number(node["gpus_capacity"]) and not problems:
+        problems.append(_another_number(wanted, node))
     problems += [
         unhealthy(wanted.node, each, plugin) for each in node["resources"] if each["allocatable"] < each["capacity"]
     ]
     return problems + _judge_labels(wanted, node)
+
+
+def _another_number(wanted: Expected, node: Node) -> Problem:
+    found = gpus_in_words(node["gpus_capacity"])
+    if may_be_shared(node, wanted.number or 0):
+        return problem_of(
+            wanted.node,
+            "sharing_unknown",
+            f"{found}, and no label that tells how often each is offered",
+            wanted.wish,
+            "run GPU feature discovery, which tells whether they are shared; if they are not, restart the device "
+            "plugin's pod on the node, because it looks for GPUs only when it starts",
+        )
+    return problem_of(
+        wanted.node,
+        "count_mismatch",
+        found,
+        wanted.wish,
+        "compare with 'nvidia-smi -L' on the node, and restart the device plugin's pod there if that is right, "
+        "because it looks for GPUs only when it starts",
+    )
 
 
 def unhealthy(node: str, resource: Resource, plugin: Plugin | None = None) -> Problem:
