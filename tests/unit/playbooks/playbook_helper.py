@@ -23,6 +23,8 @@ ROOT = Path(__file__).resolve().parents[3]
 LOCAL = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
 # Seconds after which a playbook hangs, also on a machine that does much else.
 HANGS_S = 600
+# Where a test's agent of Nomad answers, whose port is the same everywhere: other processes' tests run at the same time.
+ADDRESS = f"127.{64 + (os.getpid() >> 16)}.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"
 
 
 # What systemd says and does of units, as far as a removal and Ansible's module ask it; anything else is refused.

@@ -19,7 +19,7 @@ import yaml
 from ansible.template import trust_as_template
 from ansible_collections.gpufarm.core.tests.unit.patience import PATIENCE_S
 from ansible_collections.gpufarm.core.tests.unit.playbooks import playbook_helper
-from ansible_collections.gpufarm.core.tests.unit.playbooks.playbook_helper import LOCAL, ROOT
+from ansible_collections.gpufarm.core.tests.unit.playbooks.playbook_helper import ADDRESS, LOCAL, ROOT
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import gate_helper, nomad_helper
 from ansible_collections.gpufarm.core.tests.unit.roles import role_helper
 
@@ -214,7 +214,7 @@ class LaunchFarm(gate_helper.Farm):
     """One node, on which an agent of W&B Launch runs as a job that its host keeps."""
 
     def __init__(self) -> None:
-        super().__init__(1, ("127.0.0.83", 4646))
+        super().__init__(1, (ADDRESS, 4646))
         self.job = {
             "ID": "wandb-launch", "Namespace": "default", "Meta": {"gpufarm_owner": "wandb_launch_agent of gpu0"},
         }  # fmt: skip
@@ -262,7 +262,7 @@ class LaunchNode:
         enabled.mkdir(exist_ok=True)
         (enabled / "nomad.service").symlink_to("/etc/systemd/system/nomad.service")
         node = {
-            **LOCAL, "ansible_become": False, "nomad_bind_addr": "127.0.0.83", "nomad_client_servers": ["127.0.0.83"],
+            **LOCAL, "ansible_become": False, "nomad_bind_addr": ADDRESS, "nomad_client_servers": [ADDRESS],
             "nomad_tls": "off", "nomad_acl_enabled": False, "nomad_bin_dir": str(self.inside / "bin"),
             "nomad_plugin_dir": str(self.inside / "plugins"), "nomad_data_dir": str(self.inside / "data"),
         }  # fmt: skip

@@ -25,7 +25,7 @@ import yaml
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, trust_as_template
 from ansible_collections.gpufarm.core.tests.unit.playbooks import playbook_helper
-from ansible_collections.gpufarm.core.tests.unit.playbooks.playbook_helper import ALONE, LOCAL
+from ansible_collections.gpufarm.core.tests.unit.playbooks.playbook_helper import ADDRESS, ALONE, LOCAL
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import gate_helper
 
 from tests.simulator.windows import life, modules
@@ -440,8 +440,8 @@ def agent(address: str) -> Iterator[list[str]]:
 
 def test_a_nodes_own_agent_is_asked_with_its_own_token(tmp_path: Path) -> None:
     lab = Lab(tmp_path)
-    with agent("127.0.0.77") as tokens:
-        lab.node = {**SU, "nomad_bind_addr": "127.0.0.77", "nomad_token": "of-the-node"}
+    with agent(ADDRESS) as tokens:
+        lab.node = {**SU, "nomad_bind_addr": ADDRESS, "nomad_token": "of-the-node"}
         lab.bad(wsl_shutdown=True)
     assert tokens == ["of-the-node"]
     assert lab.called("--shutdown") == 0
@@ -700,10 +700,10 @@ def test_a_node_leaves_with_its_windows_machine_and_its_distribution_stays(tmp_p
     identity = inside / "data/client/client-id"
     identity.write_text("id-0")
 
-    farm = gate_helper.Farm(1, ("127.0.0.82", 4646))
+    farm = gate_helper.Farm(1, (ADDRESS, 4646))
     lab = Lab(tmp_path)
     lab.node = {
-        **SU, "nomad_node_name": "gpu0", "nomad_bind_addr": "127.0.0.82", "nomad_client_servers": ["127.0.0.82"],
+        **SU, "nomad_node_name": "gpu0", "nomad_bind_addr": ADDRESS, "nomad_client_servers": [ADDRESS],
         "nomad_bin_dir": str(inside / "bin"), "nomad_plugin_dir": str(inside / "plugins"),
         "nomad_data_dir": str(inside / "data"),
     }  # fmt: skip
@@ -867,8 +867,8 @@ def test_an_update_needs_consent_and_is_one(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has processes of its own")
 def test_nodes_work_again_where_another_was_refused(tmp_path: Path) -> None:
     lab = Lab(tmp_path, distributions=[Distribution("Debian", default=True), Distribution("Ubuntu")])
-    with agent("127.0.0.78") as tokens:
-        lab.nodes = {"Debian": SU, "Ubuntu": {**SU, "nomad_bind_addr": "127.0.0.78", "nomad_token": "of-Ubuntu"}}
+    with agent(ADDRESS) as tokens:
+        lab.nodes = {"Debian": SU, "Ubuntu": {**SU, "nomad_bind_addr": ADDRESS, "nomad_token": "of-Ubuntu"}}
         said = lab.bad(wsl_shutdown=True)
     assert tokens == ["of-Ubuntu"]
     assert said.count("Look whether the GPUs are well, and let the node work again") == 2
@@ -946,8 +946,8 @@ def test_an_agent_of_nomad_counts_in_whatever_group(tmp_path: Path) -> None:
     program = tmp_path / "nomad"
     shutil.copy("/bin/sleep", program)
     lab.under = (*ALONE, "sh", "-c", f'{program} 3600 & exec "$@"', "sh")
-    with agent("127.0.0.79") as tokens:
-        lab.bad(wsl_shutdown=True, of_instances={**SU, "nomad_bind_addr": "127.0.0.79", "nomad_token": "of-Debian"})
+    with agent(ADDRESS) as tokens:
+        lab.bad(wsl_shutdown=True, of_instances={**SU, "nomad_bind_addr": ADDRESS, "nomad_token": "of-Debian"})
     assert tokens == ["of-Debian"]
     lab.unlisted = ("Debian",)
     assert (
