@@ -10,6 +10,9 @@ emptied all the same and stays closed; and which drain was the last then, as who
 
 What runs on a node is told twice. Nomad lists the allocations that its token may see; and what Nomad has started has
 C(NOMAD_ALLOC_ID) in its environment, unless it takes that away, which holds as well while the agent is stopped.
+
+What no scheduler has started nobody can move away. A change that would end what computes on a GPU is refused for it
+too, and with consent it has the time that batch jobs have.
 """
 
 from __future__ import annotations
@@ -18,12 +21,12 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ansible_collections.gpufarm.core.plugins.module_utils import gate, gate_service, nomad
-from ansible_collections.gpufarm.core.plugins.module_utils.nomad_programs import nomad_programs
+from ansible_collections.gpufarm.core.plugins.module_utils.nomad_programs import nomad_programs, strangers
 from ansible_collections.gpufarm.core.plugins.module_utils.problem import FoundError, sentences
 from ansible_collections.gpufarm.core.plugins.module_utils.text import first_of, in_utc, utc
 
@@ -84,6 +87,8 @@ class Plan:
     check_mode: bool
     without_jobs_of: str = ""
     """Whose jobs are taken away next, so that their allocations are no work to this plan."""
+    ends_gpu_work: bool = False
+    """Whether the change ends what computes on a GPU, whoever has started it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +104,7 @@ class Result:
     maintenance: str | None = None
     """What the node is out for now."""
     warning: str | None = None
-    """That an earlier run may still be at it."""
+    """That an earlier run may still be at it, and what of nobody's ends with the change."""
 
 
 def programs(proc: Path = Path("/proc")) -> dict[str, str]:
@@ -219,6 +224,7 @@ class Maintenance(Waiting):
         *,
         running: Callable[[], Mapping[str, str]] = programs,
         agent: Callable[[], bool] = has_agent,
+        foreign: Callable[[], Sequence[str]] = strangers,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
         gone: Callable[[], bool] = lambda: False,
@@ -227,6 +233,7 @@ class Maintenance(Waiting):
         self.client = client
         self._running = running
         self._agent = agent
+        self._foreign = foreign
 
     def _node_id(self, timeout_s: float) -> str | None:
         """The ID of this agent's node, empty where it is no client; None where no agent runs."""
@@ -277,12 +284,38 @@ class Maintenance(Waiting):
         self.closed = bool(change)
         if staying and plan.policy == REFUSE:
             raise _refused(plan, staying)
+        foreign = self._others(plan)
         if change and not work and not node.eligible:
-            return Result("none", f"already out for {change}", node, maintenance=change)
+            warning = self._wait_for_others(plan, foreign)
+            return Result("none", f"already out for {change}", node, maintenance=change, warning=warning)
         message = f"out for {plan.change}" + (f", after it was drained of {told(staying)}" if staying else "")
         if not plan.check_mode:
             self._empty(node, plan, drain=bool(staying))
-        return Result("out", message, node, staying, change or plan.change, at_it(node.meta) if change else None)
+        warnings = [at_it(node.meta) if change else None, self._wait_for_others(plan, foreign)]
+        return Result("out", message, node, staying, change or plan.change, " ".join(filter(None, warnings)) or None)
+
+    def _others(self, plan: Plan) -> Sequence[str]:
+        """What computes and no scheduler has, where the change would end it; FoundError where that may not be."""
+        found = self._foreign() if plan.ends_gpu_work else ()
+        if found and plan.policy == REFUSE:
+            raise FoundError(
+                f"GPU work that no scheduler has started, which {plan.change} would end: {told(found)}",
+                "nothing that computes there; it goes on",
+                "wait for its end or have its owner end it, or set policy (node_maintenance_policy of the roles) to "
+                "drain, which gives it as much time as batch jobs",
+            )
+        return found
+
+    def _wait_for_others(self, plan: Plan, found: Sequence[str]) -> str | None:
+        """Give them the time that batch jobs have; what has not ended then, ends with the change."""
+        ends, pause_s = self._clock() + plan.deadline_s, PAUSE_S
+        while found and not plan.check_mode:
+            if self._clock() > ends:
+                late = f"did not end in {plan.deadline_s} s and end with {plan.change}"
+                return f"{told(found)}, which no scheduler has started, {late}"
+            pause_s = self._wait(pause_s, ends)
+            found = self._foreign()
+        return None
 
     def _without_client(self, plan: Plan, node_id: str | None) -> Result:
         why = "no Nomad agent runs here" if node_id is None else "the agent of this host is no client"
@@ -293,7 +326,8 @@ class Maintenance(Waiting):
                 expected="an agent that can move them away, or nothing that runs",
                 next_step="start Nomad on this host (`systemctl start nomad`), or end them",
             )
-        return Result("none", f"{why}, and nothing of Nomad's runs")
+        warning = self._wait_for_others(plan, self._others(plan))
+        return Result("none", f"{why}, and nothing of Nomad's runs", warning=warning)
 
     def _empty(self, node: gate.GateNode, plan: Plan, drain: bool) -> None:
         """Mark and close the node, and look until it is empty."""

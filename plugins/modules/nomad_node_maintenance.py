@@ -57,6 +57,13 @@ options:
         their allocations are no reason to refuse, and are not waited for. What their jobs have dispatched counts.
     type: str
     default: ""
+  ends_gpu_work:
+    description:
+      - Whether the change ends what computes on a GPU, as a reboot does. With O(state=out) it is then refused also for
+        processes with a context of CUDA's that neither Nomad nor Kubernetes has started. With O(policy=drain) they have
+        O(deadline) to end, and a warning names those that have not. Not seen under WSL.
+    type: bool
+    default: false
   timeout:
     description:
       - Seconds that an agent which was started a moment ago has until it is ready and has its GPUs, with O(state=in).
@@ -230,6 +237,7 @@ def main() -> None:
             },
             "deadline": {"type": "int", "default": 3600},
             "without_jobs_of": {"type": "str", "default": ""},
+            "ends_gpu_work": {"type": "bool", "default": False},
             "timeout": {"type": "int", "default": 120},
             "health": {"type": "dict", "default": {}},
             "close_on": {"type": "str", "choices": ["critical", "warning"], "default": "critical"},
@@ -256,6 +264,7 @@ def main() -> None:
                 params["deadline"],
                 module.check_mode,
                 params["without_jobs_of"],
+                params["ends_gpu_work"],
             )
             result = work.take_out(plan)
         elif module.check_mode:

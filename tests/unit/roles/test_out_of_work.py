@@ -66,6 +66,24 @@ def test_containers_end_on_a_node_out_of_work(name: str) -> None:
     assert taken_out(name) < min(ends)
 
 
+def test_a_reboot_and_another_driver_end_what_computes_without_a_scheduler() -> None:
+    """Whatever reboots asks for it, and whatever exchanges or removes the driver."""
+    names = [str(path.relative_to(role_helper.ROLES)) for path in role_helper.ROLES.glob("*/tasks/*.yml")]
+    tasks = [(name, task) for name in names for task in role_helper.tasks_of(name)]
+    asked_for = "__node_maintenance_ends_gpu_work"
+    asks = {name: task["vars"][asked_for] for name, task in tasks if asked_for in task.get("vars", {})}
+    reboots = {name for name, task in tasks if "ansible.builtin.reboot" in task}
+    assert asks.keys() == reboots | {"nvidia_driver/tasks/exchange.yml", "nvidia_driver/tasks/absent.yml"}
+    # What computed when this run exchanged the packages has had its time.
+    reboot = asks.pop("nvidia_driver/tasks/reboot.yml")
+    assert set(asks.values()) == {True} and len(reboots) == 2
+    for installed, asked in (({}, True), ({"changed": False}, True), ({"changed": True}, False)):
+        assert (
+            role_helper.value("asked", {"asked": trust_as_template(reboot), "__nvidia_driver_installed": installed})
+            is asked
+        )
+
+
 def test_no_other_file_restarts_an_engine() -> None:
     names = {
         str(path.relative_to(role_helper.ROLES))

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import os
+import pwd
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ class Site:
         self.node = self.farm.nodes["id-0"]
         self.programs: dict[str, str] = {}
         self.agent = True
+        self.foreign: list[str] = []
         self.now = 0.0
         self.alone = False
         self.address = self.farm.agent.url
@@ -42,6 +45,7 @@ class Site:
             client,
             running=lambda: self.programs,
             agent=lambda: self.agent,
+            foreign=lambda: self.foreign,
             clock=lambda: self.now,
             # A test may give another meanwhile.
             pause=lambda seconds: self.wait(seconds),  # noqa: PLW0108
@@ -595,6 +599,57 @@ def test_without_an_agent_the_programs_tell(site: Site) -> None:
     )
 
 
+@pytest.mark.parametrize("agent", [True, False])
+def test_gpu_work_of_no_scheduler_is_refused_where_the_change_would_end_it(site: Site, agent: bool) -> None:
+    if not agent:
+        site.address, site.agent = "http://127.0.0.1:1", False
+    site.foreign = ["python3 (process 7 of ada)"]
+    reboot = dataclasses.replace(DRIVER, change="a reboot", ends_gpu_work=True)
+    for plan in (reboot, dataclasses.replace(reboot, check_mode=True)):
+        with pytest.raises(problem.FoundError) as raised:
+            site.maintenance.take_out(plan)
+        assert str(raised.value) == (
+            "GPU work that no scheduler has started, which a reboot would end: python3 (process 7 of ada). Expected: "
+            "nothing that computes there; it goes on. Next step: wait for its end or have its owner end it, or set "
+            "policy (node_maintenance_policy of the roles) to drain, which gives it as much time as batch jobs."
+        )
+    assert site.writes == []
+    assert site.maintenance.take_out(DRIVER).warning is None
+    # Nor on a node that is out already.
+    with pytest.raises(problem.FoundError, match="no scheduler has started, which a reboot would end"):
+        site.maintenance.take_out(reboot)
+
+
+@pytest.mark.parametrize("agent", [True, False])
+def test_with_consent_gpu_work_of_no_scheduler_has_the_time_of_batch_jobs(site: Site, agent: bool) -> None:
+    if not agent:
+        site.address, site.agent = "http://127.0.0.1:1", False
+    plan = dataclasses.replace(DRAINED, ends_gpu_work=True)
+    site.foreign = ["python3 (process 7 of ada)"]
+    looked = site.maintenance.take_out(dataclasses.replace(plan, check_mode=True))
+    assert (looked.warning, site.now, site.writes) == (None, 0, [])
+
+    out = site.maintenance.take_out(plan)
+    assert out.warning == (
+        "python3 (process 7 of ada), which no scheduler has started, did not end in 600 s and end with driver branch "
+        "580"
+    )
+    assert 600 < site.now < 640
+    site.now = 0
+    # On a node that is out already, too.
+    assert site.maintenance.take_out(plan).warning == out.warning and site.now > 600
+
+    site.now, wait = 0, site.wait
+
+    def end(seconds: float) -> None:
+        wait(seconds)
+        if site.now > 60:
+            site.foreign = []
+
+    site.wait = end  # type: ignore[method-assign]
+    assert site.maintenance.take_out(plan).warning is None and 60 < site.now < 100
+
+
 def test_agent_that_does_not_answer_yet_is_waited_for(site: Site) -> None:
     starting = site.maintenance
     starting.client = nomad.Client(nomad.Connection(address="http://127.0.0.1:1"))
@@ -689,6 +744,40 @@ def test_programs_are_found_by_their_environment(tmp_path: Path) -> None:
         p3=(b"", b""), p4=(b"OLD_NOMAD_ALLOC_ID=1\0X=NOMAD_ALLOC_ID=2\0", b"x\0"),
     )  # fmt: skip
     assert maintenance.programs(proc) == {"5ec2e700-0": "python3 (process 2)"}
+
+
+def test_who_computes_and_has_no_scheduler_is_known_by_its_memory(tmp_path: Path) -> None:
+    """As a context of CUDA's has it on H200 with driver 580; who asks NVML maps the first of these alone."""
+    asks = b"7f41c0-7f41c1 rw-s 00044000 00:06 281 /dev/nvidiactl\n7f41d0-7f41d1 r-xp 0 00:20 9 /lib/libcuda.so.580\n"
+    tools = b"7f41c0-7f41c1 rw-s 00000000 00:06 284 /dev/nvidia-uvm-tools\n"
+    computes = (
+        b"200000000-200200000 ---p 00000000 00:00 0\n204600000-204800000 rw-s 204600000 00:06 283 /dev/nvidia-uvm\n"
+    )
+    deleted = computes.replace(b"-uvm", b"-uvm (deleted)")
+    own, container = pwd.getpwuid(os.getuid()).pw_name, 64 * "c"
+    nomad_job = b"NOMAD_ALLOC_ID=5ec2e700-0\0"
+    for pid, name, environment, maps, cgroup in (
+        (1, "systemd", b"", b"", "/init.scope"),
+        (2, "telegraf", b"", asks + tools, "/system.slice/telegraf.service"),
+        (3, "python3", b"A=1\0", asks + computes, "/user.slice/user-1000.slice/session-3.scope"),
+        (4, "python3", nomad_job, computes, "/user.slice"),
+        (5, "vllm", b"NVIDIA_VISIBLE_DEVICES=all\0", deleted, f"/system.slice/docker-{container}.scope"),
+        (6, "train", b"", computes, f"/kubepods.slice/kubepods-pod4f.slice/cri-containerd-{container}.scope"),
+        (7, "clears", b"", computes, "/nomad.slice/share.slice/5ec2e700.task.scope"),
+        (8, "nvidia-cuda-mps", b"", computes, "/system.slice/mps.service"),
+        (9, "python3", b"", computes, "/system.slice/gpufarm-health.service"),
+        # It had GPUs given, and does not compute yet.
+        (10, "sleep", b"NVIDIA_VISIBLE_DEVICES=0\0", asks, "/user.slice"),
+    ):
+        folder = tmp_path / str(pid)
+        folder.mkdir()
+        (folder / "environ").write_bytes(environment)
+        (folder / "maps").write_bytes(maps)
+        (folder / "comm").write_text(f"{name}\n")
+        (folder / "cgroup").write_text(f"0::{cgroup}\n")
+    assert sorted(nomad_programs.strangers(tmp_path)) == [
+        f"python3 (process 3 of {own})", f"vllm (process 5 of {own}, container cccccccccccc)",
+    ]  # fmt: skip
 
 
 def test_programs_that_nobody_may_look_at_are_no_empty_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

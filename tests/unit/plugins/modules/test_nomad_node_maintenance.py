@@ -53,6 +53,7 @@ class Node:
         # What runs on this machine, as in the nodes of a test farm, is nothing of this node's.
         self.looks = maintenance.Maintenance.__init__.__kwdefaults__
         monkeypatch.setitem(self.looks, "running", dict)
+        monkeypatch.setitem(self.looks, "foreign", lambda: ["python3 (process 7 of ada)"])
         self.judged: list[dict[str, Any]] = []
         judge = nomad_node_maintenance.gate_service.judge
 
@@ -138,6 +139,13 @@ def test_an_owner_whose_jobs_leave_next_arrives(node: Node) -> None:
     node.nomad.run_job("id-0", "agent")["Job"] = {"Meta": {"gpufarm_owner": "an agent"}}
     given = {"state": "out", "change": "driver branch 580", "_ansible_check_mode": True}
     assert node.run(**given)["failed"] and node.run(**given, without_jobs_of="an agent")["action"] == "out"
+
+
+def test_gpu_work_of_no_scheduler_is_asked_for_where_it_would_end(node: Node) -> None:
+    refused = node.run(state="out", change="a reboot", ends_gpu_work=True)
+    assert refused["failed"] and "a reboot would end: python3 (process 7 of ada). Expected" in refused["msg"]
+    assert node.eligibility == "eligible"
+    assert node.run(state="out", change="a new agent")["action"] == "out"
 
 
 def test_drained_with_consent(node: Node) -> None:

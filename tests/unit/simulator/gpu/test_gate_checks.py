@@ -610,10 +610,10 @@ def test_programs_are_told_by_their_environment(tmp_path: Path) -> None:
         (tmp_path / pid).mkdir()
         (tmp_path / pid / "environ").write_bytes(environment)
         (tmp_path / pid / "comm").write_text("python\n")
-    own = Program("abc", "python (process 2)", "GPU-1,GPU-2")
+    own = Program("abc", "python (process 2)", "GPU-1,GPU-2", "2")
     assert list(nomad_programs(tmp_path)) == [own]
     found = sorted(nomad_programs(tmp_path, others=True), key=lambda program: program.name)
-    assert found == [own, Program("", "python (process 3)", "0,MIG-1")]
+    assert found == [own, Program("", "python (process 3)", "0,MIG-1", "3")]
 
 
 def test_what_others_were_given_is_left_alone_before_they_compute(gate: Gate) -> None:
