@@ -41,6 +41,34 @@ def before(key: str, **given: Any) -> Any:
     return value("noted", noted=noted[key], **given)
 
 
+@pytest.mark.parametrize(
+    ("out", "pods", "closed"),
+    [
+        # Kubernetes was asked first, and refused, or would have done it before Nomad refused.
+        (None, {"failed": True, "closed": False}, False),
+        ({"failed": True, "closed": False}, {"maintenance": "acceptance"}, False),
+        ({"failed": True, "closed": True}, {"maintenance": "acceptance"}, True),
+        # Neither said so.
+        ({"failed": True, "msg": "no module"}, None, True),
+        ({"unreachable": True}, None, True),
+        # Nomad has closed it, and then its pods did not go, or nobody asked.
+        ({"maintenance": "acceptance"}, {"failed": True, "closed": False}, True),
+        ({"maintenance": None}, {"failed": True, "closed": False}, False),
+        ({"maintenance": None}, {"failed": True}, True),
+        ({"maintenance": None}, {"unreachable": True}, True),
+        ({"maintenance": None}, {"maintenance": "acceptance"}, True),
+        ({"maintenance": None}, None, False),
+    ],
+)  # fmt: skip
+def test_a_node_that_could_not_be_taken_out_may_be_closed(
+    out: dict[str, Any] | None, pods: dict[str, Any] | None, closed: bool
+) -> None:
+    told = {"__node_maintenance_out": out, "__node_maintenance_pods": pods}
+    given = {"ansible_check_mode": False, **{name: told for name, told in told.items() if told is not None}}
+    assert value("__farm_accept_may_be_closed", **given) is closed
+    assert value("__farm_accept_may_be_closed", **given | {"ansible_check_mode": True}) is False
+
+
 def test_a_lost_gpu_without_a_uuid_is_not_missed_for_ever() -> None:
     assert value("__farm_upgrade_gpus_now", ansible_facts=gpus("GPU-1", None)) == ["GPU-1"]
     noted = {"__farm_upgrade_node": {"gpus": ["GPU-1", "GPU-2"]}}
