@@ -467,7 +467,7 @@ def judge(
     gpus = {node["host"]: gpus_of(node) for node in nodes}
     run = [gpu for each in gpus.values() for gpu in each] + [gpu for node in others for gpu in gpus_of(node)]
     by_siblings = comparing.judge_siblings([(gpu, level) for gpu in run], allowed)
-    before = comparing.accepted_before(past)
+    before = comparing.accepted_before(past, run)
     # Where the probe told no GPUs, that is told and not each of their links.
     probed = [node for node in nodes if facts_of(node).get("gpus")]
     of_nodes = {gpu["uuid"]: node["node"] for node in probed for gpu in gpus[node["host"]]}

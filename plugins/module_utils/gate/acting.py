@@ -63,22 +63,27 @@ def find_nodes(client: nomad.Client, names: Iterable[str]) -> dict[str, GateNode
     return {name: gate_node(found[name]) if name in found else None for name in wanted}
 
 
-def _rank(node: Mapping[str, Any]) -> tuple[bool, int]:
+def _rank(node: Mapping[str, Any]) -> tuple[bool, bool, int]:
     return nomad.rank(nomad.describe_node(node))
 
 
 def marked_nodes(client: nomad.Client) -> set[str]:
-    """IDs of the nodes whose meta says that the gate closed them."""
+    """IDs of the nodes whose meta says that the gate closed them, but of former selves."""
     return _filtered(client, f'Meta.{STATE_KEY} == "{CLOSED}"')
 
 
 def nodes_with_devices(client: nomad.Client) -> set[str]:
-    """IDs of the nodes that have devices, most of which are GPUs."""
+    """IDs of the nodes that have devices, most of which are GPUs, but of former selves."""
     return _filtered(client, "NodeResources.Devices is not empty")
 
 
 def _filtered(client: nomad.Client, expression: str) -> set[str]:
-    return {node.get("ID") or "" for node in client.items("/v1/nodes", {"filter": expression}).items}
+    found = list(client.items("/v1/nodes", {"filter": expression}).items)
+    # A machine that was made anew registers anew, and is listed as down beside that, with its meta, for a day.
+    if any(node.get("Status") == "down" for node in found):
+        living = {node.get("Name") for node in client.items("/v1/nodes", {"filter": 'Status != "down"'}).items}
+        found = [node for node in found if node.get("Status") != "down" or node.get("Name") not in living]
+    return {node.get("ID") or "" for node in found}
 
 
 def node_path(node_id: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import statistics
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -82,6 +83,12 @@ def _same(gpu: Mapping[str, Any]) -> list[Hashable]:
     """By what a GPU is known again, the surest first. A serial is a whole GPU's; its MIG devices have it as well."""
     whole = not gpu["uuid"].startswith("MIG-")
     return [gpu["uuid"], *(("serial", gpu["serial"]),) * bool(whole and gpu["serial"])]
+
+
+def shared_serials(gpus: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Serial numbers that several whole GPUs have, as those of one board do (K80, M60): none is known by them."""
+    whole = [gpu["serial"] for gpu in gpus if gpu["serial"] and not (gpu["uuid"] or "").startswith("MIG-")]
+    return {serial for serial, number in Counter(whole).items() if number > 1}
 
 
 def _value(gpu: Mapping[str, Any], figure: str) -> float | None:
@@ -222,16 +229,20 @@ def judge_links(
     return found
 
 
-def accepted_before(records: Iterable[Mapping[str, Any]]) -> dict[Hashable, Accepted]:
+def accepted_before(
+    records: Iterable[Mapping[str, Any]], now: Iterable[Mapping[str, Any]] = ()
+) -> dict[Hashable, Accepted]:
     """The last acceptance of each GPU at each class, and at any (None) the last that knows its NVLinks.
 
-    Its record and the GPU's entry.
+    Its record and the GPU's entry. By a serial number that several GPUs have, then or C(now), none is known again.
     """
     found: dict[Hashable, Accepted] = {}
+    shared_now = shared_serials(now)
     for record in records:
         if record["verdict"] == "accepted":
+            shared = {("serial", serial) for serial in shared_now | shared_serials(record["gpus"])}
             for gpu in record["gpus"]:
-                for key in _same(gpu):
+                for key in [key for key in _same(gpu) if key not in shared]:
                     found[key, class_of(gpu, record["level"])] = record, gpu
                     if gpu.get("nvlinks") is not None:
                         found[key, None] = record, gpu

@@ -16,7 +16,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.gpu_verdicts import (
     gpus_in_words,
     may_be,
 )
-from ansible_collections.gpufarm.core.plugins.module_utils.nomad.nodes import Gpu, Node, rank
+from ansible_collections.gpufarm.core.plugins.module_utils.nomad.nodes import Gpu, Node, lives, rank
 from ansible_collections.gpufarm.core.plugins.module_utils.problem import Problem, problem_of
 
 
@@ -117,7 +117,7 @@ def _judge(wanted: Expected, candidates: list[Node], require_eligible: bool) -> 
         )
         return NodeVerdict(name, None, None, wanted.number, 0, [problem])
     # A client that lost its data registers anew; its former self stays listed as down for a day.
-    living = [node for node in candidates if node["status"] != "down"]
+    living = [node for node in candidates if lives(node)]
     node = max(candidates, key=rank)
     problems: list[Problem] = []
     if len(living) > 1:
@@ -309,7 +309,7 @@ def _duplicates(nodes: Iterable[Node]) -> Iterator[tuple[Node, Problem]]:
     """UUIDs that more than one living node reports, as cloned images do; once for each node."""
     holders: dict[str, list[Node]] = {}
     for node in nodes:
-        if node["status"] != "down":
+        if lives(node):
             for uuid in dict.fromkeys(gpu["uuid"] for gpu in node["gpus"]):
                 holders.setdefault(uuid, []).append(node)
     for uuid, several in holders.items():

@@ -160,12 +160,17 @@ def describe_node(node: Mapping[str, Any]) -> Node:
     }
 
 
-def rank(node: Node) -> tuple[bool, int]:
+def lives(node: Node) -> bool:
+    """Whether its client is there. One that is away and has allocations that wait for it is disconnected."""
+    return node["status"] not in ("down", "disconnected")
+
+
+def rank(node: Node) -> tuple[bool, bool, int]:
     """The greatest of several nodes with one name is the one that counts.
 
     A client that lost its data registers anew, and its former self stays listed as down for a day.
     """
-    return node["status"] != "down", node["create_index"]
+    return lives(node), node["status"] != "down", node["create_index"]
 
 
 ALLOCATIONS_QUERY = {

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark import records as accepted
+from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark.comparing import shared_serials
 from ansible_collections.gpufarm.core.plugins.module_utils.problem import FoundError
 from ansible_collections.gpufarm.core.plugins.module_utils.text import clean, first_of
 from ansible_collections.gpufarm.core.plugins.plugin_utils.report.records import (
@@ -49,8 +50,10 @@ def add_benchmarks(
         return [], notice(error.found, wanted, "correct accept_records")
     found = _by_gpu(lines)
     for node in nodes:
+        shared = shared_serials(node["gpus"])
         for gpu in node["gpus"]:
-            own = found.get(gpu["uuid"] or "") or found.get(("serial", gpu["serial"] or ""))
+            serial = "" if gpu["serial"] in shared else gpu["serial"] or ""
+            own = found.get(gpu["uuid"] or "") or found.get(("serial", serial))
             gpu["benchmark"] = _benchmark(own) if own else None
             for device in gpu["mig_devices"]:
                 own = found.get(device["uuid"] or "")
@@ -71,11 +74,12 @@ def _by_gpu(lines: Sequence[accepted.Record]) -> dict[Any, list[Measured]]:
     """What was measured of each GPU, the newest last, by its UUID and a whole one by its serial number as well."""
     found: dict[Any, list[Measured]] = defaultdict(list)
     for record in lines:
+        shared = shared_serials(record["gpus"])
         for gpu in record["gpus"]:
             if gpu.get("verdict") in NOT_MEASURED:
                 continue
             found[gpu["uuid"]].append((record, gpu))
-            if gpu["serial"] and not gpu["uuid"].startswith("MIG-"):
+            if gpu["serial"] and gpu["serial"] not in shared and not gpu["uuid"].startswith("MIG-"):
                 found["serial", gpu["serial"]].append((record, gpu))
     return found
 

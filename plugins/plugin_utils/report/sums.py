@@ -28,7 +28,9 @@ def total(values: Iterable[Any], digits: int = 2) -> float | None:
 
 def natural_key(text: str) -> list[tuple[int, int, str]]:
     """Sorts gpu2 before gpu10 and driver 570.9 before 570.86."""
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.findall(r"[0-9]{1,18}|[^0-9]+", text)]
+    # What else is a digit to Python, as the 2 of m², no number is made of.
+    parts = re.findall(r"([0-9]{1,18})|([^0-9]+)", text)
+    return [(0, int(digits), "") if digits else (1, 0, other) for digits, other in parts]
 
 
 def one_line(text: Any) -> str:

@@ -149,6 +149,8 @@ class Farm:
             return True
         if expression == 'Meta.gpufarm_gate == "closed"':
             return bool(node["Meta"].get("gpufarm_gate") == "closed")
+        if expression == 'Status != "down"':
+            return bool(node["Status"] != "down")
         if expression == "NodeResources.Devices is not empty":
             return bool(node["NodeResources"]["Devices"])
         if named := re.fullmatch(r'Name == "([^"]*)"(?: or ID == "([^"]*)")?', expression):

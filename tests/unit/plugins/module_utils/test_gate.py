@@ -826,6 +826,12 @@ def test_sets_of_nodes(farm: Farm) -> None:
     farm.nodes["id-2"]["NodeResources"] = {"Devices": None}
     assert gate.marked_nodes(client_of(farm)) == {"id-1"}
     assert gate.nodes_with_devices(client_of(farm)) == {"id-0", "id-1"}
+    # One that is off counts, and one whose machine has registered anew does not.
+    farm.set_status("id-1", "down")
+    assert gate.marked_nodes(client_of(farm)) == {"id-1"}
+    farm.nodes["id-2"]["Name"] = farm.nodes["id-1"]["Name"]
+    assert gate.marked_nodes(client_of(farm)) == set()
+    assert gate.nodes_with_devices(client_of(farm)) == {"id-0"}
 
 
 def test_identity_is_quoted_in_a_path() -> None:

@@ -170,5 +170,18 @@ def test_which_acceptance_is_its_own(then: dict[str, Any], now: dict[str, Any], 
     assert past(now, record("2026-02-01", then), level=level)[0] == ("2026-02-01" if judged else None)
 
 
+def test_the_serial_number_of_a_board_with_several_gpus_is_nobodys() -> None:
+    """A K80 has one for both of its GPUs, of which one may not have been there at one of the two times."""
+    one, other = gpu(1, serial="b"), gpu(2, serial="b")
+    both, alone = record("2026-02-01", one, other), record("2026-02-01", one)
+    key = ("serial", "b")
+
+    def known(now: list[dict[str, Any]], then: dict[str, Any]) -> bool:
+        return key in {name for name, _class in comparing.accepted_before([then], now)}
+
+    assert known([one], alone) and known([gpu(1, uuid="GPU-new", serial="b")], alone)
+    assert not known([one, other], alone) and not known([one], both)
+
+
 def test_a_run_that_failed_is_no_measure() -> None:
     assert past(gpu(1, read=2700), record("2026-02-01", gpu(1), verdict="failed")) == (None, "")

@@ -269,6 +269,13 @@ def test_each_problem(
     assert problem.node in ("node00000", "node00001", "node00003")
 
 
+def test_who_waits_for_its_former_self_is_no_duplicate_of_it() -> None:
+    """Nomad has a node that is away as disconnected, as long as one of its allocations may wait for it."""
+    former = change(NODE, ID="former", Status="disconnected", CreateIndex=9999)
+    (verdict,) = judged([PLAIN], [former, NODE])
+    assert verdict.problems == [] and verdict.id == NODE["ID"]
+
+
 def test_every_code_is_tested_and_documented() -> None:
     source = inspect.getsource(comparison)
     there = set(re.findall(r'problem_of\(\s*[^,]+,\s*"(\w+)"', source))

@@ -817,7 +817,8 @@ def test_sums_and_means_of_what_is_known() -> None:
 
 
 @pytest.mark.parametrize(
-    "names", [["gpu2", "gpu10"], ["570.9", "570.86"], ["1a", "a"], ["a", "a1", "b"], ["a9", "a" + "1" * 19]]
+    "names",
+    [["gpu2", "gpu10"], ["570.9", "570.86"], ["1a", "a"], ["a", "a1", "b"], ["a9", "a" + "1" * 19], ["gpu1²", "①"]],
 )
 def test_names_sort_by_their_numbers(names: list[str]) -> None:
     assert sorted(reversed(names), key=sums.natural_key) == names
@@ -1620,6 +1621,18 @@ def test_a_gpu_is_known_by_its_serial_number_and_a_mig_device_by_its_uuid() -> N
     assert divided["mig_devices"][1]["benchmark"] is None
     (whole,) = by_name(helper.document(of(one(gpus=1, serial="42")), accepted=text), "gpu01")["gpus"]
     assert whole["benchmark"]["figures"]["memory_read_gb_per_s"] == 3000.0
+
+
+def test_the_figures_of_a_board_with_one_serial_number_are_those_of_one_gpu() -> None:
+    """As a K80 has: what was not measured does not have its neighbour's."""
+    names = [helper.uuid_of(1, number) for number in range(2)]
+    none = {**measured(names[1], serial="42"), "verdict": None, "figures": None}
+    for text in (
+        acceptance("2026-01-02T00:00:00Z", measured(names[0], 3000.0, serial="42"), none),
+        acceptance("2026-01-02T00:00:00Z", measured(names[0], 3000.0, serial="42")),
+    ):
+        gpus = by_name(helper.document(of(one(gpus=2, serial="42")), accepted=text), "gpu01")["gpus"]
+        assert [gpu["benchmark"] is None for gpu in gpus] == [False, True]
 
 
 def test_a_gpu_that_was_never_accepted_has_no_figures() -> None:
