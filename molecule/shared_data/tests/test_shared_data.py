@@ -174,6 +174,7 @@ def test_what_is_refused_before_anything_changes() -> None:
     expected = {
         "files beneath": "data-node: there are files in /srv/full (mine), which the mount would hide.",
         "another mount": "data-node: mine (tmpfs) is mounted at /srv/taken, and not by this role.",
+        "a unit of somebody else": "data-node: /etc/systemd/system/srv-theirs.mount is there, and not of this role.",
         "a line in fstab": "data-node: /etc/fstab mounts 192.0.2.9:/x at /srv/line. Expected: nobody else who does.",
         "a server that does not answer": "data-node: 10.99.0.1 does not answer on port 2049. Expected: the NFS server",
         "what is not exported": "data-node: 10.99.0.11:/srv/secret could not be mounted (",

@@ -5,10 +5,16 @@ path=$1
 units=${2:-/etc/systemd/system}
 unit=$(systemd-escape --path "$path")
 echo "unit $unit"
+# What is there by the words of this role's templates is its own. The cache is by its name.
 for file in "$units/$unit.mount" "$units/$unit.automount" "$units/gpufarm-data-cache.service"; do
-    [ ! -e "$file" ] || echo "file $file $(sha1sum <"$file" | cut -d' ' -f1)"
+    if [ -e "$file" ]; then
+        case $file in
+            *mount) grep -qsx 'Description=Shared data of .*' "$file" || { echo "theirs $file"; continue; } ;;
+        esac
+        echo "file $file $(sha1sum <"$file" | cut -d' ' -f1)"
+    fi
 done
-# Where this role has mounted the data before, by the words of its templates.
+# Where this role has mounted the data before.
 grep -lsx 'Description=Shared data of .*' "$units"/*.mount "$units"/*.automount | while read -r file; do
     sed -n 's/^Where=/former /p' "$file"
 done | grep -vx "former $path" | sort -u

@@ -69,7 +69,8 @@ def test_options_of_the_mount(given: dict[str, Any], options: str) -> None:
 
 
 MOUNTED = "mount 192.0.2.10:/srv/data nfs4 ro,noatime,vers=4.2,hard,proto=tcp,nconnect=4,addr=192.0.2.10\n"
-OURS = "file /etc/systemd/system/srv-data.mount 0\nautomount active\n"
+OURS = "file /etc/systemd/system/srv-data.mount 0\nfile /etc/systemd/system/srv-data.automount 0\nautomount active\n"
+THEIRS = "theirs /etc/systemd/system/srv-data.mount\n"
 
 
 @pytest.mark.parametrize(
@@ -85,6 +86,8 @@ OURS = "file /etc/systemd/system/srv-data.mount 0\nautomount active\n"
         ("control", "", {"shared_data_clients": []}, "shared_data_clients is empty. Expected: who may read"),
         ("control", "exported /etc/exports\n", {}, "/etc/exports exports /srv/data already."),
         ("node", MOUNTED, {}, "192.0.2.10:/srv/data (nfs4) is mounted at /srv/data, and not by this role."),
+        ("node", THEIRS, {}, "/etc/systemd/system/srv-data.mount is there, and not of this role. Expected: no unit"),
+        ("node", MOUNTED + THEIRS, {}, "/etc/systemd/system/srv-data.mount is there, and not of this role."),
         ("node", "fstab nas:/x\n", {}, "/etc/fstab mounts nas:/x at /srv/data. Expected: nobody else who does."),
         ("node", "nofolder\n", {}, "/srv/data is a link or a file. Expected: a folder, or nothing."),
         ("node", "beneath a\nbeneath b c\n", {}, "there are files in /srv/data (a, b c), which the mount would hide."),
@@ -363,6 +366,22 @@ def test_look_at_what_this_role_has_mounted_elsewhere(tmp_path: Path) -> None:
     # Cut off in between, the rest tells of it.
     (units / "old sets.automount").unlink()
     assert "former /srv/old sets" in look(tmp_path / "data", {}, str(units))
+
+
+@pytest.mark.parametrize("kind", ["mount", "automount"])
+def test_a_unit_of_somebody_else_is_refused_and_stays(tmp_path: Path, kind: str) -> None:
+    """A disk that is mounted at the path, or a mount of NFS that somebody wrote by hand."""
+    units = tmp_path / "units"
+    units.mkdir()
+    text = "[Unit]\nDescription=Shared data\n[Mount]\nWhat=/dev/sdb1\nWhere=/srv/data\n"
+    (units / f"srv-data.{kind}").write_text(text, encoding="utf-8")
+    programs = {"systemd-escape": "srv-data", "systemctl": "active" if kind == "automount" else "inactive"}
+    said = "\n".join(look(tmp_path / "data", programs, str(units))).replace(str(units), "/etc/systemd/system")
+    refusal = value("refusal", said)
+    assert refusal.startswith(f"/etc/systemd/system/srv-data.{kind} is there, and not of this role. "), refusal
+    # As absent it is neither refused nor touched.
+    assert value("refusal", said, shared_data_state="absent") == ""
+    assert [value(name, said) for name in ("has_mount", "going", "kinds")] == [False, [], []]
 
 
 @pytest.mark.parametrize(
