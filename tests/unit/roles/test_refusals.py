@@ -211,3 +211,22 @@ def test_a_host_of_kubernetes_that_cannot_be_reached() -> None:
         "gpu-7 is unreachable (Connection timed out). Expected: the host from which the cluster is asked. Next step: "
         "mend the connection to it, or name another in kubernetes_api_host."
     )
+
+
+@pytest.mark.parametrize(
+    ("interval", "reads"),
+    [
+        *((span, True) for span in ("1min", "90", 90, "1h 30min", "1h30min", "2.5 hours", ".5d", "1 2", "5M")),
+        # By the calendar, which a timer has for other settings, and what systemd does not know or never ends.
+        *((span, False) for span in ("hourly", "*:0/5", "", " ", "0", "0min", "-1min", "5Min", "infinity")),
+        *((span, False) for span in ("5 min\nOnCalendar=hourly", "1min\n", "1.", "1 fortnight", "9" * 40 + "x")),
+    ],
+)  # fmt: skip
+def test_the_gate_asks_for_an_interval_that_systemd_reads(interval: object, reads: bool) -> None:
+    told = told_by(
+        "gpu_health/tasks/preflight.yml", "Require an interval that systemd reads", gpu_health_interval=interval
+    )
+    assert told == (
+        "" if reads else f'node1: gpu_health_interval is "{interval}". Expected: a span of time as systemd writes it, '
+        "longer than nothing, such as 90s, 5min or 1h 30min. Next step: correct it."
+    )  # fmt: skip
