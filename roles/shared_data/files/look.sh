@@ -1,8 +1,9 @@
 #!/bin/sh
-# look.sh PATH [UNITS]: prints what is at a mount point, one thing to a line. Changes nothing, and opens nothing of what is mounted
+# look.sh PATH [UNITS [ETC]]: prints what is at a mount point, one thing to a line. Changes nothing, and opens nothing of what is mounted
 # there: who asks a server that is away waits.
 path=$1
 units=${2:-/etc/systemd/system}
+etc=${3:-/etc}
 unit=$(systemd-escape --path "$path")
 echo "unit $unit"
 # What is there by the words of this role's templates is its own. The cache is by its name.
@@ -43,9 +44,10 @@ if grep -q " $path nfs4\? " /proc/self/mounts; then
     done
 fi
 
-# Of a server: what of others exports the folder, and who has something of it mounted.
-grep -lsE "^[[:space:]]*\"?$path\"?([[:space:]]|$)" /etc/exports /etc/exports.d/*.exports |
+# Of a server: what of others exports the folder, what this role exports, and who has something of it mounted.
+grep -lsE "^[[:space:]]*\"?$path\"?([[:space:]]|$)" "$etc/exports" "$etc"/exports.d/*.exports |
     grep -v '/gpufarm-shared-data.exports$' | sed 's/^/exported /'
+sed -n 's/^\(\/[^ ]*\) .*$/own \1/p' "$etc/exports.d/gpufarm-shared-data.exports" 2>/dev/null | sort -u
 exportfs -s 2>/dev/null | awk '{ print "export", $1, $2 }'
 cat /proc/fs/nfsd/clients/*/info 2>/dev/null | sed -n 's/^address: "\(.*\):[0-9]*"$/client \1/p' | sort -u
 exit 0

@@ -249,6 +249,46 @@ def test_no_export_of_others_is_dropped() -> None:
     assert names.index("Have the NFS server forget it") < names.index("Have no export of the data")
 
 
+def due(name: str, said: list[str], part: str = "when") -> Any:
+    """Return whether a task of those that take away the export is due after this look, or what it says."""
+    (task,) = [task for task in role_helper.tasks_of("shared_data/tasks/unexport.yml") if task["name"] == name]
+    asked = task["when"] if part == "when" else task["ansible.builtin.assert"][part]
+    text = trust_as_template(asked if part == "fail_msg" else f"{{{{ {asked} }}}}")
+    return value("told", "\n".join(said), "control", __shared_data_told=text)
+
+
+def test_a_server_that_serves_others_is_neither_stopped_nor_asked_for_its_clients(tmp_path: Path) -> None:
+    own, other = "/srv/data 192.0.2.0/24(sync,ro)", "/home 192.0.2.0/24(sync,rw)"
+    client = "client 192.0.2.7"
+    exports = tmp_path / "etc/exports"
+    file = tmp_path / "etc/exports.d/gpufarm-shared-data.exports"
+    file.parent.mkdir(parents=True)
+    stopped, nobody = "Have no NFS server that serves nothing", "Require that nobody has it mounted"
+
+    def looked(*served: str) -> list[str]:
+        said = look(tmp_path / "data", {"exportfs": "\n".join(served)}, "/nowhere", str(tmp_path / "etc"))
+        return [line for line in said if line.split() != ["export"]]
+
+    # The folder of before, as long as the file has that.
+    file.write_text(f"# by us\n{own}\n/srv/old 192.0.2.0/24(ro)\n", encoding="utf-8")
+    alone = looked(own, "/srv/old 192.0.2.0/24(ro)")
+    assert due(stopped, alone) and not due(nobody, [*alone, client], "that") and due(nobody, alone, "that")
+    assert "192.0.2.7 has something of this server mounted, which exports nothing else. Expected: nobody" in due(
+        nobody, [*alone, client], "fail_msg"
+    )
+    beside = looked(own, other)
+    assert not due(stopped, beside) and due(nobody, [*beside, client], "that")
+    # Check mode knows by the files that somebody has taken it over, other runs by what is served without this role's.
+    exports.write_text(f"{tmp_path}/data *(rw)\n", encoding="utf-8")
+    assert not due(stopped, looked(own)) and due(nobody, [*looked(own), client], "that")
+    exports.unlink()
+    file.unlink()
+    assert not due(stopped, looked("/srv/data *(rw)")) and due(stopped, looked())
+    names = [task["name"] for task in role_helper.tasks_of("shared_data/tasks/unexport.yml")]
+    order = ["Have the NFS server know what is exported by others", "Look what is exported still", stopped]
+    assert names[-3:] == order
+
+
 VOLUME = {
     "metadata": {"labels": {"app.kubernetes.io/managed-by": "gpufarm.core"}},
     "spec": {"nfs": {"server": "192.0.2.10", "path": "/srv/data"}},
