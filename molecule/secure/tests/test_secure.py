@@ -463,6 +463,9 @@ def test_a_team_has_its_namespace_and_is_told_of_when_it_uses_too_much(tmp_path:
     over = "region global: the namespace research uses 2 GPU(s): big 2. Expected: at most 1, its budget. Next step: "
     refused = tenancy({})
     assert (refused.code != 0, over in words(refused.output)) == (True, True), refused.output
+    # The run would raise it.
+    checked = tenancy({"nomad_tenancy_namespaces": [{"name": "research", "gpus": 2}, {"name": "idle"}]}, "--check")
+    assert (checked.code, sum(checked.changed.values())) == (0, 1), checked.output
     told, report = tmp_path / "told.json", tmp_path / "report.html"
     verified = run_in_scenario("playbooks/verify.yml", "--extra-vars", f"verify_report={told}")
     assert (verified.code, over in words(verified.output)) == (0, True), verified.output

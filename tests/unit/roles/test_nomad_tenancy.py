@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from ansible.template import trust_as_template
 from ansible_collections.gpufarm.core.tests.unit.roles import role_helper
 
+PLAYBOOK = Path(__file__).resolve().parents[3] / "playbooks/tenancy.yml"
 OWN = {"nomad_token": "from-a-vault", "nomad_acl_enabled": True, "nomad_secrets_dir": "/nowhere"}
 POLICIES, TOKENS = "nomad_tenancy_policies", "nomad_tenancy_tokens"
 REFUSALS: list[tuple[dict[str, Any], str]] = [
@@ -66,6 +69,23 @@ def test_who_is_over_budget_is_named_with_the_jobs() -> None:
             ("research", 13, 8, "train-4 4, train-3 3, train-2 2, train-2 2, train-1 1 and 1 more job(s)"),
         ]
     ]
+
+
+@pytest.mark.parametrize("checks", [True, False])
+def test_budgets_that_are_only_to_change_are_not_judged(checks: bool) -> None:
+    """Neither by the role nor by the playbook, which asks the regions that the role was not run for."""
+    of_playbook = yaml.safe_load(PLAYBOOK.read_text(encoding="utf-8"))[-1]["tasks"]
+    judging = [
+        task["when"]
+        for task in [*role_helper.tasks_of("nomad_tenancy/tasks/main.yml"), *of_playbook]
+        if task["name"].startswith("Require budgets that are kept")
+    ]
+    assert len(judging) == 2
+    given = {
+        "judged": [trust_as_template(f"{{{{ {when} }}}}") for when in judging], "ansible_check_mode": checks,
+        "inventory_hostname": "a", "__farm_speakers": {"global": "a"}, "__nomad_tenancy_use": {},
+    }  # fmt: skip
+    assert role_helper.value("judged", given) == [not checks] * 2
 
 
 def test_tokens_of_teams_lie_beside_those_of_the_farm(tmp_path: Path) -> None:
