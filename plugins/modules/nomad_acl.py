@@ -188,7 +188,9 @@ class Acl:
             )
         return found
 
-    def require_leave(self, policies: list[str], tokens: dict[str, str], kept: dict[str, list[str]]) -> list[str]:
+    def require_leave(
+        self, policies: list[str], tokens: dict[str, str], had: dict[str, list[str]], own: dict[str, Any]
+    ) -> list[str]:
         """Find nothing that speaks against taking these away; the accessors of the tokens that are there."""
         accessors = []
         for name, secret in tokens.items():
@@ -199,12 +201,13 @@ class Acl:
         if policies:
             every = self._client.call("GET", "/v1/acl/tokens")
             roles = self._client.call("GET", "/v1/acl/roles") or []
+            # What a token is about to have counts.
+            kept = {token["AccessorID"]: had[name] for name in had for token in self._had(name, own)}
             users = [
                 f"the token {token['Name']} ({token['AccessorID']})"
                 for token in every
                 if token["AccessorID"] not in accessors
-                # What it is about to have counts.
-                and set(policies) & set(kept.get(token["Name"], token["Policies"] or []))
+                and set(policies) & set(kept.get(token["AccessorID"], token["Policies"] or []))
             ]
             users += [
                 f"the role {role['Name']}"
@@ -265,14 +268,19 @@ class Acl:
             if self._client.find(f"/v1/acl/policy/{name}"):
                 self._write(f"/v1/acl/policy/{name}", None, "DELETE")
 
+    def _had(self, name: str, own: dict[str, Any]) -> list[dict[str, Any]]:
+        """The token that is to have the policies of a name; none where it is only to come."""
+        listed = ([own[name]] if own[name] else []) if name in own else self._made(name)
+        return sorted(listed, key=lambda each: each["CreateIndex"])[:1]
+
     def secret(self, name: str, policies: list[str], own: dict[str, Any]) -> str | None:
         """The Secret ID of the token of a name, which has these policies then; None where it is only to come."""
-        listed = ([own[name]] if own[name] else []) if name in own else self._made(name)
+        listed = self._had(name, own)
         wanted = {"Name": name, "Type": "client", "Global": True, "Policies": policies}
         if not listed:
             made = self._write("/v1/acl/token", wanted)
             return made and str(made["SecretID"])
-        token = min(listed, key=lambda each: each["CreateIndex"])
+        (token,) = listed
         path = f"/v1/acl/token/{token['AccessorID']}"
         if sorted(token["Policies"] or []) != sorted(policies):
             self._write(path, {**wanted, "AccessorID": token["AccessorID"], "Roles": token.get("Roles")})
@@ -300,7 +308,7 @@ def main() -> None:
         if acl.bootstrap():
             gone = params["absent_policies"]
             own = acl.require_own(params["own_tokens"])
-            accessors = acl.require_leave(gone, params["absent_tokens"], params["tokens"])
+            accessors = acl.require_leave(gone, params["absent_tokens"], params["tokens"], own)
             for name, rules in params["policies"].items():
                 acl.policy(name, rules)
             for name, policies in params["tokens"].items():

@@ -88,6 +88,18 @@ def test_budgets_that_are_only_to_change_are_not_judged(checks: bool) -> None:
     assert role_helper.value("judged", given) == [not checks] * 2
 
 
+@pytest.mark.parametrize("checks", [True, False])
+def test_tokens_that_a_check_has_not_changed_count_as_they_will_be(checks: bool) -> None:
+    tasks = role_helper.tasks_of("nomad_tenancy/tasks/main.yml")
+    (gone,) = (task["vars"] for task in tasks if task["name"].startswith("Have no policies and tokens"))
+    given = {
+        **role_helper.variables("nomad", "nomad_tenancy"), **OWN, TOKENS: {"alice": ["see"]},
+        POLICIES: {"old": {"state": "absent"}}, "ansible_check_mode": checks,
+        "told": [trust_as_template(gone[f"__nomad_acl_tokens{each}"]) for each in ("", "_own")],
+    }  # fmt: skip
+    assert role_helper.value("told", given) == ([{"alice": ["see"]}, {"alice": ""}] if checks else [{}, {}])
+
+
 def test_tokens_of_teams_lie_beside_those_of_the_farm(tmp_path: Path) -> None:
     (tmp_path / "team-same-token.txt").write_text("kept", encoding="ascii")
     secrets = {"gpufarm-farm": "1", "research": "2", "same": "kept"}

@@ -262,6 +262,23 @@ def test_a_policy_that_somebody_has_stays(region: Region, capsys: pytest.Capture
     assert (region.policies, region.tokens[-1]["Policies"]) == ({"see": READ}, ["see"])
 
 
+@pytest.mark.parametrize("check_mode", [True, False])
+def test_a_token_counts_as_it_will_be_and_others_of_its_name_as_they_are(
+    region: Region, capsys: pytest.CaptureFixture[str], check_mode: bool
+) -> None:
+    region.has("Bootstrap Token", FIRST, [], "management")
+    region.has("alice", OTHER, ["old", "see"])
+    region.has("alice", "somebodys", ["old"])
+    region.policies = {"old": WRITE, "see": READ}
+    wanted: dict[str, Any] = {"tokens": {"alice": ["see"]}, "absent_policies": ["old"], "check_mode": check_mode}
+    for own in ({}, {"own_tokens": {"alice": OTHER}}):
+        found = run(region, capsys, **wanted, **own)
+        kept = "accessor-2" if own else "accessor-1"
+        assert f"are still those of the token alice ({kept}). Expected" in found["msg"]
+    region.tokens.pop()
+    assert (run(region, capsys, **wanted, **own)["changed"], bool(region.writes)) == (True, not check_mode)
+
+
 def test_a_token_of_somebody_elses_is_not_taken_over(region: Region, capsys: pytest.CaptureFixture[str]) -> None:
     """Who has made one for himself would find its rights changed, and its secret in the file of a team."""
     region.has("Bootstrap Token", FIRST, [], "management")
