@@ -180,6 +180,8 @@ from ansible_collections.gpufarm.core.plugins.module_utils.problem import FoundE
 from ansible_collections.gpufarm.core.plugins.module_utils.text import clean
 
 DISABLED = "disabled"
+# What nvidia-smi says, and may fail with, where there is nothing to list.
+NOTHING = re.compile(r"No (GPU instances|compute instances|MIG-enabled devices) found")
 
 
 class MigError(FoundError):
@@ -293,6 +295,10 @@ class Target:
         ]
 
 
+def said(answer: Command) -> str:
+    return clean(" ".join((answer.words or answer.error or "nothing").split())).rstrip(".")
+
+
 class Node:
     """The GPUs of this machine, asked and changed by nvidia-smi."""
 
@@ -303,13 +309,30 @@ class Node:
     def call(self, *arguments: str) -> Command:
         return run_commands([[self.binary, *arguments]], self.params["timeout"])[0]
 
+    def listed(self, what: str) -> str:
+        """A list of nvidia-smi mig, which is empty only where nvidia-smi says so."""
+        answer = self.call("mig", what)
+        if answer.returncode == 0 or (answer.returncode is not None and NOTHING.match(answer.stdout)):
+            return answer.stdout
+        if answer.timed_out:
+            why = f"did not end within {answer.limit:g} s"
+        elif answer.error:
+            why = f"could not be started ({answer.error})"
+        else:
+            why = f"ended with {answer.returncode} and said: {said(answer)}"
+        raise MigError(
+            found=f"`nvidia-smi mig {what}` {why}",
+            expected="a list, or that there is nothing to list",
+            next_step="run it on this host, and see the kernel's log",
+        )
+
     def change(self, what: str, *arguments: str) -> None:
         """Have nvidia-smi do something, or fail with what it said."""
         answer = self.call(*arguments)
         if answer.returncode != 0:
             raise MigError(
                 found=f"`nvidia-smi {' '.join(arguments)}`, to {what}, ended with {answer.returncode} and said: "
-                f"{clean(' '.join((answer.words or answer.error or 'nothing').split())).rstrip('.')}",
+                f"{said(answer)}",
                 expected="that it does so",
                 next_step="mend what it names, and run this again; what is done is found as it is",
             )
@@ -332,17 +355,11 @@ class Node:
             rule = rule_for(gpu, params["gpus"])
             where = f"the layout of GPU {gpu['index']}" if rule else "the option 'layout'"
             wanted.append(layout_of(rule["layout"] if rule else params["layout"], params["layouts"], where))
-        lists = ("-lgip", "-lgipp", "-lgi", "-lci")
-        asked = any(wanted) or any(gpu["mig_mode"] == "Enabled" for gpu in gpus)
-        said = {what: self.call("mig", what).stdout if asked else "" for what in lists}
-        profiles = parse_profiles(said["-lgip"], said["-lgipp"])
-        instances = parse_instances(said["-lgi"], said["-lci"])
         found = []
         for gpu, layout in zip(gpus, wanted):
             if layout is None or (not layout and gpu["mig_mode"] is None and gpu["status"] == "ok"):
                 continue
-            number = gpu["index"] if gpu["index"] is not None else -1
-            target = Target(gpu, layout, profiles.get(number, []), instances.get(number, []))
+            target = Target(gpu, layout, [], [])
             if gpu["status"] != "ok":
                 raise MigError(
                     found=f"{target.name} does not answer: {clean(str(gpu['status_message'])).rstrip('.')}",
@@ -356,7 +373,15 @@ class Node:
                     next_step=f"give this GPU no layout, or '{DISABLED}'",
                 )
             found.append(target)
-        return found
+        if not any(target.layout or target.gpu["mig_mode"] == "Enabled" for target in found):
+            return found
+        profiles = parse_profiles(self.listed("-lgip"), self.listed("-lgipp"))
+        instances = parse_instances(self.listed("-lgi"), self.listed("-lci"))
+        return [
+            dataclasses.replace(target, profiles=profiles.get(number, []), instances=instances.get(number, []))
+            for target in found
+            if (number := target.gpu["index"]) is not None
+        ]
 
     # --- the change -------------------------------------------------------------------------------
 

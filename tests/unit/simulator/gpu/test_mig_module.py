@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from ansible_collections.gpufarm.core.plugins.module_utils.commands import Command
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi import gathering
 from ansible_collections.gpufarm.core.plugins.modules import nvidia_mig
 from ansible_collections.gpufarm.core.tests.unit.plugins.modules import release_helper as helper
@@ -355,13 +356,14 @@ def test_wsl_has_none(machine: Callable[[str], Machine]) -> None:
 def test_a_gpu_that_is_lost(machine: Callable[[str], Machine]) -> None:
     made = machine("h200-x2")
     made.node.change(lambda profile: faults.lose_gpu(profile, 1))
-    assert_says(
-        made.run(layout="disabled"),
-        f"GPU 1 does not answer: {made.node.build}/nvidia-smi -q -x ended with exit code 15 and said: Unable to "
-        "determine the device handle for GPU0000:00:07.0: GPU is lost. Reboot the system to recover this GPU. Look for "
-        "Xid 79 in the kernel log; drain the node, then reboot it or reseat the GPU. Expected: a GPU that answers. "
-        "Next step: run playbooks/health.yml, which says what to do, or leave it out of the layout.",
-    )
+    for layout in ("disabled", {"1g.18gb": 7}):
+        assert_says(
+            made.run(layout=layout),
+            f"GPU 1 does not answer: {made.node.build}/nvidia-smi -q -x ended with exit code 15 and said: Unable to "
+            "determine the device handle for GPU0000:00:07.0: GPU is lost. Reboot the system to recover this GPU. Look "
+            "for Xid 79 in the kernel log; drain the node, then reboot it or reseat the GPU. Expected: a GPU that "
+            "answers. Next step: run playbooks/health.yml, which says what to do, or leave it out of the layout.",
+        )
 
 
 def test_who_has_a_device_open(tmp_path: Path) -> None:
@@ -401,6 +403,52 @@ def test_a_driver_that_tells_no_profiles_while_mig_is_off(
     done = made.run(gpus=[{"index": 0, "layout": NOTEBOOKS}])["gpus"][0]
     assert (done["changes"], done["create_at_boot"]) == (changes, ["19:0", "19:1", "19:2", "19:3", "9:4"])
     assert made.divided() == [Counter(NOTEBOOKS), *[Counter()] * 7]
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (
+            Command((), None, error="Permission denied"),
+            "`nvidia-smi mig {what}` could not be started (Permission denied)",
+        ),
+        (
+            Command((), None, "| 0 ", timed_out=True, limit=60),
+            "`nvidia-smi mig {what}` did not end within 60 s",
+        ),
+        (
+            Command((), 255, "Failed to list: Unknown\n  Error\n"),
+            "`nvidia-smi mig {what}` ended with 255 and said: Failed to list: Unknown Error",
+        ),
+        # As where a GPU is lost.
+        (
+            Command((), 6, "No devices were found\n"),
+            "`nvidia-smi mig {what}` ended with 6 and said: No devices were found",
+        ),
+    ],
+)
+@pytest.mark.parametrize("what", ["-lgip", "-lgipp", "-lgi", "-lci"])
+def test_a_list_that_does_not_come_is_not_an_empty_one(
+    machine: Callable[[str], Machine], monkeypatch: pytest.MonkeyPatch, answer: Command, told: str, what: str
+) -> None:
+    """Instances that are there would be called missing, and the node be taken out of work for them."""
+    made, call = machine("a100-mig-x2"), nvidia_mig.Node.call
+    monkeypatch.setattr(
+        nvidia_mig.Node, "call", lambda node, *words: answer if words[-1] == what else call(node, *words)
+    )
+    assert_says(
+        made.run(check=True, layout=SEVEN),
+        f"{told.format(what=what)}. Expected: a list, or that there is nothing to list. Next step: run it on this host, "
+        "and see the kernel's log.",
+    )
+
+
+def test_gpus_that_have_no_instances_yet_are_known_by_what_nvidia_smi_says(machine: Callable[[str], Machine]) -> None:
+    made = machine("a100-mig-x2")
+    for emptied in (["-dci"], ["-dci", "-dgi"]):
+        for what in emptied:
+            made.node.output("mig", what)
+        assert made.run(layout=SEVEN)["changed"] and made.divided() == [Counter(SEVEN)] * 2
 
 
 def test_whole_gpus_need_no_profiles(machine: Callable[[str], Machine], monkeypatch: pytest.MonkeyPatch) -> None:
