@@ -326,13 +326,13 @@ class Node:
             next_step="run it on this host, and see the kernel's log",
         )
 
-    def change(self, what: str, *arguments: str) -> None:
-        """Have nvidia-smi do something, or fail with what it said."""
+    def change(self, what: str, *arguments: str, minor: int | None = None) -> None:
+        """Have nvidia-smi do something, or fail with what it said, and with who holds the GPU of a minor number."""
         answer = self.call(*arguments)
         if answer.returncode != 0:
             raise MigError(
                 found=f"`nvidia-smi {' '.join(arguments)}`, to {what}, ended with {answer.returncode} and said: "
-                f"{said(answer)}",
+                f"{said(answer)}{held(minor)}",
                 expected="that it does so",
                 next_step="mend what it names, and run this again; what is done is found as it is",
             )
@@ -416,19 +416,17 @@ class Node:
             self.change("create the instances", "mig", "-i", uuid, "-cgi", specification, "-C")
 
     def set_mode(self, target: Target) -> None:
-        uuid = str(target.gpu["uuid"])
+        uuid, minor = str(target.gpu["uuid"]), target.gpu["minor_number"]
         verb = "enable" if target.layout else "disable"
-        self.change(f"{verb} MIG", "-i", uuid, "-mig", "1" if target.layout else "0")
+        self.change(f"{verb} MIG", "-i", uuid, "-mig", "1" if target.layout else "0", minor=minor)
         if self.again(target).mode_fits:
             return
         if self.params["reset"]:
-            self.change("have the MIG mode take effect", "-i", uuid, "--gpu-reset")
+            self.change("have the MIG mode take effect", "-i", uuid, "--gpu-reset", minor=minor)
             if self.again(target).mode_fits:
                 return
-        holders = device_holders(target.gpu["minor_number"], "/")
         raise MigError(
-            found=f"the MIG mode of {target.name} is pending"
-            + (f"; it is held by {', '.join(holders)}" if holders else ""),
+            found=f"the MIG mode of {target.name} is pending{held(minor)}",
             expected=f"{target.mode} at once, or after a reset of the GPU",
             next_step="reboot the node"
             + (
@@ -451,6 +449,12 @@ def device_holders(minor: int | None, root: str) -> list[str]:
         if minor is not None and f"/dev/nvidia{minor}" in links and folder.name != str(os.getpid()):
             found.append(f"{folder.name} ({clean(name)})")
     return found
+
+
+def held(minor: int | None) -> str:
+    """Who holds a GPU, for people."""
+    holders = device_holders(minor, "/")
+    return f"; it is held by {', '.join(holders)}" if holders else ""
 
 
 # --- what is told ---------------------------------------------------------------------------------

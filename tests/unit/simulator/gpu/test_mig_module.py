@@ -223,6 +223,13 @@ PENDING = f"the MIG mode of {A100} is pending"
             "00000000:1B:00.0: In use by another client Terminating early due to previous errors. Expected: that it "
             "does so. Next step: mend what it names, and run this again; what is done is found as it is.",
         ),
+        (
+            "h100-x8", SEVEN, False, ["77 (dcgm)", "78 (exporter)"],
+            "`nvidia-smi -i GPU-U -mig 1`, to enable MIG, ended with 19 and said: Unable to enable MIG Mode for GPU "
+            "00000000:1B:00.0: In use by another client Terminating early due to previous errors; it is held by 77 "
+            "(dcgm), 78 (exporter). Expected: that it does so. Next step: mend what it names, and run this again; what "
+            "is done is found as it is.",
+        ),
     ],
 )  # fmt: skip
 def test_a_process_that_begins_meanwhile(
@@ -438,8 +445,8 @@ def test_a_list_that_does_not_come_is_not_an_empty_one(
     )
     assert_says(
         made.run(check=True, layout=SEVEN),
-        f"{told.format(what=what)}. Expected: a list, or that there is nothing to list. Next step: run it on this host, "
-        "and see the kernel's log.",
+        f"{told.format(what=what)}. Expected: a list, or that there is nothing to list. Next step: run it on this "
+        "host, and see the kernel's log.",
     )
 
 
