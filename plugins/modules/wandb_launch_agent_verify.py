@@ -107,6 +107,8 @@ TASK = "agent"
 PAUSE_S = 1
 ANSWER_S = 60
 LOG_BYTES = 65536
+# Of a unit's journal, which has what its runs print as well: far more than they print between two words of its status.
+JOURNAL_LINES = 10000
 LINES = 6
 # Its status, which it says at its start and every five minutes.
 STATUS = re.compile(r"launch: (agent .*running \d+ out of a maximum of \S+ jobs)")
@@ -183,13 +185,14 @@ def wait(look: Callable[[], Seen], timeout: float, clock: Callable[[], float], p
 
 
 def of_unit(run: Callable[[list[str]], str], unit: str) -> Seen:
-    """How a unit is, and what it has said since it was started last."""
+    """How a unit is, and what it has said since it was started last, or the end of that."""
     properties = ["ActiveState", "SubState", "Result", "ExecMainStatus", "InvocationID"]
     said = run(["systemctl", "show", unit, f"--property={','.join(properties)}"])
     state = dict(line.split("=", 1) for line in said.splitlines() if "=" in line)
     log = ""
     if state.get("InvocationID"):
-        log = run(["journalctl", "--no-pager", "--output=cat", f"_SYSTEMD_INVOCATION_ID={state['InvocationID']}"])
+        match = f"_SYSTEMD_INVOCATION_ID={state['InvocationID']}"
+        log = run(["journalctl", "--no-pager", "--output=cat", f"--lines={JOURNAL_LINES}", match])
     starting = state.get("ActiveState") == "activating" and state.get("SubState") != "auto-restart"
     alive = state.get("ActiveState") in ("active", "reloading") or starting
     ended = "" if alive else f"has ended with {state.get('ExecMainStatus')}"

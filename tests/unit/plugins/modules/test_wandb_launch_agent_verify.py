@@ -130,7 +130,25 @@ def test_a_unit_is_read_by_its_last_start(state: str, ended: str) -> None:
     again = "abc" if "auto-restart" in state else ""
     read = "`journalctl -u a.service` on this host"
     assert verify.of_unit(run, "a.service") == verify.Seen(STARTED, ended, read, again)
-    assert asked[1][-1] == "_SYSTEMD_INVOCATION_ID=abc"
+    assert asked[1] == [
+        "journalctl", "--no-pager", "--output=cat", "--lines=10000", "_SYSTEMD_INVOCATION_ID=abc"
+    ]  # fmt: skip
+
+
+def test_of_a_long_journal_the_end_is_read() -> None:
+    """It has all that runs have printed, of weeks."""
+    journal = f"{STARTED}{POLLS}" + "epoch 1\n" * 50000 + BUSY + "epoch 2\n" * 5000
+
+    def run(words: list[str]) -> str:
+        if words[0] == "systemctl":
+            return show("active", "running")
+        (lines,) = (int(word.partition("=")[2]) for word in words if word.startswith("--lines="))
+        return "".join(journal.splitlines(keepends=True)[-lines:])
+
+    seen = verify.of_unit(run, "a.service")
+    assert (seen.log.count("\n"), verify.status_of(seen.log)) == (
+        10000, "agent launch-0 running 1 out of a maximum of 1 jobs"
+    )  # fmt: skip
 
 
 class Nomad(farm.Agent):
