@@ -8,6 +8,7 @@ key, stays out of it: the job takes it from Nomad's variables.
 from __future__ import annotations
 
 import argparse
+import http
 import http.client
 import json
 import os
@@ -16,6 +17,7 @@ import socket
 import sys
 import time
 import urllib.parse
+import uuid
 from typing import NoReturn
 
 SECRET = "WANDB_API_KEY"
@@ -69,7 +71,7 @@ class Nomad:
             text = answer.read()
         except (OSError, http.client.HTTPException) as error:
             raise Gone(f"{path}: {error}") from error
-        if answer.status >= 500:
+        if answer.status >= 500 or answer.status == http.HTTPStatus.TOO_MANY_REQUESTS:
             raise Gone(f"{path} answered {answer.status}: {text.decode(errors='replace').strip()}")
         if answer.status >= 400:
             raise Problem(
@@ -222,6 +224,21 @@ class Run:
         return next((code for code in reversed(codes) if code), 1)
 
 
+def dispatch(nomad: Nomad, job: str, meta: dict[str, str]) -> str:
+    """The job that a run becomes. Nomad makes one of a token, however often it is asked: an answer may be lost."""
+    path, token = f"/v1/job/{urllib.parse.quote(job, safe='')}/dispatch", str(uuid.uuid4())
+    begun = time.monotonic()
+    while True:
+        try:
+            answer = json.loads(nomad.call("POST", path, {"Meta": meta}, idempotency_token=token))
+            return str(answer["DispatchedJobID"])
+        except Gone as error:
+            if time.monotonic() - begun > PATIENCE_S:
+                raise
+            say(f"Nomad does not answer ({error})")
+        time.sleep(PAUSE_S)
+
+
 def run(words: list[str], environment: dict[str, str]) -> int:
     wanted = parse(words)
     if any(word.startswith(f"{SECRET}=") and word != f"{SECRET}={environment.get(SECRET)}" for word in wanted.env):
@@ -234,13 +251,11 @@ def run(words: list[str], environment: dict[str, str]) -> int:
     nomad = Nomad(
         environment["NOMAD_ADDR"], environment.get("NOMAD_TOKEN", ""), environment.get("NOMAD_NAMESPACE", "default")
     )
-    answer = json.loads(
-        nomad.call("POST", f"/v1/job/{urllib.parse.quote(job, safe='')}/dispatch", {"Meta": meta_of(wanted)})
-    )
-    dispatched = Run(nomad, answer["DispatchedJobID"])
+    child = dispatch(nomad, job, meta_of(wanted))
+    dispatched = Run(nomad, child)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, dispatched.stop)
-    say(f"Nomad has it as {answer['DispatchedJobID']}")
+    say(f"Nomad has it as {child}")
     return dispatched.wait()
 
 

@@ -14,6 +14,7 @@ import socketserver
 import subprocess
 import sys
 import threading
+import urllib.parse
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,6 +53,9 @@ class Nomad(socketserver.ThreadingUnixStreamServer):
         self.states: list[Any] = []
         self.stopped = False
         self.headers: list[str | None] = []
+        # What a dispatch is answered at first, None where its answer is lost.
+        self.troubles: list[tuple[int, str] | None] = []
+        self.tokens: list[str | None] = []
         super().__init__(str(path), Handler)
 
     def answer(self, method: str, path: str, body: Any) -> tuple[int, Any]:
@@ -82,6 +86,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
         path, _mark, query = self.path.partition("?")
         assert "namespace=research" in query
         server.headers.append(self.headers.get("Authorization"))
+        if path.endswith("/dispatch"):
+            server.tokens += urllib.parse.parse_qs(query).get("idempotency_token", [None])
+            trouble = server.troubles.pop(0) if server.troubles else (0, "")
+            if not trouble:
+                return
+            if trouble[0]:
+                self.send_error(*trouble)
+                return
         status, answer = server.answer(self.command, path, json.loads(body) if body else None)
         text = (answer if isinstance(answer, str) else json.dumps(answer)).encode()
         self.send_response(status)
@@ -143,6 +155,24 @@ def test_a_run_becomes_a_job_and_ends_as_that(nomad: Nomad) -> None:
     assert json.loads(meta["env"]) == {"WANDB_PROJECT": "a b", "WANDB_CONFIG": '{"a": "$x"}'}
     assert nomad.asked[1][1] == "/v1/job/launch-gpus-4%2Fdispatch-1/allocations"
     assert KEY not in json.dumps(nomad.asked) + output
+
+
+def test_a_dispatch_waits_for_nomad_and_is_made_once(nomad: Nomad) -> None:
+    """While servers restart it is refused, or its answer is lost: of one token Nomad makes one job."""
+    nomad.states = [allocation("complete")]
+    nomad.troubles = [(500, "No cluster leader"), (429, "Too Many Requests"), None]
+    code, output = ended(nomad, *RUN, "img:1")
+    assert (code, len(nomad.tokens), len(set(nomad.tokens))) == (0, 4, 1), output
+    assert nomad.tokens[0] and "No cluster leader" in output
+    assert ended(nomad, *RUN, "img:1")[0] == 0 and len(set(nomad.tokens)) == 2
+
+
+def test_a_dispatch_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(docker, "PATIENCE_S", 0)
+    monkeypatch.setattr(docker, "PAUSE_S", 0)
+    away = docker.Nomad(f"unix://{tmp_path}/none.sock", "identity", "research")
+    with pytest.raises(docker.Gone, match="No such file"):
+        docker.dispatch(away, "launch-gpus-1", {})
 
 
 def test_a_run_that_ends_well_and_asks_for_nothing_gets_the_first_count(nomad: Nomad) -> None:
