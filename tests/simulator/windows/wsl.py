@@ -285,7 +285,7 @@ def _run(process: Process, name: str | None, user: str | None, argv: list[str]) 
         if argv[0] in distribution.without:
             raise FileNotFoundError
         if argv in (["wslinfo", "--networking-mode"], ["hostname", "-I"], ["cat", "/proc/sys/kernel/random/boot_id"]):
-            return _told(process, argv)
+            return _told(process, distribution, argv)
         command = entered(distribution, user, argv)
         if distribution.cut_after is not None:
             return _cut(command, distribution.cut_after)
@@ -310,11 +310,11 @@ def _used(process: Process, distribution: Distribution) -> None:
             life.started(process.windows, machine, ours)
 
 
-def _told(process: Process, argv: list[str]) -> int:
+def _told(process: Process, distribution: Distribution, argv: list[str]) -> int:
     """What a distribution says of its network, whose second address is Docker's, and of its kernel."""
     machine = process.windows.machine
     said = {
-        "wslinfo": life.networking_mode(machine),
+        "wslinfo": life.networking_mode(machine) if distribution.version == 2 else "wsl1",
         "hostname": "2001:db8::2 " if machine.no_ipv4 else f"{life.address(machine)} 172.17.0.1 ",
         "cat": life.boot_id(machine),
     }

@@ -818,6 +818,19 @@ def test_a_mirrored_mode_that_falls_back_is_said(tmp_path: Path) -> None:
     lab.good(wsl_shutdown=True, wsl_config={"wsl2": {"networkingMode": "nat"}})
 
 
+def test_the_mode_is_asked_where_wsl_2_is(tmp_path: Path) -> None:
+    """One of WSL 1 has none of it, whichever name comes first."""
+    mixed = [Distribution("Debian", default=True, version=1), Distribution("Ubuntu")]
+    lab = Lab(tmp_path, distributions=mixed)
+    settings = {"wsl_shutdown": True, "wsl_config": {"wsl2": {"networkingMode": "mirrored"}}}
+    lab.good(**settings)
+    assert lab.called("-d Ubuntu --exec wslinfo --networking-mode") == 1
+    with lab.windows.changed() as machine:
+        machine.distributions = mixed[:1]
+    lab.good(**settings)
+    assert lab.called("wslinfo") == 1
+
+
 def test_distributions_are_installed_and_imported(tmp_path: Path) -> None:
     lab = Lab(tmp_path, distributions=[])
     image = lab.windows.mounted(r"C:\images\farm.tar")
