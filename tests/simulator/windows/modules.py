@@ -250,9 +250,11 @@ def win_user_right(windows: Windows, given: Result, asked: Asked) -> Result:
 
 
 def win_firewall_rule(windows: Windows, given: Result, asked: Asked) -> Result:
+    """Of a rule that is there only what is given counts and changes (win_firewall_rule.ps1)."""
+    everywhere = {"enabled": True, "profiles": ["domain", "private", "public"]}
     with windows.changed() as machine:
         there = machine.firewall.get(given["name"])
-        wanted = None if given["state"] == "absent" else given
+        wanted = None if given["state"] == "absent" else {**(there or everywhere), **given}
         if not asked.check:
             machine.firewall.pop(given["name"], None)
             machine.firewall |= {given["name"]: wanted} if wanted else {}

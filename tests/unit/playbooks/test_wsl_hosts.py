@@ -630,6 +630,19 @@ def test_behind_nat_ports_follow_the_address(tmp_path: Path) -> None:
     assert changed(lab.good(wsl_shutdown=True, wsl_ports=[4646, 8080])) == 0
 
 
+@pytest.mark.parametrize("narrowed", [{"enabled": False}, {"profiles": ["domain"]}])
+def test_a_rule_that_somebody_has_narrowed_lets_the_ports_through_again(
+    tmp_path: Path, narrowed: dict[str, Any]
+) -> None:
+    lab = Lab(tmp_path)
+    lab.good(wsl_shutdown=True, wsl_ports=[4646])
+    before = lab.windows.machine.firewall
+    with lab.windows.changed() as machine:
+        machine.firewall[RULE] |= narrowed
+    assert changed(lab.good(wsl_shutdown=True, wsl_ports=[4646])) == 1
+    assert lab.windows.machine.firewall == before
+
+
 def test_ports_that_are_not_wanted_any_more_are_led_no_more(tmp_path: Path) -> None:
     lab = Lab(tmp_path)
     lab.good(wsl_shutdown=True, wsl_ports=[4646, 8080])
