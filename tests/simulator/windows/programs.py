@@ -7,11 +7,12 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tests.simulator.windows import command_line, powershell
-from tests.simulator.windows.host import PROGRAM_FILES, ROOT, SYSTEM32, Windows
+from tests.simulator.windows.host import HANGS, PROGRAM_FILES, ROOT, SYSTEM32, Windows
 
 NVIDIA_SMI = r"C:\Windows\System32\nvidia-smi.exe"
 # A program that does not end holds its distribution (LifetimeManager.cpp counts the clients); here it ends at once.
@@ -32,6 +33,8 @@ def run(windows: Windows, path: str, arguments: str, environment: Mapping[str, s
     if name not in known:
         raise FileNotFoundError(path)
     windows.log(path, arguments)
+    while windows.machine.seconds.get(path, 0) >= HANGS:
+        time.sleep(60)
     code, text = known[name](windows, arguments)
     return code, text.encode()
 

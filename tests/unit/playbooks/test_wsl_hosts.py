@@ -28,7 +28,7 @@ from ansible_collections.gpufarm.core.tests.unit.playbooks import playbook_helpe
 from ansible_collections.gpufarm.core.tests.unit.playbooks.playbook_helper import ADDRESS, ALONE, LOCAL
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import gate_helper
 
-from tests.simulator.windows import life, modules
+from tests.simulator.windows import life, modules, programs
 from tests.simulator.windows.host import HANGS, PROGRAM_FILES, USER_SID, Distribution, Machine, Windows
 
 pytestmark = pytest.mark.controller
@@ -1044,6 +1044,25 @@ def test_a_wsl_that_hangs_is_said(tmp_path: Path) -> None:
         "). Expected: one within 2 s. Next step: run `wsl.exe --list --verbose` there; where that hangs, too, restart "
         "Windows (WSL#8529), and run this again."
     ) in said
+
+
+def test_a_driver_that_hangs_is_said(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, seconds={programs.NVIDIA_SMI: HANGS})
+    said = lab.bad(__wsl_windows_patience=15)
+    assert rf"gaming-pc: `{programs.NVIDIA_SMI}` gave no answer (" in said
+    assert (
+        "). Expected: one within 15 s. Next step: run it there; where that hangs, too, restart Windows, and run this "
+        "again; or empty wsl_driver_version_min where no GPU is wanted."
+    ) in said
+    lab.good(wsl_driver_version_min="")
+
+
+def test_a_run_of_the_ports_task_that_hangs_ends_before_the_next(tmp_path: Path) -> None:
+    """Which would not start beside it."""
+    lab = Lab(tmp_path)
+    lab.good(wsl_shutdown=True, wsl_ports=[4646])
+    limits = {name: known["settings"]["ExecutionTimeLimit"] for name, known in lab.windows.machine.tasks.items()}
+    assert limits == {KEEP: "PT0S", rf"\gpufarm\{OWNER}\ports": "PT4M"}
 
 
 def test_sudo_is_nothing_for_windows(tmp_path: Path) -> None:
