@@ -77,6 +77,8 @@ class Lab:
         self.nodes: dict[str, dict[str, Any]] | None = None
         self.unlisted: tuple[str, ...] = ()
         self.of_kubernetes: tuple[str, ...] = ()
+        # Other hosts of the inventory; those with a wsl_host are nodes.
+        self.others: dict[str, dict[str, Any]] = {}
 
     def run(
         self, *options: str, of_instances: Mapping[str, Any] | None = None, **variables: Any
@@ -92,14 +94,16 @@ class Lab:
         nodes = {f"gaming-pc-{name}": {"wsl_host": "gaming-pc", "wsl_distribution": name} for name in names}
         given = dict.fromkeys(names, self.node) if self.nodes is None else self.nodes
         members = {f"gaming-pc-{name}": of_it for name, of_it in given.items() if of_it is not None}
+        members |= {name: {} for name, of_it in self.others.items() if "wsl_host" in of_it}
         inventory = {
             "all": {
+                "hosts": self.others,
                 "children": {
                     "wsl_hosts": {"hosts": {"gaming-pc": {**machine, **variables}}},
                     "wsl_instances": {"hosts": nodes, "vars": {**LOCAL, **OPEN, **(of_instances or {})}},
                     "gpu_nodes": {"hosts": members},
                     "kubernetes_nodes": {"hosts": {f"gaming-pc-{name}": {} for name in self.of_kubernetes}},
-                }
+                },
             }
         }
         return playbook_helper.run_playbook(
@@ -888,6 +892,35 @@ def test_an_update_needs_consent_and_is_one(tmp_path: Path) -> None:
     assert lab.windows.machine.release == "2.6.3"
     assert (lab.windows.machine.running or {})["general.instanceidletimeout"] == "-1"
     assert lab.state == "Running"
+
+
+@pytest.mark.parametrize(("here", "there", "same"), [
+    ({"wsl_computer_name": "GAMING-PC"}, {"wsl_computer_name": "GAMING-PC", "ansible_host": "192.0.2.31"}, True),
+    ({"ansible_host": "192.0.2.31"}, {"wsl_computer_name": "GAMING-PC", "ansible_host": "192.0.2.31"}, True),
+    ({"wsl_computer_name": "GAMING-PC"}, {"wsl_computer_name": "OFFICE-PC"}, False),
+    # Behind one address there may be several, by their ports.
+    ({"ansible_host": "192.0.2.31"}, {"ansible_host": "192.0.2.31", "ansible_port": 2222}, False),
+])  # fmt: skip
+def test_an_update_does_not_end_nodes_of_another_user(
+    tmp_path: Path, here: dict[str, Any], there: dict[str, Any], same: bool
+) -> None:
+    lab = Lab(tmp_path, release="2.1.5")
+    lab.others = {"of-bob": there, "of-bob-Debian": {"wsl_host": "of-bob", "wsl_distribution": "Debian"}}
+    told = (
+        "gaming-pc: of-bob-Debian is of another user of this machine, and an update of WSL would end it. Expected: no "
+        "such host in gpu_nodes or kubernetes_nodes; this role takes no nodes of other users out of work. Next step: "
+        "see that no work runs on of-bob-Debian (`nomad node drain`, `kubectl drain`), run `wsl.exe --update` there, "
+        "and this again."
+    )
+    if not same:
+        lab.good("--check", wsl_update=True, **here)
+        return
+    assert told in lab.bad(wsl_update=True, **here)
+    assert (lab.windows.machine.release, lab.windows.machine.tasks) == ("2.1.5", {})
+    # The next step helps.
+    with lab.windows.changed() as machine:
+        machine.release = "2.6.3"
+    lab.good(wsl_update=True, **here)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has processes of its own")
