@@ -1131,6 +1131,20 @@ def test_a_machine_that_cannot_let_go_keeps_all(tmp_path: Path, problem: dict[st
     assert lab.called("--shutdown") == 1
 
 
+def test_a_machine_that_leaves_holds_nothing_that_the_inventory_has_no_more(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, distributions=[Distribution("Debian", default=True), Distribution("Ubuntu")])
+    lab.good()
+    # And what is not ours.
+    foreign = rf"\gpufarm\{OWNER}\mine"
+    with lab.windows.changed() as machine:
+        machine.tasks[foreign] = machine.tasks[KEEP]
+    lab.unlisted = ("Ubuntu",)
+    lab.playbook = "remove.yml"
+    lab.good("--limit", "gaming-pc")
+    machine = lab.windows.machine
+    assert (list(machine.tasks), machine.holds) == ([foreign], {})
+
+
 def test_a_machine_that_leaves_tells_which_node_stays_out(tmp_path: Path) -> None:
     """Of a run that was cut off; the distribution does not run, so nobody can put its node back."""
     lab = Lab(tmp_path, distributions=[Distribution("Debian", state="Stopped", default=True)])
