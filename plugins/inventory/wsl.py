@@ -180,7 +180,8 @@ windows_hosts:
   - name: here
     connection: local
 groups:
-  gpu_nodes: wsl_version == 2 and wsl_running
+  # One of a machine, because WSL 2 has one network for all.
+  gpu_nodes: wsl_version == 2 and wsl_default and wsl_running
 keyed_groups:
   - key: wsl_host
     prefix: at

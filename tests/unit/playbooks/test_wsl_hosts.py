@@ -517,6 +517,36 @@ def test_windows_stays_as_it_is_where_the_node_is_refused(tmp_path: Path) -> Non
     assert not lab.config.exists()
 
 
+@pytest.mark.parametrize("playbook", ["site.yml", "wsl.yml", "upgrade.yml"])
+def test_two_distributions_of_a_machine_are_no_two_nodes(tmp_path: Path, playbook: str) -> None:
+    """They have one network: what asks the agent of one would ask, close and drain the node of the other."""
+    lab = Lab(tmp_path, distributions=[Distribution("Debian", default=True), Distribution("Ubuntu")])
+    # Nobody gets as far as the roles, to which this is no node.
+    lab.playbook, servers = playbook, {"nomad_client_servers": ["192.0.2.10"], "node_maintenance_policy": "perhaps"}
+    lab.node = {**servers, "ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
+    text = (
+        "gaming-pc-{}: gaming-pc-Debian, gaming-pc-Ubuntu of gpu_nodes are distributions of gaming-pc, and WSL 2 has "
+        "one network for all of them, in which Nomad's ports are another's. Expected: one of them in gpu_nodes. Next "
+        "step: run gpufarm.core.remove with --limit for those of the others that are nodes already, and keep them out "
+        "of gpu_nodes, by `groups` or `filters` of the inventory gpufarm.core.wsl."
+    )
+    before, limit = lab.windows.machine, ("--limit", "gaming-pc,gaming-pc-Ubuntu")
+    said = lab.bad()
+    assert all(text.format(name) in said for name in ("Debian", "Ubuntu"))
+    # Also where a run has only one of them, which the agent of the other would answer.
+    said = lab.bad(*limit)
+    assert text.format("Ubuntu") in said
+    assert lab.windows.machine == before
+    # One of WSL 1 has no network of its own either, and no GPU, which is said of it.
+    lab.nodes = {"Debian": lab.node, "Ubuntu": {**lab.node, "wsl_version": 1}}
+    assert "are distributions of" not in lab.bad()
+    # A removal is how the second one goes.
+    lab.nodes, lab.playbook = None, "remove.yml"
+    said = words(lab.run("--check", *limit).stdout)
+    assert "are distributions of" not in said
+    assert "PLAY [What goes and what stays]" in said
+
+
 @pytest.mark.parametrize("playbook", ["site.yml", "wsl.yml"])
 def test_a_node_that_ends_when_ansible_has_left_is_told(tmp_path: Path, playbook: str) -> None:
     nodes = {
