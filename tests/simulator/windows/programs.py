@@ -23,6 +23,8 @@ WSL = "import sys; sys.path.insert(0, sys.argv[1]); from tests.simulator.windows
 def run(windows: Windows, path: str, arguments: str, environment: Mapping[str, str] | None = None) -> tuple[int, bytes]:
     """Run a program, and return its code and what it prints."""
     name = path.rpartition("\\")[2].lower()
+    if path == PROGRAM_FILES and not windows.machine.has_program_files:
+        raise FileNotFoundError(path)
     if name == "wsl.exe" and windows.machine.installed:
         return _wsl(windows, PROGRAM_FILES if path == PROGRAM_FILES else SYSTEM32, arguments, environment or {})
     known: dict[str, Callable[[Windows, str], tuple[int, str]]] = {

@@ -1002,6 +1002,21 @@ def test_an_update_needs_consent_and_is_one(tmp_path: Path) -> None:
     assert lab.state == "Running"
 
 
+def test_an_update_ends_nothing_that_nobody_could_see(tmp_path: Path) -> None:
+    """WSL of the Store, before the MSI, has no wsl.exe where this role looks for it."""
+    lab = Lab(tmp_path, release="1.2.5", has_program_files=False)
+    said = lab.bad(wsl_update=True, of_instances={"wsl_running": True})
+    assert (
+        "gaming-pc: gaming-pc-Debian runs by the inventory, and C:\\Program Files\\WSL\\wsl.exe lists no distribution. "
+        "Expected: one that does, because an update ends what runs. Next step: see that no work runs there, run "
+        "`wsl.exe --update` on this machine, and this again."
+    ) in said
+    assert lab.called("--install|--update") == 0
+    # Nor is it known of what the inventory has stopped.
+    lab.run(wsl_update=True, of_instances={"wsl_running": False})
+    assert lab.called("--install") == 1
+
+
 @pytest.mark.parametrize(("here", "there", "same"), [
     ({"wsl_computer_name": "GAMING-PC"}, {"wsl_computer_name": "GAMING-PC", "ansible_host": "192.0.2.31"}, True),
     ({"ansible_host": "192.0.2.31"}, {"wsl_computer_name": "GAMING-PC", "ansible_host": "192.0.2.31"}, True),
