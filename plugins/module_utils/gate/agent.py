@@ -28,9 +28,9 @@ _TIME = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(Z|[+-]\d\d:\d\d
 def agent_state(status: int | None, stats: Mapping[str, Any] | None, max_age_s: float = PLUGIN_AGE_MAX_S) -> str:
     """How a client agent is, by the HTTP status of C(/v1/agent/health) and by what C(/v1/client/stats) says.
 
-    C(ok), C(stopped), C(unhealthy), or C(plugin_stopped): a device plugin that ends and cannot be started again, or
-    hangs, leaves its devices in Nomad for ever, and only its statistics get no newer. An agent without statistics of
-    devices tells nothing; with MIG the plugin has none.
+    C(ok), C(stopped), C(unhealthy), or C(plugin_stopped): a device plugin that hangs leaves its devices in Nomad for
+    ever, and one that ends and cannot be started again does so at times; only its statistics get no newer. An agent
+    without statistics of devices tells nothing; with MIG the plugin has none.
     """
     if status is None or status < 100:
         return AGENT_STOPPED

@@ -83,6 +83,8 @@ def ended(machine: Machine, distribution: Distribution) -> None:
     if distribution.state == "Running":
         distribution.state = "Stopped"
         machine.empty_since = machine.clock
+        # What a task has started there ends with it, and so does the task.
+        machine.holds = {task: name for task, name in machine.holds.items() if name != distribution.name}
         _container(distribution, "stop")
 
 
@@ -91,7 +93,6 @@ def shut_down(machine: Machine) -> None:
     for each in machine.distributions:
         ended(machine, each)
     machine.running = None
-    machine.holds = {}
 
 
 def _container(distribution: Distribution, verb: str) -> None:

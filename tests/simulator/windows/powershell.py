@@ -733,7 +733,7 @@ class Block:
         from tests.simulator.windows import programs  # noqa: PLC0415 # which runs scripts itself
 
         self.take("&")
-        path, words = str(self.primary()), []
+        path, words = self.word(), []
         while self.next.kind != "end" and self.next.text not in (")", "}"):
             words.append(self.word())
         try:

@@ -28,8 +28,10 @@ from ansible_collections.gpufarm.core.tests.unit.playbooks import playbook_helpe
 from ansible_collections.gpufarm.core.tests.unit.playbooks.playbook_helper import ADDRESS, ALONE, LOCAL
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import gate_helper
 
+from tests.simulator.tools import BuildError
 from tests.simulator.windows import life, modules, programs
-from tests.simulator.windows.host import HANGS, PROGRAM_FILES, USER_SID, Distribution, Machine, Windows
+from tests.simulator.windows.host import HANGS, POWERSHELL, PROGRAM_FILES, USER_SID, Distribution, Machine, Windows
+from tests.simulator.windows.sshd import Sshd
 
 pytestmark = pytest.mark.controller
 GPU = {"name": "NVIDIA GeForce RTX 4090", "driver_version": "581.42", "driver_model": "WDDM"}
@@ -216,6 +218,46 @@ def test_the_timers_alone_hold_what_was_started(tmp_path: Path) -> None:
         machine.tasks, machine.holds = {}, {}
     life.wait(lab.windows, TEN_TIMEOUTS_S)
     assert lab.state == "Running"
+
+
+AGAIN = [
+    {"ansible.builtin.import_role": {"name": "gpufarm.core._common", "tasks_from": "variables.yml"}},
+    {"ansible.builtin.import_role": {"name": "gpufarm.core.wsl", "tasks_from": "start_again.yml"}},
+]
+
+
+@pytest.mark.parametrize("held", [True, False])
+@pytest.mark.parametrize("shell", ["cmd", "powershell"])
+def test_what_is_ended_for_its_settings_is_held_again_where_it_was(tmp_path: Path, shell: str, held: bool) -> None:
+    """Idle, it would end 15 s after Ansible has left, and its task begins by itself within five minutes only."""
+    lab = Lab(tmp_path, banner="Welcome\r\n", default_shell=POWERSHELL if shell == "powershell" else None)
+    lab.good()
+    if not held:
+        with lab.windows.changed() as machine:
+            machine.tasks, machine.holds = {}, {}
+    try:
+        server = Sshd(lab.windows)
+    except BuildError as error:
+        pytest.skip(str(error))
+    (tmp_path / "client").write_text(server.client_configuration("gaming-pc"), encoding="utf-8")
+    windows = {
+        # No connection of another test's machine of that name.
+        "ansible_connection": "ssh", "ansible_ssh_args": f"-F {tmp_path / 'client'} -o ControlPath=none",
+        "ansible_shell_type": shell, "wsl_connection": "ssh", "wsl_exe": PROGRAM_FILES,
+    }  # fmt: skip
+    known = {**LOCAL, "wsl_host": "gaming-pc", "wsl_distribution": "Debian"}
+    # What this machine answers is nothing of a distribution's.
+    past = {"__wsl_refusal": "", "__wsl_asked": {"stdout_lines": ["systemd", *(["held"] if held else [])]}}
+    (tmp_path / "play.yml").write_text(yaml.safe_dump([{"hosts": "gaming-pc-Debian", "tasks": AGAIN}]))
+    with server:
+        done = playbook_helper.run_playbook(
+            tmp_path, {"all": {"hosts": {"gaming-pc": windows, "gaming-pc-Debian": known}}},
+            str(tmp_path / "play.yml"), "-e", json.dumps(past), under=lab.under,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert lab.called("--terminate Debian") == 1
+    assert (lab.state, lab.windows.machine.holds) == ("Running", {KEEP: "Debian"} if held else {})
+    assert lab.called("schtasks.exe") == held
 
 
 def test_a_password_is_stored_where_one_is_given(tmp_path: Path) -> None:

@@ -455,7 +455,7 @@ def test_the_distribution_is_asked_for_the_mode_of_its_network(tmp_path: Path) -
 
 
 def test_a_distribution_counts_as_held_that_was_so_before_this_run_ended_it() -> None:
-    """Its task starts again within five minutes, so that is nothing to run the playbook of Windows for."""
+    """Its task is started again, so that is nothing to run the playbook of Windows for."""
     assert value("__wsl_held", *GOOD, "held")
     assert value("__wsl_held", __wsl_held_before=True)
     assert not value("__wsl_held")
