@@ -8,10 +8,10 @@ key, stays out of it: the job takes it from Nomad's variables.
 from __future__ import annotations
 
 import argparse
-import http
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -29,6 +29,8 @@ PATIENCE_S = 300
 # Seconds for which the node of a run may not answer Nomad. Until then nothing begins anew, for the run may go on there.
 LOST_S = 900
 LOG_BYTES = 65536
+# What Nomad answers 500 to although no other try helps: the job is not there, not parameterized, or takes no such meta.
+REFUSED = re.compile("parameterized job|job .* is stopped|meta(data)? keys")
 # What a container of a cluster has no use for, or what the parameterized job says already.
 LEFT_TO_THE_JOB = ("network", "add-host")
 
@@ -71,11 +73,12 @@ class Nomad:
             text = answer.read()
         except (OSError, http.client.HTTPException) as error:
             raise Gone(f"{path}: {error}") from error
-        if answer.status >= 500 or answer.status == http.HTTPStatus.TOO_MANY_REQUESTS:
-            raise Gone(f"{path} answered {answer.status}: {text.decode(errors='replace').strip()}")
+        told = text.decode(errors="replace").strip()
+        if (answer.status >= 500 or answer.status == http.client.TOO_MANY_REQUESTS) and not REFUSED.search(told):
+            raise Gone(f"{path} answered {answer.status}: {told}")
         if answer.status >= 400:
             raise Problem(
-                f"Nomad answered {answer.status} to {method} {path}: {text.decode(errors='replace')}. Expected: "
+                f"Nomad answered {answer.status} to {method} {path}: {told}. Expected: "
                 "a job that it takes, from an agent that may send it. Next step: run the role wandb_launch_agent again"
             )
         return text
@@ -143,14 +146,31 @@ def meta_of(run: argparse.Namespace) -> dict[str, str]:
 class Run:
     """A dispatched job."""
 
-    def __init__(self, nomad: Nomad, job: str) -> None:
+    def __init__(self, nomad: Nomad) -> None:
         self.nomad = nomad
-        self.path = f"/v1/job/{urllib.parse.quote(job, safe='')}"
+        self.path = ""
         self.over = ""
         self.silent_since: float | None = None
 
     def stop(self, *_signal: object) -> None:
         self.over = "stopped the job in Nomad"
+
+    def dispatch(self, job: str, meta: dict[str, str]) -> str:
+        """Its name in Nomad, which makes one of a token, however often it is asked: an answer may be lost."""
+        path, token = f"/v1/job/{urllib.parse.quote(job, safe='')}/dispatch", str(uuid.uuid4())
+        begun = time.monotonic()
+        while True:
+            try:
+                answer = json.loads(self.nomad.call("POST", path, {"Meta": meta}, idempotency_token=token))
+            except Gone as error:
+                if time.monotonic() - begun > PATIENCE_S:
+                    raise
+                say(f"Nomad does not answer ({error})")
+            else:
+                child = str(answer["DispatchedJobID"])
+                self.path = f"/v1/job/{urllib.parse.quote(child, safe='')}"
+                return child
+            time.sleep(PAUSE_S)
 
     def wait(self) -> int:
         """Wait for its end and return its exit code; end it where this is asked to end."""
@@ -224,21 +244,6 @@ class Run:
         return next((code for code in reversed(codes) if code), 1)
 
 
-def dispatch(nomad: Nomad, job: str, meta: dict[str, str]) -> str:
-    """The job that a run becomes. Nomad makes one of a token, however often it is asked: an answer may be lost."""
-    path, token = f"/v1/job/{urllib.parse.quote(job, safe='')}/dispatch", str(uuid.uuid4())
-    begun = time.monotonic()
-    while True:
-        try:
-            answer = json.loads(nomad.call("POST", path, {"Meta": meta}, idempotency_token=token))
-            return str(answer["DispatchedJobID"])
-        except Gone as error:
-            if time.monotonic() - begun > PATIENCE_S:
-                raise
-            say(f"Nomad does not answer ({error})")
-        time.sleep(PAUSE_S)
-
-
 def run(words: list[str], environment: dict[str, str]) -> int:
     wanted = parse(words)
     if any(word.startswith(f"{SECRET}=") and word != f"{SECRET}={environment.get(SECRET)}" for word in wanted.env):
@@ -251,11 +256,11 @@ def run(words: list[str], environment: dict[str, str]) -> int:
     nomad = Nomad(
         environment["NOMAD_ADDR"], environment.get("NOMAD_TOKEN", ""), environment.get("NOMAD_NAMESPACE", "default")
     )
-    child = dispatch(nomad, job, meta_of(wanted))
-    dispatched = Run(nomad, child)
+    dispatched = Run(nomad)
+    # Before Nomad is asked, for it may have the job before this has its answer.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, dispatched.stop)
-    say(f"Nomad has it as {child}")
+    say(f"Nomad has it as {dispatched.dispatch(job, meta_of(wanted))}")
     return dispatched.wait()
 
 

@@ -9,6 +9,7 @@ import http.server
 import importlib.util
 import json
 import os
+import queue
 import signal
 import socketserver
 import subprocess
@@ -16,7 +17,7 @@ import sys
 import threading
 import urllib.parse
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +57,13 @@ class Nomad(socketserver.ThreadingUnixStreamServer):
         # What a dispatch is answered at first, None where its answer is lost.
         self.troubles: list[tuple[int, str] | None] = []
         self.tokens: list[str | None] = []
+        self.dispatched: Callable[[], None] = lambda: None
         super().__init__(str(path), Handler)
 
     def answer(self, method: str, path: str, body: Any) -> tuple[int, Any]:
         self.asked.append((method, path, body))
         if path.endswith("/dispatch"):
+            self.dispatched()
             return 200, {"DispatchedJobID": CHILD}
         if method == "DELETE":
             self.stopped = True
@@ -86,15 +89,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
         path, _mark, query = self.path.partition("?")
         assert "namespace=research" in query
         server.headers.append(self.headers.get("Authorization"))
+        trouble: Any = ()
         if path.endswith("/dispatch"):
             server.tokens += urllib.parse.parse_qs(query).get("idempotency_token", [None])
-            trouble = server.troubles.pop(0) if server.troubles else (0, "")
-            if not trouble:
+            trouble = server.troubles.pop(0) if server.troubles else ()
+            if trouble is None:
                 return
-            if trouble[0]:
-                self.send_error(*trouble)
-                return
-        status, answer = server.answer(self.command, path, json.loads(body) if body else None)
+        status, answer = trouble or server.answer(self.command, path, json.loads(body) if body else None)
         text = (answer if isinstance(answer, str) else json.dumps(answer)).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(text)))
@@ -130,6 +131,12 @@ def ended(nomad: Nomad, *words: str) -> tuple[int, str]:
     with start(nomad, *words) as process:
         output, _none = process.communicate(timeout=PATIENCE_S)
     return process.returncode, output
+
+
+def dispatched(nomad: Nomad) -> Any:
+    run = docker.Run(docker.Nomad(f"unix://{nomad.server_address}", "identity", "research"))
+    run.dispatch("launch-gpus-4", {})
+    return run
 
 
 def allocation(status: str, code: int = 0) -> list[dict[str, Any]]:
@@ -172,7 +179,36 @@ def test_a_dispatch_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(docker, "PAUSE_S", 0)
     away = docker.Nomad(f"unix://{tmp_path}/none.sock", "identity", "research")
     with pytest.raises(docker.Gone, match="No such file"):
-        docker.dispatch(away, "launch-gpus-1", {})
+        docker.Run(away).dispatch("launch-gpus-1", {})
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "parameterized job not found",
+        'Specified job "launch-gpus-4" is stopped',
+        'Specified job "launch-gpus-4" is not a parameterized job',
+        "Dispatch did not provide required meta keys: [image]",
+        "Dispatch request included unpermitted metadata keys: [words]",
+    ],
+)
+def test_what_no_other_try_mends_is_told_at_once(nomad: Nomad, told: str) -> None:
+    """Nomad answers 500 to these, too."""
+    nomad.troubles = [(500, told)]
+    code, output = ended(nomad, *RUN, "img:1")
+    assert (code, len(nomad.tokens)) == (125, 1), output
+    assert f"Nomad answered 500 to POST /v1/job/launch-gpus-1/dispatch: {told}. Expected: a job" in output
+
+
+def test_an_end_while_nomad_is_asked_leaves_no_job(nomad: Nomad) -> None:
+    """Nomad has the job, and its answer is not read yet."""
+    nomad.states = [allocation("running")]
+    started: queue.Queue[subprocess.Popen[str]] = queue.Queue()
+    nomad.dispatched = lambda: started.get(timeout=PATIENCE_S).send_signal(signal.SIGTERM)
+    with start(nomad, *RUN, "img:1") as process:
+        started.put(process)
+        output, _none = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, nomad.stopped) == (143, True), output
 
 
 def test_a_run_that_ends_well_and_asks_for_nothing_gets_the_first_count(nomad: Nomad) -> None:
@@ -209,7 +245,7 @@ def test_a_run_on_a_node_that_stays_away_is_given_up(nomad: Nomad, monkeypatch: 
     monkeypatch.setattr(docker, "PAUSE_S", 0)
     said: list[str] = []
     monkeypatch.setattr(docker, "say", said.append)
-    assert docker.Run(docker.Nomad(f"unix://{nomad.server_address}", "identity", "research"), CHILD).wait() == 143
+    assert dispatched(nomad).wait() == 143
     assert nomad.stopped and said[-1] == "gpu01 has not answered for 0 s; the job is stopped"
 
 
@@ -269,7 +305,7 @@ def test_nomad_that_stays_away_ends_the_wait(nomad: Nomad, monkeypatch: pytest.M
     monkeypatch.setattr(docker, "PATIENCE_S", 0)
     monkeypatch.setattr(docker, "PAUSE_S", 0)
     with pytest.raises(docker.Gone, match="No cluster leader"):
-        docker.Run(docker.Nomad(f"unix://{nomad.server_address}", "identity", "research"), CHILD).wait()
+        dispatched(nomad).wait()
 
 
 def test_the_key_of_the_agent_is_named_only() -> None:
