@@ -72,7 +72,7 @@ class Work:
     uid: str
     gpus: int
     ends: bool
-    """Whether it may end by itself, as a Job's does, or is one that nothing would start again."""
+    """Whether it may end by itself, as that of a Job or a PyTorchJob does, or is one that nothing would start again."""
     ending: bool
     """Whether it has been told to end."""
 
@@ -105,7 +105,8 @@ def work_of(pods: Iterable[Mapping[str, Any]]) -> list[Work]:
                     name=text_of(metadata.get("name")),
                     uid=text_of(metadata.get("uid")),
                     gpus=sum(gpus_of_pod(spec).values()),
-                    ends=owner in ("", "Job"),
+                    # What keeps its pods running, such as a ReplicaSet, has none of another policy.
+                    ends=not owner or text_of(spec.get("restartPolicy")) in ("Never", "OnFailure"),
                     ending=bool(metadata.get("deletionTimestamp")),
                 )
             )

@@ -75,15 +75,14 @@ def plan(
     C(own) is how many nvidia-smi lists there, 0 where nobody knows.
     """
     planned: list[tuple[Slot, PodResult | None]] = []
-    left = settings.sample
-    for resource in node["resources"]:
-        holders = [use for use in uses if resource["name"] in use["gpus"]]
-        used = min(sum(use["gpus"][resource["name"]] for use in holders), resource["allocatable"])
-        free = resource["allocatable"] - used
-        chosen = resource["allocatable"] if left is None else min(left, resource["allocatable"])
-        left = None if left is None else left - chosen
+    held = [[use for use in uses if resource["name"] in use["gpus"]] for resource in node["resources"]]
+    frees = [
+        max(0, resource["allocatable"] - sum(use["gpus"][resource["name"]] for use in holders))
+        for resource, holders in zip(node["resources"], held)
+    ]
+    totals = [resource["allocatable"] for resource in node["resources"]]
+    for resource, holders, free, chosen in zip(node["resources"], held, frees, _shares(frees, totals, settings.sample)):
         for slot in _slots(node, resource, own, named):
-            # Free ones first.
             known: PodResult | None = None
             if slot.number >= chosen:
                 known = skipped(slot, "not_sampled", "that it is not part of the sample", "run without 'sample'")
@@ -95,6 +94,17 @@ def plan(
                 known = skipped(slot, "check_mode", "check mode, so no pod ran", "run without check mode")
             planned.append((slot, known))
     return planned
+
+
+def _shares(frees: Sequence[int], totals: Sequence[int], sample: int | None) -> list[int]:
+    """How many GPUs of each kind are in the sample: those that are free of all kinds first, then others."""
+    if sample is None:
+        return list(totals)
+    shares = [0] * len(totals)
+    for limits in (frees, totals):
+        for place, limit in enumerate(limits):
+            shares[place] += min(limit - shares[place], sample - sum(shares))
+    return shares
 
 
 def _slots(node: Node, resource: Resource, own: int, named: bool) -> list[Slot]:

@@ -124,8 +124,13 @@ def prove(run: Run, nodes: Sequence[Sequence[Slot]]) -> dict[Slot, PodResult]:
         slots = [slot for node in nodes[begin : begin + run.settings.parallel] for slot in node]
         watched = [_Watched(slot, pod_name(run.name, number + place), 0.0) for place, slot in enumerate(slots)]
         number += len(slots)
+        if run.left:
+            found = "that no pod of this node began, because others could not be removed"
+            results.update(_not_begun(run, slots, found, "remove the pods that are named, and run the proof again"))
+            continue
         if run.seconds_left() <= 0:
-            results.update(_not_begun(run, slots))
+            found = f"that no pod of this node had begun when the {run.settings.timeout:g} s were over"
+            results.update(_not_begun(run, slots, found, "raise 'timeout' or 'parallel', or prove fewer nodes at once"))
             continue
         # Before the first pod, because a signal can come in between.
         try:
@@ -140,10 +145,8 @@ def prove(run: Run, nodes: Sequence[Sequence[Slot]]) -> dict[Slot, PodResult]:
     return results
 
 
-def _not_begun(run: Run, slots: Sequence[Slot]) -> dict[Slot, PodResult]:
+def _not_begun(run: Run, slots: Sequence[Slot], found: str, step: str) -> dict[Slot, PodResult]:
     """Nothing is known of these GPUs, so none has failed; but their nodes are not proven."""
-    found = f"that no pod of this node had begun when the {run.settings.timeout:g} s were over"
-    step = "raise 'timeout' or 'parallel', or prove fewer nodes at once"
     for node in dict.fromkeys(slot.node for slot in slots):
         run.unproven.append(problem_of(node, "not_begun", found, "a proof of every GPU", step))
     return {slot: skipped(slot, "not_begun", found, step) for slot in slots}
@@ -159,6 +162,7 @@ def _create(run: Run, watched: Sequence[_Watched], results: dict[Slot, PodResult
     for attempt in range(1, ATTEMPTS + 1):
         again = []
         for part in in_parts(waiting):
+            refused: list[tuple[_Watched, KubernetesError]] = []
             bodies = [
                 pod_of(each.name, run.name, each.slot, run.settings, seconds=seconds, gives_up_at=gives_up_at)
                 for each in part
@@ -171,11 +175,12 @@ def _create(run: Run, watched: Sequence[_Watched], results: dict[Slot, PodResult
                 # A quota that was changed at the same moment is a conflict (kubernetes/kubernetes#67761).
                 elif (answer.transient or answer.reason == "Conflict") and attempt < ATTEMPTS:
                     again.append(each)
-                elif not taken and not results:
-                    # The first refusal holds for all.
-                    raise answer
                 else:
-                    results[each.slot] = result_of(each.slot, refused_pod(answer.found))
+                    refused.append((each, answer))
+            # What holds for all; a quota takes some of them, whichever come first.
+            if len(refused) == len(part) and not taken and not results:
+                raise refused[0][1]
+            results.update({each.slot: result_of(each.slot, refused_pod(error.found)) for each, error in refused})
         waiting = again
         if not waiting:
             break
@@ -195,10 +200,12 @@ def _watch(run: Run, watched: Sequence[_Watched]) -> dict[Slot, PodResult]:
             if not error.transient:
                 raise
             verdicts, trouble = {}, error.found
+        late = run.seconds_left() <= 0
+        warnings = _warnings(run) if late and not trouble and len(verdicts) < len(pending) else {}
         for each in list(pending):
             result = verdicts.get(each.name)
-            if result is None and run.seconds_left() <= 0:
-                result = _late(run, each, trouble)
+            if result is None and late:
+                result = _late(run, each, trouble, warnings.get(each.name, ""))
             if result is not None:
                 took = round(time.monotonic() - each.began, 1)
                 results[each.slot] = dataclasses.replace(result, duration_s=took)
@@ -222,6 +229,7 @@ def _look(run: Run, pending: Sequence[_Watched]) -> dict[str, PodResult]:
     pods = _pods(run)
     verdicts: dict[str, PodResult] = {}
     to_read: list[_Watched] = []
+    silent: list[_Watched] = []
     now: dict[str, tuple[Node | None, list[PodUse] | None]] = {}
     for each in pending:
         pod = pods.get(each.name)
@@ -232,6 +240,13 @@ def _look(run: Run, pending: Sequence[_Watched]) -> dict[str, PodResult]:
         result = _judge_unstarted(run, each, now)
         if result is not None:
             verdicts[each.name] = result
+        elif _silent(each):
+            silent.append(each)
+    # Where the engine cannot even begin with a pod, only its events say so.
+    warnings = _warnings(run, "FailedCreatePodSandBox") if silent else {}
+    for each in silent:
+        if each.name in warnings:
+            verdicts[each.name] = each.failed(failed_pod(warnings[each.name]))
     for part in in_parts(to_read):
         logs = run.client.calls([run.client.raw("get", _log_path(run, each.name)) for each in part])
         for each, log in zip(part, logs):
@@ -275,31 +290,33 @@ def _judge_unstarted(
         # Who held the GPU may have ended between the two looks, and then the pod has a place at once.
         just_free = result.code == "not_placed" and f"Insufficient {slot.resource}" in state.unscheduled
         return result if not just_free or each.lasts("just free", FREE_WAIT_S) else None
-    if each.lasts("unstarted", EVENTS_AFTER_S):
-        # Where the engine cannot even begin with the pod, only its events say so.
-        each.since["unstarted"] = time.monotonic()
-        why = _warning(run, pod, "FailedCreatePodSandBox")
-        if why:
-            return each.failed(failed_pod(why))
     return None
 
 
-def _warning(run: Run, pod: str, reason: str | None = None) -> str:
-    """The last warning among the events of a pod, as far as the user may see them."""
-    parts = ("api", "v1", "namespaces", run.settings.namespace, "events")
+def _silent(each: _Watched) -> bool:
+    """Whether a pod has a place and for so long no container; it is so once in that time."""
+    if each.state is None or each.state.unscheduled or not each.lasts("unstarted", EVENTS_AFTER_S):
+        return False
+    each.since["unstarted"] = time.monotonic()
+    return True
 
-    def last(events: Iterator[dict[str, Any]]) -> str:
-        found = ""
+
+def _warnings(run: Run, reason: str | None = None) -> dict[str, str]:
+    """Pods of the namespace to the last warning among their events, as far as the user may see them."""
+    selector = "type=Warning" + (f",reason={reason}" if reason else "")
+
+    def last(events: Iterator[dict[str, Any]]) -> dict[str, str]:
+        found: dict[str, str] = {}
         for event in events:
-            if reason is None or event.get("reason") == reason:
-                found = f"{text_of(event.get('reason'))}: {text_of(event.get('message'))}"
+            told = f"{text_of(event.get('reason'))}: {text_of(event.get('message'))}"
+            found[text_of(mapping(event.get("involvedObject")).get("name"))] = " ".join(told.split())[-400:].rstrip(".")
         return found
 
+    parts = ("api", "v1", "namespaces", run.settings.namespace, "events")
     try:
-        found = run.client.read(last, *parts, fieldSelector=f"involvedObject.name={pod},type=Warning")
+        return run.client.read(last, *parts, fieldSelector=selector)
     except KubernetesError:
-        return ""
-    return " ".join(found.split())[-400:].rstrip(".")
+        return {}
 
 
 def _judge_started(run: Run, each: _Watched, log: str | KubernetesError) -> PodResult | None:
@@ -341,7 +358,7 @@ def endless() -> Finding:
     return Finding("log_unreadable", found, "what the pod has to say, and little else", step)
 
 
-def _late(run: Run, each: _Watched, trouble: str) -> PodResult:
+def _late(run: Run, each: _Watched, trouble: str, warning: str) -> PodResult:
     state = each.state
     if each.unreadable and not trouble:
         return each.failed(unreadable(each.unreadable))
@@ -352,7 +369,7 @@ def _late(run: Run, each: _Watched, trouble: str) -> PodResult:
     elif state.unscheduled:
         found = f"that Kubernetes had not placed the pod ({state.unscheduled})"
     else:
-        why = state.why or _warning(run, each.name)
+        why = "; ".join(filter(None, (state.why, warning)))
         found = f"that the pod was still {state.phase or 'in no phase'}" + (f" ({why})" if why else "")
     seconds, node = f"{run.settings.timeout:g} s", each.slot.node
     step = f"look at 'kubectl describe node {node}', and raise 'timeout' where images are large or nodes are many"
@@ -400,7 +417,9 @@ def _delete(run: Run, names: Sequence[str]) -> None:
         if error.reason != "Forbidden":
             raise
         # Who may delete pods may not always delete all of a list.
-        delete_pods(run.client, run.settings.namespace, names)
+        failed = delete_pods(run.client, run.settings.namespace, names)
+        if len(failed) == len(names):
+            raise failed[names[0]] from None
 
 
 def delete_pods(client: Client, namespace: str, names: Sequence[str]) -> dict[str, KubernetesError]:

@@ -82,6 +82,7 @@ def make_pod(name: str, node: str, gpus: int, phase: str = "Running", **more: An
         "metadata": {"name": name, "namespace": more.pop("namespace", "default"), "uid": f"uid-{name}"},
         "spec": {
             "nodeName": node,
+            "restartPolicy": "Always",
             "containers": [
                 {
                     "name": more.pop("container", "main"),
@@ -286,7 +287,13 @@ class Cluster:
             request.refuse(404, "NotFound", "the server could not find the requested resource")
             return
         if kind == "events":
-            self.page(request, "EventList", self.events, {})
+            # Those of every pod.
+            events = [
+                {"type": "Warning", "involvedObject": {"name": pod["metadata"]["name"]}, **event}
+                for pod in self.pods
+                for event in self.events
+            ]
+            self.page(request, "EventList", [event for event in events if selected(event, query)], query)
             return
         here = [pod for pod in self.pods if pod["metadata"]["namespace"] == namespace and selected(pod, query)]
         named = [pod for pod in here if rest and pod["metadata"]["name"] == rest[0]]
@@ -450,11 +457,12 @@ def selected(pod: dict[str, Any], query: dict[str, str]) -> bool:
     for term in filter(None, query.get("fieldSelector", "").split(",")):
         unlike = "!=" in term
         key, _sign, value = term.partition("!=" if unlike else "=")
-        top, field = key.split(".")
-        found = pod[top].get(field, "")
+        found: Any = pod
+        for field in key.split("."):
+            found = found.get(field, "")
         if (found == value) is unlike:
             return False
-    labels = pod["metadata"].get("labels", {})
+    labels = pod.get("metadata", {}).get("labels", {})
     for term in filter(None, query.get("labelSelector", "").split(",")):
         key, sign, value = term.partition("=")
         if key not in labels or (sign and labels[key] != value):

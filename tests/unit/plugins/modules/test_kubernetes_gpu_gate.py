@@ -112,6 +112,7 @@ def pod(name: str, kind: str, gpus: int = 1) -> dict[str, Any]:
     made: dict[str, Any] = farm.make_pod(name, "node00000", gpus)
     if kind:
         made["metadata"]["ownerReferences"] = [{"kind": kind, "name": "it", "controller": True}]
+        made["spec"]["restartPolicy"] = "Never" if kind == "Job" else "Always"
     return made
 
 

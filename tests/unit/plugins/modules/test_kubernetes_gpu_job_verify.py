@@ -423,6 +423,19 @@ def test_a_sample_takes_free_gpus_first(cluster: farm.Cluster, capsys: pytest.Ca
     assert verdicts(result) == [("ok", None), ("skipped", "not_sampled")] * 2 and len(cluster.created) == 2
 
 
+def test_a_sample_takes_free_gpus_of_another_kind_before_busy_ones(
+    cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    part = "nvidia.com/mig-1g.10gb"
+    cluster.nodes = [farm.make_node(0, 1, **{part: 2})]
+    cluster.pods = [{**farm.make_pod("training", "node00000", 1), "node": "node00000", "resource": GPU}]
+    cluster.pods[0]["gpu"] = farm.uuid_of(0, 0)
+    result = run(capsys, cluster, nodes=["node00000"], sample=1, check_mode=True)
+    assert [(gpu["resource"], gpu["code"]) for gpu in result["gpus"]] == [
+        (GPU, "not_sampled"), (part, "check_mode"), (part, "not_sampled"),
+    ]  # fmt: skip
+
+
 def test_cordoned_nodes(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     cluster.nodes[0]["spec"]["unschedulable"] = True
     assert verdicts(run(capsys, cluster))[:2] == [("skipped", "node_closed")] * 2
@@ -708,14 +721,19 @@ def test_time_that_is_over(
 ) -> None:
     cluster.fate_of = lambda _pod, _node, _resource: Fate(farm.waiting("ContainerCreating"))
     cluster.events = [{"reason": "FailedMount", "message": "no such volume"}]
-    # Over when the events have been asked for once.
+    # Over when the events have been asked for once, which tell of all pods.
     monkeypatch.setattr(
         running.Run, "seconds_left", lambda _run: 0 if any("/events" in path for path in cluster.paths()) else 9
     )
     result = run(capsys, cluster, parallel=1)
     # Of the second node nothing is known, so nothing there has failed, and yet it is not proven.
     assert verdicts(result) == [("failed", "timeout")] * 2 + [("skipped", "not_begun")] * 2
-    assert "that the pod was still Pending (ContainerCreating)" in result["gpus"][0]["message"]
+    assert all(
+        "that the pod was still Pending (ContainerCreating; FailedMount: no such volume)" in gpu["message"]
+        for gpu in result["gpus"][:2]
+    )
+    # By the second pod nothing was asked that the first had not asked already, when it was silent and when it was late.
+    assert len([path for path in cluster.paths() if path.endswith("/events")]) == 2
     assert "that no pod of this node had begun" in result["gpus"][2]["message"]
     assert [(problem["node"], problem["code"]) for problem in result["problems"]] == [
         ("node00000", "timeout"),
@@ -844,16 +862,23 @@ def test_a_refused_pod_ends_the_run(cluster: farm.Cluster, capsys: pytest.Captur
     assert len(names) == 4
 
 
-def test_a_quota_is_no_end_for_what_it_allows(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("number", [0, 3])
+def test_a_quota_is_no_end_for_what_it_allows(
+    cluster: farm.Cluster, capsys: pytest.CaptureFixture[str], number: int
+) -> None:
+    """Whichever of those that are asked for at once are too many."""
+
     def refuse(request: Any) -> bool:
-        if request.command == "POST" and request.body["metadata"]["name"].endswith("-3"):
+        if request.command == "POST" and request.body["metadata"]["name"].endswith(f"-{number}"):
             request.refuse(403, "Forbidden", 'pods "x" is forbidden: exceeded quota: q')
             return True
         return False
 
     cluster.answer = refuse
     result = run(capsys, cluster)
-    assert verdicts(result) == [("ok", None)] * 3 + [("failed", "not_placed")]
+    wanted: list[Any] = [("ok", None)] * 4
+    wanted[number] = ("failed", "not_placed")
+    assert verdicts(result) == wanted
     assert "exceeded quota" in result["msg"]
     all_end(cluster)
 
@@ -925,6 +950,24 @@ def test_who_may_not_delete_a_collection(cluster: farm.Cluster, capsys: pytest.C
     cluster.answer = refuse
     assert verdicts(run(capsys, cluster)) == [("ok", None)] * 4
     all_end(cluster)
+
+
+def test_without_the_right_to_delete_pods_no_more_of_them_are_made(
+    cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(request: Any) -> bool:
+        if request.command == "DELETE":
+            request.refuse(403, "Forbidden", 'User "x" cannot delete resource "pods"')
+            return True
+        return False
+
+    cluster.answer = refuse
+    result = run(capsys, cluster, parallel=1)
+    assert verdicts(result) == [("ok", None)] * 2 + [("skipped", "not_begun")] * 2
+    assert sorted(problem["code"] for problem in result["problems"]) == ["job_left", "job_left", "not_begun"]
+    assert 'could not be removed (Kubernetes answered Forbidden: User "x" cannot delete resource' in result["msg"]
+    assert "because others could not be removed" in result["gpus"][2]["message"]
+    assert len(cluster.paths("DELETE")) == 3
 
 
 def test_pods_that_stay_are_told(

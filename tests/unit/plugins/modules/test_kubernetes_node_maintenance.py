@@ -27,6 +27,8 @@ def owned(kind: str, controller: bool = True) -> dict[str, Any]:
 def pod(name: str, gpus: int = 1, **metadata: Any) -> dict[str, Any]:
     made = farm.make_pod(name, NODE, gpus)
     made["metadata"].update(metadata)
+    if any(owner["kind"].endswith("Job") for owner in metadata.get("ownerReferences", [])):
+        made["spec"]["restartPolicy"] = "OnFailure"
     return made
 
 
@@ -308,6 +310,71 @@ def test_what_may_not_be_evicted_ends_the_drain(host: Host) -> None:
     result = host.drain()
     assert result["failed"] and result["closed"] is True and 'cannot create resource "pods/eviction"' in result["msg"]
     assert host.time == 0 and host.pods == ["web"]
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "message"),
+    [
+        (
+            500,
+            "InternalError",
+            "This pod has more than one PodDisruptionBudget, which the eviction subresource",
+        ),
+        (403, "Forbidden", "unable to create new content in namespace default because it is being terminated"),
+    ],
+)
+def test_one_pod_that_cannot_be_evicted_is_named_and_keeps_no_other(
+    host: Host, status: int, reason: str, message: str
+) -> None:
+    host.cluster.pods = [pod(name, 0, **owned("ReplicaSet")) for name in ("db", "web")]
+
+    def refuse(request: Any) -> bool:
+        if not request.path.endswith("/pods/db/eviction"):
+            return False
+        request.refuse(status, reason, message)
+        return True
+
+    host.cluster.answer = refuse
+    result = host.drain(deadline=30)
+    assert result["failed"] and host.pods == ["db"]
+    assert f"; of default/db, Kubernetes answered {reason}: {message}" in result["msg"]
+
+
+def test_pods_are_evicted_so_many_at_once_as_programs_may_run(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node may have 110 of them, and each is a program of its own on the control plane."""
+    at_once: list[int] = []
+    inside = kubernetes_client.run_commands
+
+    def run_commands(argvs: Any, timeout: float) -> Any:
+        at_once.append(len(argvs))
+        return inside(argvs, timeout)
+
+    monkeypatch.setattr(kubernetes_client, "run_commands", run_commands)
+    host.cluster.pods = [pod(f"web-{number}", 0, **owned("ReplicaSet")) for number in range(40)]
+    assert host.drain()["action"] == "out" and host.pods == []
+    assert max(at_once) == kubernetes_client.AT_ONCE
+
+
+@pytest.mark.parametrize(
+    ("kind", "policy", "ends"),
+    [
+        ("", "Always", True),
+        ("Job", "Never", True),
+        ("PyTorchJob", "OnFailure", True),
+        ("Workflow", "Never", True),
+        ("ReplicaSet", "Always", False),
+        ("RayCluster", "Always", False),
+    ],
+)
+def test_what_may_end_by_itself_has_the_time_of_jobs(host: Host, kind: str, policy: str, ends: bool) -> None:
+    """Training on Kubernetes is a PyTorchJob or a Workflow's step more often than a Job."""
+    item = pod("train", 1, **(owned(kind) if kind else {}))
+    item["spec"]["restartPolicy"] = policy
+    host.cluster.pods = [item]
+    seen: list[list[str]] = []
+    host.meanwhile = [lambda: seen.append(host.pods), host.cluster.pods.clear]
+    assert host.drain(deadline=60)["action"] == "out"
+    assert (host.cluster.removed == []) is ends
 
 
 def test_what_was_placed_just_before_the_cordon_refuses_and_opens_again(host: Host) -> None:
