@@ -180,8 +180,8 @@ nodes:
     plugin:
       description: >-
         The device plugin's pod, by whose restart GPUs that are well again become allocatable. Null where the node has
-        the number and kind of GPUs that is expected, where no such pod runs, or where pods may not be listed; and
-        beyond the first twenty nodes with such problems.
+        the number and kind of GPUs that is expected, or may have it (C(sharing_unknown)), where no such pod runs, or
+        where pods may not be listed; and beyond the first twenty nodes with such problems.
       type: dict
       sample: {namespace: nvidia-device-plugin, name: nvidia-device-plugin-x7k2p}
     not_compared:
@@ -255,7 +255,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.problem import FoundE
 
 # A list of thousands of nodes takes seconds, so the apiserver gets at least that time to itself.
 PAUSE_S = 2.0
-CAUSED_BY_PLUGIN = ("no_devices", "gpu_unhealthy", "count_mismatch", "sharing_unknown", "mig_mismatch")
+CAUSED_BY_PLUGIN = ("no_devices", "gpu_unhealthy", "count_mismatch", "mig_mismatch")
 
 
 def look_once(

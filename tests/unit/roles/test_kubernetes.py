@@ -214,6 +214,34 @@ def test_gpus_that_may_be_shared_keep_no_node_out() -> None:
         assert role_helper.value("required", given) is back, codes
 
 
+def judged(name: str, *codes: str) -> dict[str, Any]:
+    """Return what kubernetes_gpu_verify says of a node that has these problems."""
+    return {
+        "name": name,
+        "verdict": "failed" if codes else "ok",
+        "problems": [{"node": name, "code": code} for code in codes],
+    }
+
+
+def test_gpus_that_may_be_shared_are_waited_for_in_vain() -> None:
+    nodes = [
+        judged("well"), judged("shared", "sharing_unknown"), judged("lost", "gpu_unhealthy"),
+        judged("both", "sharing_unknown", "gpu_unhealthy"), judged("sick", "gpu_unhealthy"),
+    ]  # fmt: skip
+    given = {
+        **role_helper.variables("kubernetes"),
+        "__kubernetes_well": ["well", "shared", "lost", "both"],
+        "__kubernetes_first": {"nodes": nodes, "problems": [each for node in nodes for each in node["problems"]]},
+        "__kubernetes_second": {"nodes": [judged("lost"), judged("both", "sharing_unknown")]},
+    }
+    assert [node["name"] for node in role_helper.value("__kubernetes_again", given)] == ["lost", "both"]
+    verdicts = role_helper.value("__kubernetes_verdicts", given)
+    assert [(node["name"], [each["code"] for each in node["problems"]]) for node in verdicts] == [
+        ("well", []), ("shared", ["sharing_unknown"]), ("sick", ["gpu_unhealthy"]),
+        ("lost", []), ("both", ["sharing_unknown"]),
+    ]  # fmt: skip
+
+
 def test_a_plugin_that_runs_and_hands_out_nothing_is_told() -> None:
     roles = ("kubernetes", "kubernetes_device_plugin")
     full, empty = 'gpu-7 {"cpu":"2","nvidia.com/gpu":"4"}', 'gpu-8 {"cpu":"2","nvidia.com/gpu":"0"}'

@@ -67,6 +67,21 @@ def test_the_failure_says_everything(cluster: farm.Cluster, capsys: pytest.Captu
     assert cluster.paths() == ["/api/v1/nodes", "/api/v1/pods", "/api/v1/pods"]
 
 
+def test_no_plugin_is_to_be_restarted_for_gpus_that_may_be_shared(
+    cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A restart adds no label that tells it."""
+    cluster.nodes = [farm.make_node(number, 4, well, labels={}) for number, well in enumerate((4, 0))]
+    cluster.pods = [farm.plugin_pod(f"node{number:05d}") for number in range(2)]
+    result = run(capsys, cluster, expected=farm.make_expected(2, 2))
+    codes = [[problem["code"] for problem in node["problems"]] for node in result["nodes"]]
+    assert codes == [["sharing_unknown"], ["sharing_unknown", "gpu_unhealthy"]]
+    assert [node["plugin"] and node["plugin"]["name"] for node in result["nodes"]] == [
+        None,
+        "nvidia-device-plugin-node00001",
+    ]
+
+
 def test_waits_for_a_plugin_that_starts(cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     complete = cluster.nodes
     cluster.nodes = [farm.make_node(0, 0), *complete[1:]]
