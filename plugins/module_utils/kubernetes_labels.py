@@ -11,30 +11,31 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes import (
     DOMAIN,
+    MARK,
+    TIMESTAMP,
     Client,
     KubernetesError,
     Node,
     Plugin,
     change_node,
     in_parts,
+    labelled_by_us,
     mapping,
     plugin_of,
     read_nodes,
+    read_plugin,
     text_of,
 )
+from ansible_collections.gpufarm.core.plugins.module_utils.problem import sentences
 
 PROGRAM = "gpu-feature-discovery"
 # To standard output, once; the time would be another label with every look.
 ASK = (PROGRAM, "--oneshot", "--no-timestamp", "--output-file=")
-# Names of what this has set, so that it may go again.
-MARK = "gpufarm.core/gpu-labels"
-# What GPU feature discovery sets where it runs by itself.
-TIMESTAMP = "nvidia.com/gfd.timestamp"
 _LINE = re.compile(r"^(nvidia\.com/[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)=([A-Za-z0-9_.-]{0,63})$")
 
 
@@ -131,18 +132,40 @@ def label(client: Client, namespace: str, selector: str, check_mode: bool) -> li
     ]
     left = {each.name for each in done}
     running = [(name, plugin) for name, plugin in plugins.items() if plugin.running and name not in left]
-    for name, answer in ask(client, running):
+    done += _label(client, nodes, running, check_mode)
+    return sorted(done, key=lambda each: each.name)
+
+
+def refresh(client: Client, names: Collection[str], check_mode: bool) -> list[Labelled]:
+    """Label those of these nodes anew whose labels this has set, sorted by name, wherever the device plugin's pods are.
+
+    One that does not run yet is a failure, so that the caller can try again.
+    """
+    nodes = {node["name"]: node for node in read_nodes(client) if node["name"] in names and labelled_by_us(node)}
+    plugins = [(name, read_plugin(client, name)) for name in nodes]
+    done = [
+        Labelled(name, "failed", sentences(plugin.found, "one that runs, to be asked for the labels", plugin.next_step))
+        for name, plugin in plugins
+        if not plugin.running
+    ]
+    done += _label(client, nodes, [(name, plugin) for name, plugin in plugins if plugin.running], check_mode)
+    return sorted(done, key=lambda each: each.name)
+
+
+def _label(
+    client: Client, nodes: Mapping[str, Node], plugins: Sequence[tuple[str, Plugin]], check_mode: bool
+) -> Iterator[Labelled]:
+    for name, answer in ask(client, plugins):
         try:
             if isinstance(answer, KubernetesError):
                 raise _refused(answer)
             wanted = parse_features(answer)
             changed = _apply(client, nodes[name], wanted, check_mode)
         except KubernetesError as error:
-            done.append(Labelled(name, "failed", str(error)))
+            yield Labelled(name, "failed", str(error))
         else:
             message = f"{len(wanted)} labels" if wanted else f"{PROGRAM} finds no GPU"
-            done.append(Labelled(name, "labelled" if changed else "none", message, wanted))
-    return sorted(done, key=lambda each: each.name)
+            yield Labelled(name, "labelled" if changed else "none", message, wanted)
 
 
 def clear(client: Client, check_mode: bool) -> list[Labelled]:

@@ -38,12 +38,20 @@ options:
   state:
     description:
       - With V(absent) every node loses the labels that this module has set.
+      - With V(refreshed) those of O(nodes) that have labels of this module's are asked and labelled anew, as after
+        another driver or MIG layout. A pod that does not run yet is a failure, so that the task can be tried again.
     type: str
-    choices: [present, absent]
+    choices: [present, refreshed, absent]
     default: present
+  nodes:
+    description:
+      - Names of nodes in Kubernetes, which O(state=refreshed) needs. Others are not looked at, and those without labels
+        of this module's, or where GPU feature discovery runs by itself, keep what they have.
+    type: list
+    elements: str
   namespace:
     description:
-      - Namespace of the device plugin's pods.
+      - Namespace of the device plugin's pods. O(state=refreshed) finds them in all namespaces, whatever their labels.
     type: str
     default: kube-system
   selector:
@@ -53,8 +61,8 @@ options:
     type: str
     default: name=nvidia-device-plugin-ds
 notes:
-  - The user of the kubeconfig needs the right to C(list) nodes and pods, to C(get) and C(patch) nodes, and to C(create)
-    C(pods/exec).
+  - The user of the kubeconfig needs the right to C(list) nodes and pods (with O(state=refreshed) in all namespaces), to
+    C(get) and C(patch) nodes, and to C(create) C(pods/exec).
 seealso:
   - module: gpufarm.core.kubernetes_gpu_info
 """
@@ -65,11 +73,24 @@ EXAMPLES = r"""
     kubeconfig: ~/.kube/config
   delegate_to: localhost
   run_once: true
+
+- name: Have the labels of a node whose MIG layout was changed
+  gpufarm.core.kubernetes_gpu_labels:
+    kubeconfig: ~/.kube/config
+    state: refreshed
+    nodes: [gpu01]
+  delegate_to: localhost
+  register: refreshed
+  until: refreshed is succeeded
+  retries: 12
+  delay: 5
 """
 
 RETURN = r"""
 nodes:
-  description: Each node on which the device plugin runs, or that had labels of this module's, sorted by name.
+  description: >-
+    Each node on which the device plugin runs, or that had labels of this module's, sorted by name. With
+    O(state=refreshed) those of O(nodes) whose labels are this module's.
   type: list
   elements: dict
   returned: always
@@ -108,10 +129,12 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             **kubernetes_options.argument_spec(),
-            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+            "state": {"type": "str", "choices": ["present", "refreshed", "absent"], "default": "present"},
+            "nodes": {"type": "list", "elements": "str"},
             "namespace": {"type": "str", "default": "kube-system"},
             "selector": {"type": "str", "default": "name=nvidia-device-plugin-ds"},
         },
+        required_if=[("state", "refreshed", ["nodes"])],
         supports_check_mode=True,
     )
     params: dict[str, Any] = module.params
@@ -119,6 +142,8 @@ def main() -> None:
         client = kubernetes.Client(kubernetes_options.connection_of(params))
         if params["state"] == "absent":
             done = kubernetes_labels.clear(client, module.check_mode)
+        elif params["state"] == "refreshed":
+            done = kubernetes_labels.refresh(client, params["nodes"], module.check_mode)
         else:
             done = kubernetes_labels.label(client, params["namespace"], params["selector"], module.check_mode)
     except FoundError as error:

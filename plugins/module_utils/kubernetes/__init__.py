@@ -29,11 +29,14 @@ from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes.comparison
 )
 from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes.nodes import (
     DOMAIN,
+    MARK,
     READY,
+    TIMESTAMP,
     Node,
     Resource,
     describe_node,
     devices,
+    labelled_by_us,
     may_be_shared,
     profile_key,
 )
@@ -50,6 +53,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes.pods impor
 from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes.reading import (
     read_node,
     read_nodes,
+    read_plugin,
     read_plugins,
     read_uses,
     read_work,

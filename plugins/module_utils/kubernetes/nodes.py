@@ -14,6 +14,10 @@ from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes.client imp
 DOMAIN = "nvidia.com/"
 PLUGIN_GPU = "nvidia.com/gpu"
 READY, NOT_READY, UNKNOWN = "ready", "not ready", "unknown"
+# Names of the labels that this collection has set, so that they may go again.
+MARK = "gpufarm.core/gpu-labels"
+# What GPU feature discovery sets where it runs by itself.
+TIMESTAMP = "nvidia.com/gfd.timestamp"
 
 
 class Taint(TypedDict):
@@ -173,6 +177,11 @@ def may_be_shared(node: Node, number: int) -> bool:
     told = any(f"{name.removesuffix('.shared')}.replicas" in node["labels"] for name in names)
     found = node["gpus_capacity"]
     return number > 0 and len(names) == 1 and not told and found > number and found % number == 0
+
+
+def labelled_by_us(node: Node) -> bool:
+    """Whether the labels are those of the last run, and nobody refreshes them by himself."""
+    return MARK in node["annotations"] and TIMESTAMP not in node["labels"]
 
 
 def describe_node(item: Mapping[str, Any]) -> Node:

@@ -61,12 +61,17 @@ def read_work(client: Client, node: str) -> list[Work]:
     return client.read(work_of, "api", "v1", "pods", fieldSelector=f"spec.nodeName={node},{NOT_ENDED}")
 
 
+def read_plugin(client: Client, node: str) -> Plugin:
+    """The device plugin's pod on a node, in whatever namespace."""
+    return client.read(plugin_of, "api", "v1", "pods", fieldSelector=f"spec.nodeName={node}")
+
+
 def read_plugins(client: Client, names: Iterable[str]) -> dict[str, Plugin]:
     """The device plugin's pod on each of these nodes, as far as the user may see it."""
     found: dict[str, Plugin] = {}
     for name in sorted(set(names))[:PLUGIN_NODES]:
         try:
-            found[name] = client.read(plugin_of, "api", "v1", "pods", fieldSelector=f"spec.nodeName={name}")
+            found[name] = read_plugin(client, name)
         except KubernetesError:
             # It only helps to name the cause.
             return found

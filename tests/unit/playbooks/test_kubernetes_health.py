@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from ansible_collections.gpufarm.core.tests.unit.playbooks import playbook_helper
 from ansible_collections.gpufarm.core.tests.unit.playbooks.playbook_helper import LOCAL
 from ansible_collections.gpufarm.core.tests.unit.plugins.module_utils import kubernetes_helper as farm
@@ -55,3 +57,83 @@ def test_a_sick_node_is_cordoned_and_one_that_nobody_reaches_stays_as_it_is(tmp_
     assert "evicting default/train (1 GPU)" in said and cluster.removed == ["train"], said
     assert "Node node00000: found " in said and "healthy GPUs that Kubernetes has. Next step: " in said
     assert "away: cannot be reached (" in said and "Its node stays as it is in Kubernetes." in said
+
+
+# Its pod tells of the driver that is there now; whether one runs that could be asked, the module sees before.
+KUBECTL = f"""#!/bin/sh
+case "$*" in
+    *' delete pod --namespace={farm.PLUGIN} {farm.PLUGIN}-node00000 --ignore-not-found --timeout='*--dry-run=server)
+        echo 'pod "{farm.PLUGIN}-node00000" deleted (server dry run)' ;;
+    *' delete pod --namespace={farm.PLUGIN} {farm.PLUGIN}-node00000 --ignore-not-found --timeout='*)
+        path=/api/v1/namespaces/{farm.PLUGIN}/pods/{farm.PLUGIN}-node00000
+        '{farm.KUBECTL}' --kubeconfig="$2" "$3" delete --raw "$path" >&2 &&
+        echo 'pod "{farm.PLUGIN}-node00000" deleted' ;;
+    *' exec --namespace={farm.PLUGIN} {farm.PLUGIN}-node00000 -- gpu-feature-discovery --oneshot '*)
+        echo nvidia.com/cuda.driver-version.full={farm.DRIVER} ;;
+    *) exec '{farm.KUBECTL}' "$@" ;;
+esac
+"""
+DRIVER_LABEL = "nvidia.com/cuda.driver-version.full"
+
+
+@pytest.mark.parametrize("check_mode", [False, True])
+def test_labels_of_before_are_refreshed_where_the_plugin_was_started_again(tmp_path: Path, check_mode: bool) -> None:
+    """Those of a node whose plugin does not start stay as they are, which ends nothing."""
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text(KUBECTL, encoding="utf-8")
+    kubectl.chmod(0o755)
+    cluster = farm.Cluster(tmp_path)
+    cluster.nodes = [farm.make_node(number, 2, well) for number, well in enumerate((0, 2))]
+    for node in cluster.nodes:
+        node["metadata"]["labels"][DRIVER_LABEL] = "470.1"
+        node["metadata"]["annotations"]["gpufarm.core/gpu-labels"] = DRIVER_LABEL
+    cluster.pods = [farm.plugin_pod("node00000"), farm.plugin_pod("node00001", phase="Pending")]
+    looks = 0
+
+    def start_again(request: Any) -> bool:
+        """As a DaemonSet and a kubelet do: the new pod runs at the second look, and hands out the GPUs then."""
+        nonlocal looks
+        if request.command == "DELETE":
+            cluster.pods[0] = farm.plugin_pod("node00000", phase="Pending")
+            request.reply(200, {"kind": "Status", "status": "Success"})
+            return True
+        if cluster.pods[0]["status"]["phase"] == "Pending" and "node00000" in request.path:
+            looks += 1
+            if looks == 2:
+                cluster.pods[0] = farm.plugin_pod("node00000")
+                cluster.nodes[0]["status"]["allocatable"]["nvidia.com/gpu"] = "2"
+        return False
+
+    cluster.answer = start_again
+    compare = {"name": "gpufarm.core.kubernetes", "tasks_from": "compare.yml", "public": True}
+    codes = "map(attribute='problems') | map('map', attribute='code') | map('join', ' ') | join('; ')"
+    given = {
+        "kubernetes_kubectl": str(kubectl),
+        "kubernetes_kubeconfig": str(cluster.kubeconfig),
+        "__kubernetes_wanted": farm.make_expected(2, 2),
+        "__kubernetes_well": ["node00000", "node00001"],
+        "__kubernetes_timeout": 5,
+    }
+    tasks = [
+        {"ansible.builtin.include_role": compare},
+        {"ansible.builtin.debug": {"msg": f"{{{{ __kubernetes_verdicts | {codes} }}}}"}},
+    ]
+    play = [{"hosts": "all", "gather_facts": False, "tasks": tasks}]
+    (tmp_path / "play.yml").write_text(json.dumps(play), encoding="utf-8")
+    options = ["--check"] * check_mode
+    try:
+        result = playbook_helper.run_playbook(
+            tmp_path, {"all": {"hosts": {"gpu-7": {**LOCAL, **given}}}}, str(tmp_path / "play.yml"), *options
+        )
+    finally:
+        cluster.close()
+    told = " ".join((result.stdout + result.stderr).split())
+    assert result.returncode == 0, told
+    labels = [node["metadata"]["labels"][DRIVER_LABEL] for node in cluster.nodes]
+    if check_mode:
+        assert "msg: gpu_unhealthy driver_version_stale; driver_version_stale PLAY" in told, told
+        assert labels == ["470.1", "470.1"] and {method for method, _path, _query in cluster.requests} == {"GET"}
+    else:
+        assert "msg: ; driver_version_stale PLAY" in told, told
+        assert labels == [farm.DRIVER, "470.1"]
+    assert "the device plugin's pod nvidia-device-plugin/nvidia-device-plugin-node00001 is Pending" in told, told

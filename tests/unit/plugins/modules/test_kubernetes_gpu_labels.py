@@ -123,6 +123,60 @@ def test_one_that_labels_itself_is_left(labels: Labels) -> None:
     assert MARK not in labels.metadata()["annotations"]
 
 
+def test_refreshed_asks_those_alone_that_it_has_labelled_before(labels: Labels) -> None:
+    labels.run()
+    for number in range(2):
+        labels.says[f"nvidia-device-plugin-node{number:05d}"] = Command((), 0, "nvidia.com/gpu.product=Tesla-T4\n")
+    given: dict[str, Any] = {"state": "refreshed", "nodes": ["node00000", "node00001", "node00002", "gone"]}
+    # Wherever the plugin is.
+    labels.cluster.pods[1]["metadata"]["namespace"] = "gpu-operator"
+    labels.cluster.pods += [farm.make_pod("train", "node00000", 2), farm.plugin_pod("node00002")]
+    checked = labels.run(**given, check_mode=True)
+    assert checked["changed"] and "nvidia.com/gpu.count" in labels.metadata()["labels"]
+    labels.asked.clear()
+    outcome = labels.run(**given)
+    assert [(each["name"], each["action"]) for each in outcome["nodes"]] == [
+        ("node00000", "labelled"), ("node00001", "labelled")
+    ]  # fmt: skip
+    assert [call[1:3] for call in labels.asked] == [
+        ["--namespace=nvidia-device-plugin", "nvidia-device-plugin-node00000"],
+        ["--namespace=gpu-operator", "nvidia-device-plugin-node00001"],
+    ]
+    assert labels.metadata()["labels"] == {"nvidia.com/gpu.present": "true", "nvidia.com/gpu.product": "Tesla-T4"}
+    assert not labels.run(**given)["changed"]
+
+
+def test_refreshed_leaves_one_that_has_come_to_label_itself(labels: Labels) -> None:
+    labels.run()
+    labels.asked.clear()
+    labels.metadata()["labels"]["nvidia.com/gfd.timestamp"] = "1764165911"
+    outcome = labels.run(state="refreshed", nodes=["node00000"])
+    assert (outcome["nodes"], labels.asked, outcome["changed"]) == ([], [], False)
+
+
+def test_refreshed_fails_for_a_node_whose_pod_does_not_run_yet(labels: Labels) -> None:
+    labels.run()
+    labels.asked.clear()
+    labels.metadata(1)["labels"]["nvidia.com/gpu.count"] = "1"
+    labels.cluster.pods[0]["status"]["phase"] = "Pending"
+    given: dict[str, Any] = {"state": "refreshed", "nodes": ["node00000", "node00001"]}
+    outcome = labels.run(**given)
+    assert outcome["failed"] and labels.actions(outcome) == ["failed", "labelled"] and outcome["changed"]
+    assert outcome["msg"] == (
+        "node00000: the device plugin's pod nvidia-device-plugin/nvidia-device-plugin-node00000 is Pending. Expected: "
+        "one that runs, to be asked for the labels. Next step: read 'kubectl -n nvidia-device-plugin describe pod "
+        "nvidia-device-plugin-node00000' and its log."
+    )
+    del labels.cluster.pods[0]
+    assert "node00000: no pod of the device plugin. Expected: " in labels.run(**given)["msg"]
+    assert labels.metadata()["labels"]["nvidia.com/gpu.count"] == "4"
+
+
+def test_refreshed_is_told_which_nodes(labels: Labels) -> None:
+    outcome = labels.run(state="refreshed")
+    assert outcome["failed"] and "nodes" in outcome["msg"] and labels.asked == []
+
+
 NO_PROGRAM = (
     "OCI runtime exec failed: exec failed: unable to start container process: exec: "
     '"gpu-feature-discovery": executable file not found in $PATH: unknown'
