@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from ansible.template import trust_as_template
+from ansible_collections.gpufarm.core.plugins.module_utils.gate.farm import HARMLESS
 from ansible_collections.gpufarm.core.tests.unit.roles import role_helper
 
 ROLES = Path(__file__).resolve().parents[3] / "roles"
@@ -200,14 +201,15 @@ def test_what_the_device_plugin_is_asked_for() -> None:
     assert container["securityContext"]["capabilities"] == {"add": ["SYS_ADMIN"]}
 
 
-def test_gpus_that_may_be_shared_keep_no_node_out() -> None:
+def test_what_the_gate_calls_harmless_keeps_no_node_out() -> None:
     (required,) = [
         task["ansible.builtin.assert"]["that"]
         for task in role_helper.tasks_of("node_maintenance/tasks/kubernetes_back.yml")
         if task["name"] == "Require that the cluster has them"
     ]
     for codes, back in (
-        ([], True), (["sharing_unknown"], True), (["count_mismatch"], False), (["sharing_unknown", "node_down"], False),
+        ([], True), *(([code], True) for code in HARMLESS), (HARMLESS, True),
+        (["count_mismatch"], False), ([*HARMLESS, "node_down"], False),
     ):  # fmt: skip
         told = [{"verdict": "failed" if codes else "ok", "problems": [{"code": code} for code in codes]}]
         given = {"required": trust_as_template(f"{{{{ {required} }}}}"), "__kubernetes_verdicts": told}
