@@ -25,6 +25,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes.nodes impo
     Node,
     Resource,
     devices,
+    labelled_by_us,
     may_be_shared,
     model_key,
     profile_key,
@@ -271,7 +272,9 @@ def _judge_labels(wanted: Expected, node: Node) -> list[Problem]:
                 "driver_version_stale",
                 f"driver {driver} in the node's labels",
                 f"driver {wanted.driver_version}",
-                "restart the pods of GPU feature discovery and of the device plugin on the node",
+                "run playbooks/kubernetes.yml again, which labels the node anew"
+                if labelled_by_us(node)
+                else "restart the pods of GPU feature discovery and of the device plugin on the node",
             )
         )
     return problems

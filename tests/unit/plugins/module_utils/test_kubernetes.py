@@ -295,6 +295,20 @@ def test_every_wish_is_compared(
     assert codes(judged(wish(**wanted), node, **options)) == ([code] if code else [])
 
 
+def test_an_old_label_of_the_driver_is_refreshed_by_who_has_set_it() -> None:
+    node = helper.make_node(0, 1)
+
+    def step() -> str:
+        (problem,) = judged(wish(driver_version="1.2.3"), node)[0].problems
+        return problem.message.partition("Next step: ")[2]
+
+    assert step().startswith("restart the pods of GPU feature discovery and of the device plugin on the node")
+    node["metadata"]["annotations"]["gpufarm.core/gpu-labels"] = "nvidia.com/cuda.driver-version.full"
+    assert step().startswith("run playbooks/kubernetes.yml again, which labels the node anew")
+    node["metadata"]["labels"]["nvidia.com/gfd.timestamp"] = "1764165911"
+    assert step().startswith("restart the pods of GPU feature discovery")
+
+
 def test_mig_devices_of_before_are_not_taken_for_as_many_whole_gpus() -> None:
     told = kubernetes.expected_of_facts(facts(gpu(0), gpu(1)), "node00000")
     wanted = wish(mig_profiles=told.get("mig_profiles"), count=len(told["uuids"]))
