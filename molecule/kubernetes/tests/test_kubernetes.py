@@ -22,6 +22,7 @@ OUT, BACK = "node_maintenance/take_out", "node_maintenance/put_back"
 OURS = {"node_maintenance_owner": "gpufarm.core"}
 RESTART = "Start a device plugin again that misses GPUs which are well"
 GATE = "Cordon sick nodes and uncordon healthy ones"
+DRIVER_LABEL = "nvidia.com/cuda.driver-version.full"
 IMAGE = "docker.io/library/gpufarm-test:1"
 MIG = re.compile(r"MIG (\S+) +Device +\d+: \(UUID: (MIG-\S+)\)")
 
@@ -102,6 +103,16 @@ def test_the_node_is_labelled_with_what_gpu_feature_discovery_says() -> None:
     assert labels["nvidia.com/cuda.driver-version.full"] == driver
 
 
+def label_of_before() -> None:
+    """Have the label of another driver, as where the driver was exchanged after the node was labelled."""
+    kubectl("label", "node", NODE, f"{DRIVER_LABEL}=470.1", "--overwrite")
+
+
+def has_the_label_of_its_driver() -> bool:
+    driver = sh("nvidia-smi --query-gpu=driver_version --format=csv,noheader --id=0").strip()
+    return bool(get("node", NODE)["metadata"]["labels"][DRIVER_LABEL] == driver)
+
+
 def test_the_control_plane_went_on_while_its_engine_was_given_the_runtime() -> None:
     assert set(restarts().values()) == {0}, restarts()
 
@@ -171,6 +182,7 @@ def test_check_mode_tells_what_is_missing_and_nothing_else() -> None:
     kubectl("label", "node", NODE, "nvidia.com/gpu.present=perhaps", "--overwrite")
     kubectl("set", "env", "daemonset/nvidia-device-plugin-daemonset", "--namespace=kube-system", "MIG_STRATEGY=single")
     kubectl("label", "node", NODE, "nvidia.com/gpu.count=5", "--overwrite")
+    label_of_before()
     wanted = [
         "Have the runtime class",
         "Have the node labelled",
@@ -180,6 +192,7 @@ def test_check_mode_tells_what_is_missing_and_nothing_else() -> None:
     for options in (["--check"], []):
         run = run_in_scenario(CONVERGE, *options)
         assert run.code == 0 and changed_tasks(run.output) == wanted, run.output
+    assert has_the_label_of_its_driver()
 
 
 def cordoned() -> tuple[bool, str]:
@@ -247,9 +260,11 @@ def test_a_node_that_is_out_comes_back_when_its_gpus_are_well() -> None:
     assert "Expected: healthy GPUs; the node stays out of work." in words(run.output), run.output
     assert cordoned()[0] and marks()["maintenance"] == "another driver"
     faults.apply_to_container(NODE, lambda profile: faults.recover_gpu(profile, 1))
+    label_of_before()
     run = enter(BACK, gpu_node_gpus=4, **OURS)
     assert run.code == 0 and RESTART in changed_tasks(run.output), run.output
     assert cordoned() == (False, "") and marks() == {} and allocatable() == 4
+    assert has_the_label_of_its_driver()
     run = enter(BACK, **OURS)
     assert (run.code, run.changed) == (0, {NODE: 0}), run.output
 

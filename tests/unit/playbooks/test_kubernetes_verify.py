@@ -134,3 +134,50 @@ def test_a_gpu_that_kubernetes_has_not_fails_the_verification(tmp_path: Path, ro
         cluster.close()
     assert code == 2 and "node00000 ready 2 1 failed count_mismatch" in said, said
     assert well == 0 and "node00000" in table and "failed=0" in table, table
+
+
+def test_the_nodes_are_labelled_before_they_are_compared_with_their_labels() -> None:
+    plays = yaml.safe_load((ROOT / "playbooks/kubernetes.yml").read_text(encoding="utf-8"))
+    (labels,) = [number for number, play in enumerate(plays) if "labels.yml" in str(play.get("tasks"))]
+    (verify,) = [
+        number
+        for number, play in enumerate(plays)
+        if play.get("ansible.builtin.import_playbook") == "kubernetes_verify.yml"
+    ]
+    batches = [number for number, play in enumerate(plays) if "kubernetes_node.yml" in str(play.get("tasks"))]
+    assert max(batches) < labels < verify
+
+
+# What kubectl says of a pod that ends while it is asked.
+ENDED = 'error: unable to upgrade connection: container not found ("nvidia-device-plugin-ctr")'
+
+
+def test_a_pod_that_ends_while_it_is_asked_for_the_labels_is_asked_again(tmp_path: Path) -> None:
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text(
+        f"""#!/bin/sh
+case "$*" in
+    *' exec '*) [ -e "$0.asked" ] || {{ : >"$0.asked"; echo '{ENDED}' >&2; exit 1; }}; echo nvidia.com/gpu.count=2 ;;
+    *) exec '{farm.KUBECTL}' "$@" ;;
+esac
+""",
+        encoding="utf-8",
+    )
+    kubectl.chmod(0o755)
+    cluster = farm.Cluster(tmp_path)
+    cluster.nodes = [farm.make_node(0, 2)]
+    cluster.pods = [farm.plugin_pod("node00000")]
+    cluster.pods[0]["metadata"]["labels"] = {"name": "nvidia-device-plugin-ds"}
+    labels = {"name": "gpufarm.core.kubernetes_device_plugin", "tasks_from": "labels.yml"}
+    known = {"name": "gpufarm.core.kubernetes", "public": True, "tasks_from": "look.yml"}
+    try:
+        code, said = run(
+            tmp_path,
+            [{"ansible.builtin.include_role": known}, {"ansible.builtin.include_role": labels}],
+            kubernetes_kubectl=str(kubectl),
+            kubernetes_kubeconfig=str(cluster.kubeconfig),
+            kubernetes_device_plugin_namespace=farm.PLUGIN,
+        )
+    finally:
+        cluster.close()
+    assert code == 0 and cluster.nodes[0]["metadata"]["labels"]["nvidia.com/gpu.count"] == "2", said
