@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from ansible.template import trust_as_template
 from ansible_collections.gpufarm.core.plugins.module_utils.gate.farm import HARMLESS
+from ansible_collections.gpufarm.core.plugins.modules import kubernetes_gpu_job_verify
 from ansible_collections.gpufarm.core.tests.unit.roles import role_helper
 
 ROLES = Path(__file__).resolve().parents[3] / "roles"
@@ -270,3 +272,16 @@ def test_all_that_asks_the_cluster_has_the_limit_of_one_request() -> None:
     known = role_helper.variables("kubernetes")
     users = {name for name, text in known.items() if re.search("__kubernetes_(program|credentials)", str(text))}
     assert users == {"__kubernetes_ask", "__kubernetes_api", "__kubernetes_refusal"}
+
+
+def test_what_the_proof_may_need_can_be_set() -> None:
+    """Its messages name options as the next step, which whoever runs the playbook has as variables."""
+    (proof,) = [
+        task["gpufarm.core.kubernetes_gpu_job_verify"]
+        for task in role_helper.tasks_of("farm/tasks/kubernetes_verify.yml")
+        if "gpufarm.core.kubernetes_gpu_job_verify" in task
+    ]
+    options = yaml.safe_load(kubernetes_gpu_job_verify.DOCUMENTATION)["options"]
+    assert set(options) - set(proof) == {"parallel", "skip_busy"}
+    defaults = yaml.safe_load((ROLES / "farm/defaults/main.yml").read_text(encoding="utf-8"))
+    assert defaults["verify_jobs_tolerations"] == options["tolerations"]["default"]

@@ -79,6 +79,13 @@ def test_the_package_that_makes_environments_comes_where_the_distributions_pytho
     assert role_helper.values("__wandb_launch_agent_package", ROLES, cases[:1]) == ["python3-venv"]
 
 
+def test_an_environment_that_works_is_not_emptied_for_a_version_that_pip_may_not_get() -> None:
+    cases = [given("python 3.11"), given("python 3.11", "wandb 0.30.0")]
+    fresh, there = role_helper.values("__wandb_launch_agent_makes", ROLES, cases)
+    assert [command[2] for command in fresh] == ["venv", "pip"]
+    assert there == fresh[1:] and there[0][-1] == "wandb==0.31.0"
+
+
 def test_the_former_way_is_known_by_its_files() -> None:
     cases = [given(), given(DOCKER), given(UNIT), given(DOCKER, UNIT)]
     assert role_helper.values("__wandb_launch_agent_in_nomad", ROLES, cases) == [False, True, False, True]
