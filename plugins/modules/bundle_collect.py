@@ -91,6 +91,10 @@ options:
         type: list
         elements: str
         default: []
+      recommended:
+        description: Whether they are installed with what they recommend, so that this is collected as well.
+        type: bool
+        default: false
       optional:
         description: >-
           Whether the bundle may be without them, with a warning, where this host cannot have them. Others may have them
@@ -154,6 +158,7 @@ removed:
 """
 
 import contextlib
+import functools
 import os
 import platform
 import shutil
@@ -270,10 +275,11 @@ class Apt:
         self.run("apt-get", "-qq", "update", "-o", "APT::Update::Error-Mode=any")
         return apt_bundle.parse_indices(self.run("apt-get", "indextargets"))
 
-    def needed(self, packages: list[str], status: str = "") -> list[Download]:
+    def needed(self, packages: list[str], *, recommended: bool = False, status: str = "") -> list[Download]:
         """What apt would download for these packages."""
         # With -qq it would not say what stands in the way.
         simulated = ["apt-get", "-q", "--yes", "--print-uris", "--allow-downgrades", "--allow-change-held-packages"]
+        simulated += ["-o", "APT::Install-Recommends=true"] * recommended
         said = self.run(*simulated, "install", *packages, status=status, failure=UnknownError)
         return apt_bundle.parse_downloads(said)
 
@@ -333,10 +339,11 @@ class Apt:
             self.fetch(first)
             for each in first:
                 self.prefer(self.folder / "packages" / each.name)
-        found = {each.name: each for each in self.needed(wanted["packages"])}
+        asked = functools.partial(self.needed, wanted["packages"], recommended=wanted["recommended"])
+        found = {each.name: each for each in asked()}
         # What stands in the way on this host does not on others.
         with contextlib.suppress(BundleError):
-            found.update({each.name: each for each in self.needed(wanted["packages"], STATUS_OF_HOST)})
+            found.update({each.name: each for each in asked(status=STATUS_OF_HOST)})
         self.fetch([each for each in found.values() if each.sha256 not in have])
         return list(found.values())
 
@@ -483,6 +490,7 @@ def main() -> None:
                 "options": {
                     "packages": {"type": "list", "elements": "str", "required": True},
                     "first": {"type": "list", "elements": "str", "default": []},
+                    "recommended": {"type": "bool", "default": False},
                     "optional": {"type": "bool", "default": False},
                 },
             },

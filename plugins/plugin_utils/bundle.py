@@ -236,7 +236,7 @@ def entry(repository: Repository, platform: str) -> str:
 
 
 # apt with it takes from the bundle alone, and remembers what it has read there apart from all else. What is only
-# recommended is not collected.
+# recommended is collected where a role installs it, which then says so.
 APT_CONF = f"""\
 # Ansible managed
 Dir::Etc::sourcelist "/dev/null";

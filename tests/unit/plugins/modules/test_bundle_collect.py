@@ -36,10 +36,14 @@ def signer(gpg: helper.Gpg) -> str:
     return gpg.new_key("repository")
 
 
-def deb(folder: Path, name: str, version: str, depends: str = "", files: dict[str, str] | None = None) -> Path:
+def deb(
+    folder: Path, name: str, version: str, depends: str = "", *, recommends: str = "",
+    files: dict[str, str] | None = None,
+) -> Path:  # fmt: skip
     root = folder / f"{name}-{version}"
     (root / "DEBIAN").mkdir(parents=True)
     needs = f"Depends: {depends}\n" if depends else ""
+    needs += f"Recommends: {recommends}\n" if recommends else ""
     control = f"Package: {name}\nVersion: {version}\nArchitecture: all\nMaintainer: x <x@x>\n{needs}Description: x\n"
     (root / "DEBIAN/control").write_text(control)
     for path, text in (files or {}).items():
@@ -61,6 +65,7 @@ class Upstream:
             deb(folder, "driver", "570.1", "driver-lib (= 570.1), libbase"),
             deb(folder, "driver-lib", "570.1"), deb(folder, "driver", "580.1", "driver-lib (= 580.1)"),
             deb(folder, "driver-lib", "580.1"), deb(folder, "unwanted", "1"),
+            deb(folder, "engine", "1", recommends="network"), deb(folder, "network", "1"),
         ]  # fmt: skip
         self.base = [deb(folder, "libbase", "1:2.0+b", "essential"), deb(folder, "essential", "1")]
         # Which has nothing that is wanted.
@@ -192,6 +197,16 @@ def test_what_the_bundle_has_is_not_downloaded_again(collector: Collector, upstr
     debs = {name: file["source"] for name, file in files.items() if name.endswith(".deb")}
     assert len(debs) == 2 and set(debs.values()) == {""}
     assert not any(path.endswith(".deb") for path in upstream.server.requests)
+
+
+@pytest.mark.parametrize(("more", "comes"), [({"recommended": True}, ["engine", "network"]), ({}, ["engine"])])
+def test_what_is_installed_with_recommendations_comes_with_them(
+    collector: Collector, more: dict[str, Any], comes: list[str]
+) -> None:
+    answer = collector.collect(wanted=[{"packages": ["engine"], **more}])
+    packages = [f"apt/here/cuda/{name}_1_all.deb" for name in comes]
+    assert answer.get("collected", answer).get("wanted") == [{"packages": ["engine"], "files": packages}], answer
+    assert [name for name in names(answer) if name.endswith(".deb")] == packages
 
 
 def test_what_may_be_left_out_is_told(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
