@@ -153,8 +153,11 @@ NOTHING_ELSE = ("--tags", "none-has-this")
 @pytest.mark.parametrize(
     ("name", "groups"),
     [
-        *((f"{name}.yml", ("gpu_nodes", "nomad_servers")) for name in ("site", "verify", "health", "report", "remove")),
-        *((f"{name}.yml", ("kubernetes_nodes",)) for name in ("kubernetes", "kubernetes_health", "report")),
+        *(
+            (f"{name}.yml", ("gpu_nodes", "nomad_servers"))
+            for name in ("site", "verify", "health", "report", "remove", "bundle")
+        ),
+        *((f"{name}.yml", ("kubernetes_nodes",)) for name in ("kubernetes", "kubernetes_health", "report", "bundle")),
     ],
 )
 def test_ansible_warns_of_no_group_that_a_farm_need_not_have(
@@ -165,6 +168,16 @@ def test_ansible_warns_of_no_group_that_a_farm_need_not_have(
         tmp_path, hosts, name, *NOTHING_ELSE, "--extra-vars", "remove_whole_farm=true"
     )
     assert "host pattern" not in result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("group", ["nomad_servers", "gpu_nodes", "kubernetes_nodes"])
+def test_a_bundle_is_for_every_kind_of_host(tmp_path: Path, group: str) -> None:
+    hosts = inventory(**{"gpu_nodes": ["node"], group: ["mine"]})
+    result = playbook_helper.run_playbook(tmp_path, hosts, "bundle.yml", "--list-hosts")
+    assert "mine" in playbook_helper.plays(result.stdout)["What hosts install"], result.stdout
+    hosts = inventory(**{"kubernetes_nodes": ["node"], group: ["mine"]})
+    result = playbook_helper.run_playbook(tmp_path, hosts, "bundle.yml", "--limit", "mine", *NOTHING_ELSE)
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 @pytest.mark.parametrize("where", ["nomad_client_servers", "nomad_servers_group"])

@@ -157,9 +157,12 @@ def test_a_node_that_is_a_server_too() -> None:
     assert before("server", groups={}) is False
 
 
-@pytest.mark.parametrize(("hosts", "partial"), [(["s1", "gpu1", "other"], False), (["s1"], True)])
+@pytest.mark.parametrize(
+    ("hosts", "partial"),
+    [(["s1", "gpu1", "k1", "other"], False), (["s1", "k1"], True), (["s1", "gpu1"], True)],
+)
 def test_a_run_without_all_hosts_removes_nothing_of_theirs(hosts: list[str], partial: bool) -> None:
-    farm = {"nomad_servers": ["s1"], "gpu_nodes": ["gpu1", "s1"]}
+    farm = {"nomad_servers": ["s1"], "gpu_nodes": ["gpu1", "s1"], "kubernetes_nodes": ["k1", "s1"]}
     assert value("__farm_bundle_partial", groups=farm, ansible_play_hosts=hosts) is partial
 
 
@@ -186,6 +189,49 @@ def test_a_host_that_no_bundle_is_for_is_told_and_keeps_nothing_in_it(tmp_path: 
     assert ("no host of this run can collect" in run.stdout) is (hosts == ["el"]), run.stdout
     assert run.stdout.count("partial False") == (2 if "deb" in hosts else 0), run.stdout
     assert run.returncode == (0 if "deb" in hosts else 2)
+
+
+BUNDLED = (
+    "_common", "nvidia_repository", "nvidia_driver", "cuda", "docker", "container_toolkit", "nomad", "nomad_client",
+    "nomad_device_nvidia", "shared_data", "farm",
+)  # fmt: skip
+
+
+def bundled(name: str, *groups: str, **given: Any) -> Any:
+    """What a host of these groups says in bundle.yml."""
+    known = role_helper.variables(*BUNDLED) | {
+        "ansible_facts": role_helper.facts("Debian: Debian 13"), "_common_host": role_helper.host(),
+        "common_scope": "bundle", "inventory_hostname": "host", "groups": {group: ["host"] for group in groups},
+    }  # fmt: skip
+    return role_helper.value(name, known | given)
+
+
+def test_a_node_of_kubernetes_is_collected_for() -> None:
+    """The driver and the toolkit; its engine is there, and it has nothing of Nomad."""
+    given = {
+        "gpu_node_cuda": True,
+        "nomad_client_sized_volumes": True,
+        "container_toolkit_engines": ["docker", "podman"],
+    }
+    found = [tuple(each["packages"]) for each in bundled("__farm_bundle_wanted", "kubernetes_nodes", **given)]
+    of_server = [tuple(each["packages"]) for each in bundled("__farm_bundle_wanted", "nomad_servers", **given)]
+    of_node = [tuple(each["packages"]) for each in bundled("__farm_bundle_wanted", "gpu_nodes", **given)]
+    mine = [packages for packages in found if packages not in of_server]
+    names = {package.partition("=")[0] for packages in mine for package in packages}
+    assert set(mine) < set(of_node) and names == {
+        "nvidia-container-toolkit", "nvidia-container-toolkit-base", "libnvidia-container-tools",
+        "libnvidia-container1", "nvidia-driver-pinning-580", "nvidia-driver-cuda", "nvidia-kernel-open-dkms",
+        "nvidia-kernel-dkms", "nvidia-fabricmanager", "nvlsm", "infiniband-diags", "linux-headers-6.12.0",
+    }  # fmt: skip
+    repositories = bundled("__farm_bundle_repositories", "kubernetes_nodes", **given)
+    assert [each["name"] for each in repositories] == ["nvidia-container-toolkit", "nvidia-cuda"]
+    assert bundled("__farm_bundle_releases", "kubernetes_nodes", **given) == []
+    (product,) = [each["product"] for each in bundled("__farm_bundle_releases", "nomad_servers", **given)]
+    assert product == "nomad"
+    # Where others have installed it.
+    kept = {"nvidia_driver_managed": False}
+    names = {name for each in bundled("__farm_bundle_wanted", "kubernetes_nodes", **kept) for name in each["packages"]}
+    assert not [name for name in names if name.startswith("nvidia-driver")]
 
 
 REPOSITORY = {"name": "cuda", "key_url": "http://robot:s3cret@127.0.0.1:1/key", "fingerprints": ["00" * 20]}
