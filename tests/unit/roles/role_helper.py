@@ -65,8 +65,10 @@ def values(name: str, roles: Sequence[str], cases: Sequence[dict[str, Any]]) -> 
     return found
 
 
-def tasks_of(name: str) -> list[dict[str, Any]]:
-    """Return the tasks of a file of the roles, those of blocks after the block."""
+def tasks_of(name: str, *, templates: bool = False) -> list[dict[str, Any]]:
+    """Return the tasks of a file of the roles, those of blocks after the block; value() works templates out."""
+    if templates:
+        return list(_tasks(DataLoader().load_from_file(str(ROLES / name), trusted_as_template=True)))
     return list(_tasks(yaml.safe_load((ROLES / name).read_text(encoding="utf-8"))))
 
 

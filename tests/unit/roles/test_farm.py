@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -191,15 +193,14 @@ def test_a_host_that_no_bundle_is_for_is_told_and_keeps_nothing_in_it(tmp_path: 
     assert run.returncode == (0 if "deb" in hosts else 2)
 
 
-BUNDLED = (
-    "_common", "nvidia_repository", "nvidia_driver", "cuda", "docker", "container_toolkit", "nomad", "nomad_client",
-    "nomad_device_nvidia", "shared_data", "farm",
-)  # fmt: skip
+@functools.cache
+def of_all_roles() -> dict[str, Any]:
+    return role_helper.variables(*(path.name for path in role_helper.ROLES.iterdir()))
 
 
 def bundled(name: str, *groups: str, **given: Any) -> Any:
     """What a host of these groups says in bundle.yml."""
-    known = role_helper.variables(*BUNDLED) | {
+    known = of_all_roles() | {
         "ansible_facts": role_helper.facts("Debian: Debian 13"), "_common_host": role_helper.host(),
         "common_scope": "bundle", "inventory_hostname": "host", "groups": {group: ["host"] for group in groups},
     }  # fmt: skip
@@ -232,6 +233,52 @@ def test_a_node_of_kubernetes_is_collected_for() -> None:
     kept = {"nvidia_driver_managed": False}
     names = {name for each in bundled("__farm_bundle_wanted", "kubernetes_nodes", **kept) for name in each["packages"]}
     assert not [name for name in names if name.startswith("nvidia-driver")]
+
+
+# By what variable a file of _common's knows what is to be installed.
+ASKED = {
+    "packages.yml": "common_packages", "bundle.yml": "common_bundle_packages",
+    "apt_repository.yml": "common_repository",
+}  # fmt: skip
+
+
+def asked() -> Iterator[tuple[str, str, Any, bool]]:
+    """What roles have _common install: in which file, by what variable, what, and whether with recommendations."""
+    for path in sorted(role_helper.ROLES.glob("*/tasks/*.yml")):
+        name = path.relative_to(role_helper.ROLES).as_posix()
+        # The first two hand on what they were given.
+        if name in ("_common/tasks/packages.yml", "_common/tasks/apt_repository.yml") or "absent" in path.name:
+            continue
+        for task in role_helper.tasks_of(name, templates=True):
+            given = task.get("vars", {})
+            entered = str([told for key, told in task.items() if re.search("(include|import)_(role|tasks)$", key)])
+            for file, variable in ASKED.items():
+                if variable in given:
+                    yield name, variable, given[variable], given.get("common_packages_recommended", False)
+                elif "gpufarm.core._common" in entered or name.startswith("_common/"):
+                    # The repository is that of whoever has entered this file.
+                    assert f"'{file}'" not in entered or variable == "common_repository", name
+
+
+@pytest.mark.parametrize("server", ["host", "other"])
+def test_a_bundle_has_all_that_roles_install_and_as_they_do(server: str) -> None:
+    """Who lacks a package is told to collect again, which helps only where it then is collected."""
+    given = {
+        "container_toolkit_engines": ["containerd", "crio", "podman"], "gpu_node_cuda": True, "gpu_node_tuning": True,
+        "node_tuning_acs_off": True, "nomad_client_bridge": True, "nomad_client_sized_volumes": True,
+        "shared_data_cache": True, "shared_data_server": server,
+    }  # fmt: skip
+    host = role_helper.host(programs={"dockerd": "", "containerd": "", "crio": "", "podman": ""})
+    wanted = bundled("__farm_bundle_wanted", "gpu_nodes", **given)
+    found = set()
+    for name, variable, value_of_it, recommended in asked():
+        what = bundled("what", "gpu_nodes", **given, common_scope="site", _common_host=host, what=value_of_it)
+        packages = what["packages"] + what.get("also", []) if "repository" in variable else what
+        for package in packages:
+            those = [each for each in wanted if package in each["packages"]]
+            assert recommended in [each.get("recommended", False) for each in those], (name, package)
+            found.add(package.partition("=")[0])
+    assert found >= {"acl", "podman", "python3-venv", "cuda-toolkit-13-0", "nvidia-driver-cuda", "linux-headers-6.12.0"}
 
 
 REPOSITORY = {"name": "cuda", "key_url": "http://robot:s3cret@127.0.0.1:1/key", "fingerprints": ["00" * 20]}
