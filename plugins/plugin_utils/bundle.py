@@ -196,7 +196,8 @@ def names_for(manifest: Manifest, platform: str, packages: Iterable[str]) -> lis
 def brings(wanted: Wanted, package: str, manifest: Manifest) -> bool:
     """Whether there is a package for those who ask for it by another version, as by that of a driver they have."""
     name, _equals, version = package.partition("=")
-    files = [manifest["files"].get(path, {}).get("package", "") for path in wanted["files"]]
+    # In the name of a file apt escapes the colon of an epoch.
+    files = [manifest["files"].get(path, {}).get("package", "").replace("%3a", ":") for path in wanted["files"]]
     return any(fnmatch.fnmatchcase(file, f"{name}_{version or '*'}_*") for file in files)
 
 

@@ -28,6 +28,7 @@ LISTS = f"apt/{TRIXIE}/nvidia-cuda/Packages.xz"
 LISTS_OF_DEBIAN = f"apt/{TRIXIE}/debian.example_debian/dists/trixie/main/binary-amd64/Packages.xz"
 DRIVER = f"apt/{TRIXIE}/nvidia-cuda/driver_580_amd64.deb"
 OLDER = f"apt/{TRIXIE}/nvidia-cuda/driver_570_amd64.deb"
+ENGINE = f"apt/{TRIXIE}/debian.example_debian/docker-ce_5%3a27.5.1-1_amd64.deb"
 KEY = f"keys/{TRIXIE}/nvidia-cuda.asc"
 ZIP = "releases/nomad/1.11.3/nomad_1.11.3_linux_amd64.zip"
 
@@ -255,6 +256,15 @@ def test_who_asks_by_another_version_is_handed_what_fits(folder: Path, package: 
     found = bundle.names_for(manifest, TRIXIE, [package])
     assert DRIVER in found and (OLDER in found) is (package == "driver")
     for other in ("driver=58", "drive", "driver=590-*"):
+        assert f"the bundle has not {other} for" in refusal(bundle.names_for, manifest, TRIXIE, [other])
+
+
+@pytest.mark.parametrize("package", ["docker-ce", "docker-ce=5:27.5.*", "docker-ce=5:27.5.1-1"])
+def test_a_version_has_its_epoch_as_apt_takes_it(folder: Path, host: Host, package: str) -> None:
+    bundle.update(folder, TRIXIE, host.collected(ENGINE="engine"), host.fetch, partial=True)
+    manifest = bundle.read(folder)
+    assert ENGINE in bundle.names_for(manifest, TRIXIE, [package])
+    for other in ("docker-ce=27.5.*", "docker-ce=5:28.*"):
         assert f"the bundle has not {other} for" in refusal(bundle.names_for, manifest, TRIXIE, [other])
 
 
