@@ -37,14 +37,18 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             ]
             texts = bundle.texts(manifest, platform)
             known = bundle.known(manifest, platform)
-            answer = self.ask(arguments | {"files": files, "texts": texts, "known": known}, task_vars)
+            asked = arguments | {"files": files, "texts": texts, "known": known}
+            answer = self.ask(asked, task_vars, change=False)
             if answer.get("failed"):
                 return answer
-            missing = answer.pop("missing")
-            # All are looked at before one is handed on.
+            missing = answer["missing"]
+            # All are looked at before one is handed on, and before what there is of an older bundle goes.
             for path in missing:
                 bundle.require_whole(folder, manifest, by_path[path])
             if not self._task.check_mode:
+                answer = self.ask(asked, task_vars)
+                if answer.get("failed"):
+                    return answer
                 for part in bundle.parts(
                     missing, lambda path: manifest["files"][by_path[path]]["size"], AT_A_TIME_BYTES
                 ):
@@ -54,13 +58,20 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                         return answer
         except BundleError as error:
             raise AnsibleActionFail(f"{(task_vars or {}).get('inventory_hostname', '')}: {error}") from error
-        return {"changed": answer["changed"] or bool(missing), "handed": [by_path[path] for path in missing]}
+        return {"changed": answer["changed"], "handed": [by_path[path] for path in missing]}
 
-    def ask(self, arguments: dict[str, Any], task_vars: dict[str, Any] | None) -> dict[str, Any]:
-        """Return the answer of the host."""
-        answer: dict[str, Any] = self._execute_module(
-            module_name="gpufarm.core.bundle_hand_on", module_args=arguments, task_vars=task_vars
-        )
+    def ask(
+        self, arguments: dict[str, Any], task_vars: dict[str, Any] | None, *, change: bool = True
+    ) -> dict[str, Any]:
+        """Return the answer of the host, which is to change nothing in check mode, or unless it is told to."""
+        check_mode = self._task.check_mode
+        self._task.check_mode = check_mode or not change
+        try:
+            answer: dict[str, Any] = self._execute_module(
+                module_name="gpufarm.core.bundle_hand_on", module_args=arguments, task_vars=task_vars
+            )
+        finally:
+            self._task.check_mode = check_mode
         return answer
 
     def put(self, files: list[dict[str, Any]], folder: Path, names: dict[str, str]) -> list[dict[str, Any]]:

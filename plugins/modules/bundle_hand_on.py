@@ -17,7 +17,8 @@ description:
     version.
   - apt takes from there with C(APT_CONFIG=/var/lib/gpufarm/bundle/apt.conf) in its environment, and then from nowhere
     else. It verifies signatures as ever, by keyrings that the host has. Without that variable it is as it was.
-  - The checksum of a file is compared with the manifest before it is handed on, and again on the host.
+  - The checksum of a file is compared with the manifest before it is handed on, and again on the host. Where one is not
+    as it was collected the host keeps what it has.
 attributes:
   action:
     support: full
