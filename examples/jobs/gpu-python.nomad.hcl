@@ -4,7 +4,8 @@
 #   nomad job run examples/jobs/gpu-python.nomad.hcl
 #   nomad job run -var program=my_training.py -var 'packages=["torch", "numpy"]' examples/jobs/gpu-python.nomad.hcl
 #
-# Needs raw_exec on the node (nomad_client_raw_exec) and a host volume (nomad_client_host_volumes).
+# Needs raw_exec on the node (nomad_client_raw_exec), a host volume (nomad_client_host_volumes), and Python with venv: the
+# package python3-venv on Debian and Ubuntu, python3.12 and -var python=/usr/bin/python3.12 on RHEL 9.
 
 variable "datacenters" {
   type    = list(string)
@@ -76,13 +77,13 @@ job "gpu-python" {
         command = "/bin/sh"
         args = [
           "-euc",
-          "${var.python} -m venv \"$NOMAD_ALLOC_DIR/venv\" && \"$NOMAD_ALLOC_DIR/venv/bin/pip\" install --quiet --disable-pip-version-check ${join(" ", formatlist("'%s'", var.packages))}",
+          "${var.python} -c 'import ensurepip, venv' || { echo 'found no venv of ${var.python}. Expected: one. Next step: install python3-venv on the node' >&2; exit 1; }; ${var.python} -m venv \"$NOMAD_ALLOC_DIR/venv\" && TMPDIR=\"$NOMAD_TASK_DIR\" \"$NOMAD_ALLOC_DIR/venv/bin/pip\" install --quiet --no-cache-dir --disable-pip-version-check ${join(" ", formatlist("'%s'", var.packages))}",
         ]
       }
 
       resources {
         cpu    = 100
-        memory = 512
+        memory = 1024
       }
     }
 

@@ -36,7 +36,8 @@ variable "image" {
 
 variable "launcher" {
   type    = list(string)
-  default = ["torchrun", "--standalone"]
+  # Its processes meet at an address; without a network the container's own name has none, and they would wait for ever.
+  default = ["torchrun", "--standalone", "--local-addr=127.0.0.1"]
 }
 
 variable "memory" {

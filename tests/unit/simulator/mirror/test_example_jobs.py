@@ -186,3 +186,24 @@ def test_what_is_no_job_is_refused(tmp_path: Path, validate: Callable[..., Any])
         assert wrong != text
         (tmp_path / "wrong.nomad.hcl").write_text(wrong, encoding="utf-8")
         assert validate(tmp_path / "wrong.nomad.hcl").returncode != 0
+
+
+def test_torchrun_without_a_network_is_told_where_its_processes_meet() -> None:
+    """Its store asks for the container's own name otherwise, to which Docker gives no address: they wait for ever."""
+    text = (ROOT / "examples/jobs/torchrun.nomad.hcl").read_text(encoding="utf-8")
+    assert 'network_mode = "none"' in text
+    assert re.search(r'^ +default = \["torchrun", "--standalone", "--local-addr=127.0.0.1"\]$', text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("job", ["gpu-python", "mlflow"])
+def test_a_node_without_venv_is_told_what_is_missing(tmp_path: Path, job: str) -> None:
+    """Debian and Ubuntu have it in a package of its own."""
+    text = (ROOT / f"examples/jobs/{job}.nomad.hcl").read_text(encoding="utf-8")
+    (script,) = re.findall(r'^ +"(\$\{var\.python\} .*)",$', text, re.MULTILINE)
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\n[ "$1" = -c ] && exit 1\ntouch "$0.venv"\n', "ascii")
+    python.chmod(0o755)
+    script = re.sub(r"\$\{join.*?\}$", "torch", script).replace("${var.python}", str(python)).replace('\\"', '"')
+    run = subprocess.run(["/bin/sh", "-euc", script], capture_output=True, text=True, check=False)
+    assert (run.returncode, list(tmp_path.iterdir())) == (1, [python]), run.stderr
+    assert run.stderr == f"found no venv of {python}. Expected: one. Next step: install python3-venv on the node\n"
