@@ -119,12 +119,12 @@ class _Watched:
 def prove(run: Run, nodes: Sequence[Sequence[Slot]]) -> dict[Slot, PodResult]:
     """Run the pods of all nodes and judge every GPU. Whatever happens, the pods are removed."""
     results: dict[Slot, PodResult] = {}
-    number = 0
+    number, refused = 0, False
     for begin in range(0, len(nodes), run.settings.parallel):
         slots = [slot for node in nodes[begin : begin + run.settings.parallel] for slot in node]
         watched = [_Watched(slot, pod_name(run.name, number + place), 0.0) for place, slot in enumerate(slots)]
         number += len(slots)
-        if run.left:
+        if refused:
             found = "that no pod of this node began, because others could not be removed"
             results.update(_not_begun(run, slots, found, "remove the pods that are named, and run the proof again"))
             continue
@@ -140,7 +140,8 @@ def prove(run: Run, nodes: Sequence[Sequence[Slot]]) -> dict[Slot, PodResult]:
                 # In a try of its own, because one can come here too.
                 came = signals.hold()
         finally:
-            run.left.extend(_remove(run, watched))
+            left, refused = _remove(run, watched)
+            run.left.extend(left)
         signals.release(came)
     return results
 
@@ -379,11 +380,11 @@ def _late(run: Run, each: _Watched, trouble: str, warning: str) -> PodResult:
 # --- removal ---------------------------------------------------------------------------------
 
 
-def _remove(run: Run, watched: Sequence[_Watched]) -> list[Problem]:
-    """Remove the pods of this run and see them gone; those that stay are problems."""
+def _remove(run: Run, watched: Sequence[_Watched]) -> tuple[list[Problem], bool]:
+    """Remove the pods of this run and see them gone. Those that stay are problems; and whether it was not allowed."""
     deadline = time.monotonic() + REMOVE_WAIT_S
     left: dict[str, str] = {each.name: each.slot.node for each in watched}
-    error = ""
+    error, refused = "", False
     while True:
         try:
             _delete(run, list(left))
@@ -392,12 +393,13 @@ def _remove(run: Run, watched: Sequence[_Watched]) -> list[Problem]:
         except KubernetesError as failure:
             error = failure.found
             # Of all else nobody knows how long it lasts, and a pod that is left holds a GPU.
-            if failure.reason in ("Forbidden", "Unauthorized"):
+            refused = failure.reason in ("Forbidden", "Unauthorized")
+            if refused:
                 break
         if not left or time.monotonic() >= deadline:
             break
         time.sleep(PAUSE_S)
-    return [
+    problems = [
         problem_of(
             node,
             "job_left",
@@ -408,6 +410,7 @@ def _remove(run: Run, watched: Sequence[_Watched]) -> list[Problem]:
         )
         for name, node in left.items()
     ]
+    return problems, refused
 
 
 def _delete(run: Run, names: Sequence[str]) -> None:

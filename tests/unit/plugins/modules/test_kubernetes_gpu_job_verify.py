@@ -975,10 +975,11 @@ def test_pods_that_stay_are_told(
 ) -> None:
     monkeypatch.setattr(running, "REMOVE_WAIT_S", 0.3)
     cluster.undying = True
-    result = run(capsys, cluster, nodes=["node00000"])
-    assert [problem["code"] for problem in result["problems"]] == ["job_left", "job_left"]
+    result = run(capsys, cluster, parallel=1)
+    assert [problem["code"] for problem in result["problems"]] == ["job_left"] * 4
     assert "kubectl -n default delete pod gpufarm-verify-" in result["msg"]
-    assert result["counts"]["ok"] == 2
+    # A kubelet that is slow keeps no other node from its proof.
+    assert result["counts"]["ok"] == 4
 
 
 def test_pods_that_stay_are_told_where_the_run_fails(
