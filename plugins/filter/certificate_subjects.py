@@ -14,6 +14,7 @@ description:
   - Returns C(subject_alt_name) of a certificate that is for these names and addresses, as
     P(community.crypto.x509_certificate_info#filter) tells it of one that is there. An address of version 6 has one form
     in a certificate, and many in an inventory.
+  - What is no address is a name, as V(007), by which a node may be called.
   - What no certificate can be for, such as a name with other letters than those of ASCII, is left out.
 options:
   _input:
@@ -49,16 +50,15 @@ def certificate_subjects(names: Iterable[str]) -> list[str]:
 
 
 def _subject(name: str) -> str:
-    if not re.fullmatch(r"[0-9.]+|.*:.*", name):
-        return f"DNS:{name}"
-    # Read by those alone who ask for it: each task that names a filter loads this file.
-    import ipaddress
+    if re.fullmatch(r"[0-9.]+|.*:.*", name):
+        # Read by those alone who ask for it: each task that names a filter loads this file.
+        import ipaddress
 
-    try:
-        return f"IP:{ipaddress.ip_address(name).compressed}"
-    except ValueError:
-        # Who is to sign it says what is wrong with it.
-        return f"IP:{name}"
+        try:
+            return f"IP:{ipaddress.ip_address(name).compressed}"
+        except ValueError:
+            pass
+    return f"DNS:{name}"
 
 
 class FilterModule:

@@ -14,5 +14,7 @@ def test_a_name_or_an_address_is_written_as_a_certificate_has_it() -> None:
     ]  # fmt: skip
 
 
-def test_what_is_no_address_is_left_to_who_signs_it() -> None:
-    assert certificate_subjects(["1.2.3", "fd00:"]) == ["IP:1.2.3", "IP:fd00:"]
+def test_what_is_no_address_is_a_name() -> None:
+    """A node may be called by a number; who signs it takes no such address."""
+    names = ["007", "1.2.3", "1.2.3.256", "fd00:", "10.0.0.1"]
+    assert certificate_subjects(names) == ["DNS:007", "DNS:1.2.3", "DNS:1.2.3.256", "DNS:fd00:", "IP:10.0.0.1"]
