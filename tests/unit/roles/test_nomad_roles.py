@@ -207,8 +207,6 @@ def test_a_server_may_read_and_write_where_its_files_are() -> None:
     lines = unit(**ALONE, nomad_data_dir="/srv/nomad", nomad_tls="off")
     assert ("ReadWritePaths=-/srv/nomad -/var/log" in lines, "ProtectHome=true" in lines) == (True, True)
     assert "ExecStartPre=+/bin/mkdir -p -m 0700 /srv/nomad" in lines
-    own = unit(**ALONE, nomad_agent_options={"data_dir": "/mnt/n"}, nomad_tls="off")
-    assert "ReadWritePaths=-/mnt/n -/var/log" in own
     elsewhere: list[dict[str, Any]] = [
         {"nomad_server_options": {"server": {"data_dir": "/raft"}}},
         {"nomad_agent_options": {"server": {"data_dir": "/raft"}}},
@@ -676,6 +674,18 @@ def test_a_drain_that_would_never_come_is_refused(tmp_path: Path) -> None:
     assert told.startswith("nomad_client_drain_on_shutdown is set, which does nothing:")
     assert "Next step: take it out, drain a node before its machine is shut down" in told
     assert told.endswith("let it work again after the boot by `nomad node eligibility -enable -self`.")
+
+
+def test_a_data_folder_that_options_name_is_refused(tmp_path: Path) -> None:
+    """The roles look for the node's identity and the keyring of the gossip in nomad_data_dir."""
+    names = [f"nomad_{part}_options" for part in ("agent", "server", "client")]
+    given = [{name: options} for name in names for options in ({"data_dir": "/mnt/n"}, {"data_dir": None}, {"ui": {}})]
+    cases = [region_server("e1", tmp_path, nomad_tls="off", **each) for each in given]
+    found = role_helper.values("__nomad_refusal", ["nomad", "_common"], cases)
+    for told, each in zip(found, given, strict=True):
+        ((name, options),) = each.items()
+        assert told.startswith(f"{name} has data_dir. Expected: ") is ("data_dir" in options), told
+        assert told == "" or told.endswith(" Next step: set nomad_data_dir to that folder, and take data_dir out of it.")
 
 
 def test_nomad_1_9_7_with_the_plugins_release_1_1_0(tmp_path: Path) -> None:
