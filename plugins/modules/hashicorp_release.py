@@ -59,8 +59,8 @@ options:
     default: present
   downgrade:
     description:
-      - Whether an older version may take the place of the newer one that is installed according to its receipt. What a
-        newer Nomad server has written an older one may not read.
+      - Whether an older version may take the place of a newer one, which the receipts in O(receipt_dir) tell of,
+        whichever O(dest) that had. What a newer Nomad server has written an older one may not read.
     type: bool
     default: true
   base_url:
@@ -324,6 +324,14 @@ def read_state(plan: Plan) -> tuple[release.Receipt | None, str | None]:
         return receipt, release.sha256(program)
 
 
+def newest_receipt(plan: Plan) -> release.Receipt | None:
+    """What a newer one has written is there also where its program is gone or damaged, or was in another folder."""
+    paths = plan.receipt_path.parent.glob(f"{plan.wanted.product}-*.json")
+    receipts = [release.read_receipt(path.read_text(encoding="utf-8", errors="replace")) for path in paths]
+    of_product = [receipt for receipt in receipts if receipt and receipt.product == plan.wanted.product]
+    return max(of_product, key=lambda receipt: numbers(receipt.version), default=None)
+
+
 def verified_sum(
     module: AnsibleModule, params: dict[str, Any], plan: Plan, network: release.Network
 ) -> tuple[str, str | None]:
@@ -484,14 +492,14 @@ def apply(module: AnsibleModule) -> dict[str, Any]:
     reasons = release.reasons_to_install(wanted, receipt, before)
     intact = receipt is not None and receipt.binary_sha256 == before and receipt.path == wanted.path
     previous = receipt.version if receipt is not None and intact else None
-    # What a newer one has written is there also where the program itself is gone or damaged.
-    newest = receipt.version if receipt is not None and receipt.path == wanted.path else ""
-    if newest and not params["downgrade"] and numbers(newest) > numbers(wanted.version):
+    newest = None if params["downgrade"] else newest_receipt(plan)
+    if newest and numbers(newest.version) > numbers(wanted.version):
         raise release.ReleaseError(
-            found=f"{wanted.path} was {wanted.product} {newest}",
+            found=f"{newest.path} was {wanted.product} {newest.version}",
             expected=f"a version that is not newer than {wanted.version}, because an older server may not read what a "
             "newer one has written",
-            next_step=f"set the version to {newest} or a newer one; to go back, restore a snapshot on new servers",
+            next_step=f"set the version to {newest.version} or a newer one; to go back, restore a snapshot on new "
+            "servers",
         )
 
     after = before

@@ -312,9 +312,7 @@ def test_no_node_becomes_newer_than_its_servers(tmp_path: Path, agents: Callable
     assert not (tmp_path / "b/upgrade.json").exists()
 
 
-def test_site_exchanges_the_release_of_a_client_only_for_one_that_fits(
-    tmp_path: Path, agents: Callable[..., str]
-) -> None:
+def test_site_exchanges_a_release_only_for_one_that_fits(tmp_path: Path, agents: Callable[..., str]) -> None:
     """As with --limit, a server that could not be reached, or somebody's collection that is older."""
     entered = [
         {"ansible.builtin.include_role": {
@@ -356,6 +354,9 @@ def test_site_exchanges_the_release_of_a_client_only_for_one_that_fits(
         "j": (left, ""),
         # A server becomes newer than the others.
         "server1": ({"agent_url": agents("1.10.0", "1.10.0")}, ""),
+        # One that no receipt tells of, as of a package that was removed, which its running agent outlives.
+        "server2": ({"agent_url": agents("1.12.0", "1.12.0")}, "Nomad 1.12.0 runs, and nomad_version is 1.11.3."),
+        "server3": ({}, ""),
     }
     hosts = {name: node(name, **{**shared, "nomad_version": "1.11.3", **given}) for name, (given, _) in told.items()}
     code, output = run(tmp_path, hosts, {"hosts": "all", "gather_facts": True, "tasks": [known, *entered]})

@@ -685,7 +685,9 @@ def test_a_data_folder_that_options_name_is_refused(tmp_path: Path) -> None:
     for told, each in zip(found, given, strict=True):
         ((name, options),) = each.items()
         assert told.startswith(f"{name} has data_dir. Expected: ") is ("data_dir" in options), told
-        assert told == "" or told.endswith(" Next step: set nomad_data_dir to that folder, and take data_dir out of it.")
+        assert told == "" or told.endswith(
+            " Next step: set nomad_data_dir to that folder, and take data_dir out of it."
+        )
 
 
 def test_nomad_1_9_7_with_the_plugins_release_1_1_0(tmp_path: Path) -> None:
@@ -706,7 +708,7 @@ def test_a_package_that_restarts_the_agent_is_refused(tmp_path: Path) -> None:
     red_hat = {**hosts[0], "_common_family": {"packages": "dnf"}}
     cases = [region_server("e1", tmp_path, nomad_tls="off", **host) for host in [*hosts, red_hat]]
     debian, *rest, other = role_helper.values("__nomad_refusal", ["nomad", "_common"], cases)
-    assert debian.startswith("found the package nomad, which restarts the agent") and rest == ["", ""]
+    assert debian.startswith("found the package nomad 1.9.7, which restarts the agent") and rest == ["", ""]
     assert "Next step: `apt-get remove nomad`, which" in debian and "Next step: `dnf remove nomad`, which" in other
     # The configuration stays, and would be refused next.
     assert debian.endswith("lets the running agent and its jobs be, and run this again.")
@@ -718,6 +720,39 @@ def test_a_package_that_restarts_the_agent_is_refused(tmp_path: Path) -> None:
         "jobs be, take what is in /etc/nomad.d/nomad.hcl over into the variables of these roles and move it out of the "
         "folder, and run this again."
     )
+
+
+def test_a_package_that_is_newer_is_followed_by_no_older_nomad(tmp_path: Path) -> None:
+    """When it has been removed, no agent may run any more that could be asked."""
+    data = "/opt/nomad/data"
+    ours, theirs = (role_helper.host(data, "/etc/nomad.d/nomad.hcl") for _ in "12")
+    theirs["files"][1]["managed"] = False
+    hosts = [
+        {**host, "packages": [f"{state} nomad={version}-1"]} for state, version, host in (
+            ("installed", "1.12.0", theirs), ("config-files", "1.12.0", theirs), ("config-files", "1.12.0", ours),
+            ("config-files", "1.12.0", role_helper.host()), ("config-files", "1.11.3", theirs),
+        )
+    ]  # fmt: skip
+    given = {"nomad_tls": "off", "nomad_version": "1.11.3", "nomad_replace_config": True}
+    cases = [
+        region_server(
+            "e1", tmp_path, **given, _common_host=host, _common_paths=[file["path"] for file in host["files"]]
+        ) for host in hosts
+    ]  # fmt: skip
+    there, removed, *rest = role_helper.values("__nomad_refusal", ["nomad", "_common"], cases)
+    assert there.startswith("found the package nomad 1.12.0, which restarts the agent")
+    assert (
+        "Next step: set nomad_version to 1.12.0 or newer, because Nomad does not read what a newer one has written, "
+        "then `apt-get remove nomad`, which"
+    ) in there
+    assert removed.startswith(
+        "the package nomad 1.12.0 has been here, and nomad_version is 1.11.3. Expected: a version"
+    )
+    assert removed.endswith(
+        f" Next step: set nomad_version to 1.12.0 or newer; or move {data} away if nobody needs it."
+    )
+    # What the role has been through since, and a host that has no data.
+    assert rest == ["", "", ""]
 
 
 AS_SERVER: dict[str, Any] = {"inventory_hostname": "h", "groups": {"nomad_servers": ["h"]}, "hostvars": {"h": {}}}

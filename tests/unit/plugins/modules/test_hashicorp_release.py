@@ -253,6 +253,20 @@ def test_a_server_does_not_go_back(node: Node, releases: helper.Releases, damage
     assert not node.run(version="1.9.0").get("failed")
 
 
+def test_a_server_does_not_go_back_in_another_folder(node: Node, releases: helper.Releases, tmp_path: Path) -> None:
+    """Its data is where it was."""
+    for product, version in (("nomad", "1.9.0"), ("nomad", "1.10.0"), ("nomad-device-nvidia", "9.0.0")):
+        releases.publish(product, version, b"program ")
+    node.run(version="1.10.0")
+    assert not node.run(product="nomad-device-nvidia", version="9.0.0").get("failed")
+    (node.receipts / "nomad-0.json").write_bytes(b"\xff")
+    before = node.files()
+    result = node.run(version="1.9.0", downgrade=False, dest=str(tmp_path / "other"))
+    assert_error(result, f"{node.binary} was nomad 1.10.0. Expected: a version that is not newer than 1.9.0,")
+    assert node.files() == before and not (tmp_path / "other").exists()
+    assert not node.run(version="1.10.0", downgrade=False, dest=str(tmp_path / "other")).get("failed")
+
+
 @pytest.mark.parametrize("damage", ["delete", "modify"])
 def test_a_program_that_is_not_the_installed_one_is_replaced(
     node: Node, releases: helper.Releases, damage: str
