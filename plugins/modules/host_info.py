@@ -69,6 +69,14 @@ options:
     type: list
     elements: str
     default: []
+  nomad_config:
+    description: >-
+      Path of a file with the configuration of Nomad's agent that these roles have written. What somebody else has
+      written there is not read.
+    type: path
+  nomad_data_dir:
+    description: Path of the folder in which the agent is to keep its state, for O(nomad_config).
+    type: path
   packages:
     description: Names of packages, or patterns such as V(nvidia-driver-pinning-*).
     type: list
@@ -215,6 +223,14 @@ keyrings:
   type: dict
   returned: success
   sample: {/etc/apt/keyrings/nvidia-cuda.asc: [EB693B3035CD5710E231E123A4B469963BF863CC]}
+nomad_state_left:
+  description: >-
+    What Nomad's agent has kept in the folder that O(nomad_config) names, the identity of a node and the data of a
+    server; nothing where that folder is O(nomad_data_dir).
+  type: list
+  elements: str
+  returned: success
+  sample: [/opt/nomad/data/client/client-id]
 packages:
   description: >-
     What dpkg or rpm knows of O(packages), as state, name and version; dpkg also knows the states V(config-files) and
@@ -302,6 +318,9 @@ PCI_DEVICES = "/sys/bus/pci/devices"
 LARGE = 1 << 20
 # Other people's roles, which begin their files like this too, leave a line empty then, or go on with their comment.
 MANAGED = re.compile(rb"# Ansible managed(?:\n(?![\r\n#])|\Z)")
+DATA_DIR = re.compile(rb'^data_dir *= *"([^"\\]+)"$', re.M)
+# By which a node is known, and what a server knows.
+NOMAD_STATE = ("client/client-id", "server")
 # What holds a lock of packages, or systemd, may never let go.
 ANSWER_S = 120
 
@@ -340,6 +359,16 @@ def look_at_files(patterns: list[str]) -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+def state_left(config: str, wanted: str) -> list[str]:
+    content = content_of(config) or b""
+    match = DATA_DIR.search(content) if MANAGED.match(content) else None
+    folder = match[1].decode(errors="replace") if match else wanted
+    # A link, or a folder that was mounted in its place.
+    if os.path.realpath(folder) == os.path.realpath(wanted):
+        return []
+    return [path for path in (f"{folder}/{name}" for name in NOMAD_STATE) if os.path.lexists(path)]
 
 
 def target_of(path: str) -> str | None:
@@ -442,8 +471,13 @@ def main() -> None:
     }
     argument_spec["keyrings"]["no_log"] = False
     argument_spec["asked_at"] = {"type": "int"}
+    argument_spec["nomad_config"] = argument_spec["nomad_data_dir"] = {"type": "path"}
     now = int(time.time())
-    module = AnsibleModule(argument_spec=argument_spec, supports_check_mode=True)
+    module = AnsibleModule(
+        argument_spec=argument_spec,
+        required_together=[("nomad_config", "nomad_data_dir")],
+        supports_check_mode=True,
+    )
     params = module.params
     try:
         packages = installed(params["packages"])
@@ -465,6 +499,7 @@ def main() -> None:
         json_errors=errors_of(params["json_files"], json.loads),
         toml_errors=errors_of(params["toml_files"], tomllib.loads) if tomllib else {},
         keyrings={path: keys_of(path) for path in params["keyrings"]},
+        nomad_state_left=state_left(params["nomad_config"], params["nomad_data_dir"]) if params["nomad_config"] else [],
         packages=packages,
         packages_auto=automatic(packages),
         pci_devices=pci.devices_of(params["pci_vendors"], Path(PCI_DEVICES)),

@@ -701,6 +701,51 @@ def test_nomad_1_9_7_with_the_plugins_release_1_1_0(tmp_path: Path) -> None:
         assert role_helper.values(name, ["_common", "nomad", "nomad_device_nvidia"], cases) == [""], name
 
 
+def test_another_data_folder_than_that_with_the_agents_state_is_refused(tmp_path: Path) -> None:
+    """It would be another node, whose jobs go on beside those of the old one, or a server of an empty farm."""
+    given = {"nomad_tls": "off", "nomad_acl_enabled": False, "groups": {}, "hostvars": {}}
+    known = {**role_helper.variables("_common", "nomad"), **given, "inventory_hostname": "h"}
+    # What was kept where; whose the file is; where the agent is to keep it.
+    cases: dict[str, tuple[str, str, str]] = {
+        "client": ("client/client-id", "# Ansible managed", "new"),
+        "server": ("server/raft/raft.db", "# Ansible managed", "new"),
+        "neither": ("client/state.db", "# Ansible managed", "new"),
+        "same": ("client/client-id", "# Ansible managed", "old"),
+        "theirs": ("client/client-id", "# by hand", "new"),
+    }
+    hosts = {}
+    for name, (kept, heading, place) in cases.items():
+        folder = tmp_path / name
+        (folder / "old" / kept).parent.mkdir(parents=True)
+        (folder / "old" / kept).touch()
+        text = nomad_hcl(role_helper.value("__nomad_config", {**known, "nomad_data_dir": str(folder / "old")}))
+        (folder / "nomad.hcl").write_text(f"{heading}\n{text}", encoding="utf-8")
+        hosts[name] = {
+            **playbook_helper.LOCAL, **given, "nomad_replace_config": True, "nomad_config_dir": str(folder),
+            "nomad_data_dir": str(folder / place),
+        }  # fmt: skip
+    told = "told: {{ inventory_hostname }}: {{ __nomad_refusal }} :end"
+    tasks = [
+        {"ansible.builtin.import_role": {"name": "gpufarm.core.nomad", "tasks_from": "variables.yml"}},
+        {"gpufarm.core.host_info": {}, "register": "_common_host",
+         "module_defaults": {"gpufarm.core.host_info": "{{ __nomad_looks_at }}"}},
+        {"ansible.builtin.debug": {"msg": told}},
+    ]  # fmt: skip
+    (tmp_path / "play.yml").write_text(yaml.safe_dump([{"hosts": "all", "gather_facts": False, "tasks": tasks}]))
+    done = playbook_helper.run_playbook(tmp_path, {"all": {"hosts": hosts}}, str(tmp_path / "play.yml"))
+    said = dict(re.findall(r"told: (\w+): (.*?) ?:end", " ".join((done.stdout + done.stderr).split())))
+    assert {name for name, why in said.items() if why} == {"client", "server"}, done.stdout
+    for name, left in (("client", "client/client-id"), ("server", "server")):
+        new, old = tmp_path / name / "new", tmp_path / name / "old"
+        assert said[name] == (
+            f"nomad_data_dir is {new}, and the agent has kept {old}/{left}. Expected: the folder of its state, because "
+            "in another it is a new node or an empty server. Next step: set nomad_data_dir back; or, while no jobs are "
+            f"on the node, run `systemctl stop nomad`, move the folder with all that it holds to {new}, and run this "
+            "again."
+        )
+    assert set(said) == set(cases)
+
+
 def test_a_package_that_restarts_the_agent_is_refused(tmp_path: Path) -> None:
     """What apt has left of one that was removed does nothing."""
     told = [["installed nomad=1.9.7-1"], ["config-files nomad=1.9.7-1"], ["installed nomad-autoscaler=0.4.6-1"]]

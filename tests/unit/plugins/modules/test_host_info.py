@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.gpufarm.core.plugins.filter.nomad_hcl import nomad_hcl
 from ansible_collections.gpufarm.core.plugins.module_utils import openpgp
 from ansible_collections.gpufarm.core.plugins.modules import host_info
 from ansible_collections.gpufarm.core.tests.unit.plugins.modules import release_helper as helper
@@ -48,7 +49,7 @@ class Host:
         path.chmod(0o755)
         return path
 
-    def look(self, **asked: list[str]) -> dict[str, Any]:
+    def look(self, **asked: Any) -> dict[str, Any]:
         found: dict[str, Any] = helper.run_module(host_info.main, self.capsys, asked)
         assert found["changed"] is False
         return found
@@ -67,7 +68,8 @@ def test_nothing_is_told_that_nobody_asked_for(host: Host) -> None:
     assert found["user_id"] == os.getuid()
     assert found["kernel"] == os.uname().release
     names = ("files", "links", "certificates", "certificate_ends", "certificate_names", "json_errors", "toml_errors",
-             "keyrings", "packages", "packages_auto", "pci_devices", "programs", "units")  # fmt: skip
+             "keyrings", "nomad_state_left", "packages", "packages_auto", "pci_devices", "programs",
+             "units")  # fmt: skip
     assert not any(found[name] for name in names)
 
 
@@ -138,6 +140,51 @@ def test_who_has_written_a_file(host: Host, tmp_path: Path) -> None:
     assert {Path(file["path"]).name for file in found if file["managed"]} == {
         name for name in written if name.startswith("ours")
     }
+
+
+@pytest.mark.parametrize(
+    ("kept", "left"),
+    [
+        (["client/client-id", "server/raft/raft.db"], ["client/client-id", "server"]),
+        (["client/client-id"], ["client/client-id"]),
+        (["server/serf.keyring"], ["server"]),
+        # What the role alone has made, and what an agent that never joined has.
+        ([], []),
+        (["client/state.db", "host_volumes/a"], []),
+    ],
+)
+def test_what_an_agent_of_nomad_has_kept_in_another_folder(
+    host: Host, tmp_path: Path, kept: list[str], left: list[str]
+) -> None:
+    config, old, new = (tmp_path / name for name in ("nomad.hcl", "n o", "new"))
+    (old / "plugins").mkdir(parents=True)
+    for name in kept:
+        (old / name).parent.mkdir(parents=True, exist_ok=True)
+        (old / name).touch()
+    told = nomad_hcl({"name": "data_dir", "data_dir": str(old), "server": {"data_dir": "/raft"}})
+
+    def look(wanted: Path) -> list[str]:
+        found: list[str] = host.look(nomad_config=str(config), nomad_data_dir=str(wanted))["nomad_state_left"]
+        return found
+
+    # Not there yet.
+    assert look(new) == []
+    config.write_text(f"# Ansible managed\n{told}", encoding="utf-8")
+    assert look(new) == [f"{old}/{name}" for name in left]
+    (tmp_path / "link").symlink_to(old)
+    for same in (old, Path(f"{old}/"), tmp_path / "link"):
+        assert look(same) == []
+    # It was moved, and a link left in its place.
+    old.rename(new)
+    assert look(new) == []
+    old.symlink_to(new)
+    assert look(new) == []
+    # Somebody else's.
+    assert look(tmp_path / "third") == [f"{old}/{name}" for name in left]
+    config.write_text(told, encoding="utf-8")
+    assert look(tmp_path / "third") == []
+    config.write_text('# Ansible managed\nname = "a"\n', encoding="utf-8")
+    assert look(tmp_path / "third") == []
 
 
 def test_certificates_without_their_keys(host: Host, tmp_path: Path) -> None:
