@@ -331,6 +331,26 @@ def test_an_agent_of_wandb_is_no_work_on_a_node_whose_farm_is_gone(tmp_path: Pat
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has files of its own in /etc")
+def test_a_server_that_is_not_in_its_group_does_not_leave_as_a_client(tmp_path: Path) -> None:
+    farm, node = LaunchFarm(), LaunchNode(tmp_path)
+    server = node.inside / "etc/nomad.d/server.hcl"
+    server.touch()
+    try:
+        code, said = node.remove()
+        assert code == 2 and farm.agent.writes == [] and node.is_whole() and "changed=0" in said, said
+        assert (
+            "gpu0: found /etc/nomad.d/server.hcl, and this host is not in the group nomad_servers. Expected: a server "
+            "in it until it has left, because the others count on it. Next step: put it back into the group, and run "
+            "this again; or set remove_without_farm where the servers are gone for good. Nothing was changed."
+        ) in said
+        server.unlink()
+        code, said = node.remove()
+        assert code == 0 and node.is_left(), said
+    finally:
+        farm.agent.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has files of its own in /etc")
 def test_nomad_leaves_a_node_of_kubernetes_without_its_pods(tmp_path: Path) -> None:
     farm, node = LaunchFarm(), LaunchNode(tmp_path)
     asked, kubectl = tmp_path / "asked", tmp_path / "kubectl"

@@ -804,6 +804,28 @@ AS_SERVER: dict[str, Any] = {"inventory_hostname": "h", "groups": {"nomad_server
 AS_CLIENT: dict[str, Any] = {**AS_SERVER, "groups": {"nomad_servers": []}}
 
 
+def test_a_server_that_was_taken_out_of_its_group_is_refused() -> None:
+    """It would go on as a server, with a certificate of a client, and without a turn."""
+    host = role_helper.host("/etc/nomad.d/nomad.hcl", "/etc/nomad.d/server.hcl")
+    theirs = {**host, "files": [{**file, "managed": False} for file in host["files"]]}
+    node = role_helper.host("/etc/nomad.d/nomad.hcl", "/etc/nomad.d/client.hcl")
+    given = {"nomad_tls": "off", "nomad_acl_enabled": False, "nomad_replace_config": True}
+    cases = [
+        {**kind, **given, "_common_host": looked_at} for kind, looked_at in (
+            (AS_SERVER, host), (AS_CLIENT, theirs), (AS_CLIENT, node), ({**AS_CLIENT, "groups": {}}, host),
+            (AS_CLIENT, host),
+        )
+    ]  # fmt: skip
+    *rest, told = role_helper.values("__nomad_refusal", ["nomad", "_common"], cases)
+    assert rest == [""] * 4
+    assert told == (
+        "found /etc/nomad.d/server.hcl, and this host is not in the group nomad_servers. Expected: a server in it "
+        "until it has left, because the others count on it. Next step: put it back into the group, run "
+        "gpufarm.core.remove with `--limit h`, take it out of the group then, and run this again, which has "
+        "it as a client."
+    )
+
+
 def test_a_configuration_of_somebody_elses_is_replaced_only_where_that_is_asked_for(tmp_path: Path) -> None:
     """What apt-get remove nomad has left, or somebody has written, may be all that tells of volumes and keys."""
     names = ("nomad", "server", "client", "gossip", "volumes")
