@@ -52,6 +52,11 @@ options:
     type: list
     elements: str
     default: []
+  agent_files:
+    description: Paths of files of the configuration of a Nomad agent. Of what they say nothing else is told.
+    type: list
+    elements: str
+    default: []
   json_files:
     description: Paths of files that have to be JSON where they are there. Of what they say nothing is told.
     type: list
@@ -206,6 +211,11 @@ certificate_names:
   type: dict
   returned: success
   sample: {/etc/nomad.d/tls/agent.pem: [client.global.nomad, localhost]}
+agent_tls:
+  description: By path, whether each of O(agent_files) has a block C(tls); null where it is not there or cannot be read.
+  type: dict
+  returned: success
+  sample: {/etc/nomad.d/nomad.hcl: true}
 json_errors:
   description: By path, why one of O(json_files) is no JSON.
   type: dict
@@ -321,6 +331,7 @@ MANAGED = re.compile(rb"# Ansible managed(?:\n(?![\r\n#])|\Z)")
 DATA_DIR = re.compile(rb'^data_dir *= *"([^"\\]+)"$', re.M)
 # By which a node is known, and what a server knows.
 NOMAD_STATE = ("client/client-id", "server")
+TLS = re.compile(rb"^tls\s*\{", re.MULTILINE)
 # What holds a lock of packages, or systemd, may never let go.
 ANSWER_S = 120
 
@@ -388,6 +399,11 @@ def told_of(certificate: str | None, tell: Callable[[bytes], Any]) -> Any:
         return tell(certificates.certificates_of((certificate or "").encode())[0])
     except (IndexError, ValueError):
         return None
+
+
+def has_tls(path: str) -> bool | None:
+    content = content_of(path)
+    return None if content is None else TLS.search(content) is not None
 
 
 def errors_of(paths: list[str], read: Callable[[str], Any]) -> dict[str, str]:
@@ -463,8 +479,8 @@ def units(names: list[str]) -> dict[str, dict[str, str]]:
 
 def main() -> None:
     names = (
-        "files", "links", "certificates", "json_files", "toml_files", "keyrings", "packages", "pci_vendors", "programs",
-        "units",
+        "files", "links", "certificates", "agent_files", "json_files", "toml_files", "keyrings", "packages",
+        "pci_vendors", "programs", "units",
     )  # fmt: skip
     argument_spec: dict[str, dict[str, Any]] = {
         name: {"type": "list", "elements": "str", "default": []} for name in names
@@ -496,6 +512,7 @@ def main() -> None:
         certificates=held,
         certificate_ends={path: told_of(text, certificates.end_of) for path, text in held.items()},
         certificate_names={path: told_of(text, certificates.names_of) or [] for path, text in held.items()},
+        agent_tls={path: has_tls(path) for path in params["agent_files"]},
         json_errors=errors_of(params["json_files"], json.loads),
         toml_errors=errors_of(params["toml_files"], tomllib.loads) if tomllib else {},
         keyrings={path: keys_of(path) for path in params["keyrings"]},

@@ -166,7 +166,8 @@ class Farm:
     def run(self, *options: str, play: dict[str, Any] | None = None) -> tuple[int, str]:
         """Run a play, that of site_preflight.yml as it stands there, after the look that comes before it."""
         role = {"name": "gpufarm.core.nomad", "tasks_from": "variables.yml"}
-        look = {"files": "{{ __nomad_looks_at.files }}", "certificates": "{{ __nomad_looks_at.certificates }}"}
+        parts = ("files", "certificates", "agent_files")
+        look = {part: f"{{{{ __nomad_looks_at.{part} }}}}" for part in parts}
         before = {
             "hosts": "all", "gather_facts": False, "tags": ["always"],
             "tasks": [

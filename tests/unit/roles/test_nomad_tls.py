@@ -27,6 +27,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 TLS = "/etc/nomad.d/tls"
+CONFIGURED = "/etc/nomad.d/nomad.hcl"
 FILES = {f"nomad_tls_{name}_file": f"/{name}.pem" for name in ("ca", "cert", "key")}
 OPEN, RUN = f"{TLS}/open", "/run/systemd/units/invocation:nomad.service"
 NAMES = ["client.global.nomad", "localhost", "t4", "t4.example"]
@@ -73,10 +74,16 @@ def node(secrets: Path, there: str = "", ca: str = CA, key_mode: str = "0600", *
     found["files"][0]["checksum"] = hashlib.sha1(ca.encode()).hexdigest()  # noqa: S324 # as find tells it
     found["files"][1]["mode"] = key_mode
     found["certificates"] = {f"{TLS}/agent.pem": there or None}
+    found["agent_tls"] = {CONFIGURED: None}
     return {
         "nomad_tls": "generate", "nomad_secrets_dir": str(secrets), "inventory_hostname": "t4",
         "ansible_host": "t4.example", "groups": {}, "hostvars": {}, "_common_host": found, **given,
     }  # fmt: skip
+
+
+def configured(given: dict[str, Any], *, tls: bool) -> dict[str, Any]:
+    """Return the variables of a node whose agent was configured before."""
+    return {**given, "_common_host": {**given["_common_host"], "agent_tls": {CONFIGURED: tls}}}
 
 
 def ending(folder: Path, seconds: float | None, path: str = f"{TLS}/agent.pem", **given: Any) -> dict[str, Any]:
@@ -100,8 +107,11 @@ def test_a_node_asks_for_a_certificate_where_it_has_none_that_holds(secrets: Pat
         "it has none": node(secrets),
         "another CA has signed it": node(secrets, good, ca="older"),
         "it has other names": node(secrets, good, nomad_tls_names=["192.0.2.7"]),
+        # It gets a note with it, by which a run that goes on with one that was cut knows how to ask.
+        "the agent has gone on without": configured(node(secrets, good), tls=False),
     }
     more = [
+        configured(node(secrets, good), tls=True),
         node(secrets, good, key_mode="0644"),
         node(secrets, certificate(NAMES, days=29.5)),
         node(secrets, certificate(NAMES, days=30.5)),
@@ -118,10 +128,11 @@ def test_a_node_asks_for_a_certificate_where_it_has_none_that_holds(secrets: Pat
     ]
     found = role_helper.values("__nomad_certificate_due", ["nomad", "_common"], [*cases.values(), *more])
     assert found[: len(cases)] == list(cases)
-    short, renewed = [text.partition("it ends on 20")[0] for text in (found[5], found[7])]
-    assert found[4] == "it has none"
-    assert (short, found[6], renewed) == ("", "", "") and found[5] and found[7]
-    assert found[8:] == ["it has other names", "it has other names", "", "", "", ""]
+    found = found[len(cases) :]
+    short, renewed = [text.partition("it ends on 20")[0] for text in (found[2], found[4])]
+    assert found[:2] == ["", "it has none"]
+    assert (short, found[3], renewed) == ("", "", "") and found[2] and found[4]
+    assert found[5:] == ["it has other names", "it has other names", "", "", "", ""]
 
 
 def test_a_certificate_is_renewed_before_an_agent_is_asked_only_where_it_would_end_in_the_run(secrets: Path) -> None:
@@ -559,10 +570,16 @@ def test_an_agent_is_asked_without_tls_only_where_it_is_known_to_have_no_certifi
         (unseen, "https"),
         # node_tuning and nvidia_mig have looked, and for no certificate.
         (seen, "https"),
-        ({**seen, "__nomad_certificate_stat": {"stat": {"exists": True}}}, "https"),
-        ({**seen, "__nomad_certificate_stat": {"stat": {"exists": False}}}, "http"),
+        ({**seen, "__nomad_agent_asked": {"agent_tls": {CONFIGURED: True}}}, "https"),
+        ({**seen, "__nomad_agent_asked": {"agent_tls": {CONFIGURED: False}}}, "http"),
+        ({**seen, "__nomad_agent_asked": {"agent_tls": {CONFIGURED: None}}}, "http"),
         # What was looked at later counts.
-        ({**node(secrets, certificate(NAMES)), "__nomad_certificate_stat": {"stat": {"exists": False}}}, "https"),
+        ({**node(secrets, certificate(NAMES)), "__nomad_agent_asked": {"agent_tls": {CONFIGURED: False}}}, "https"),
+        # The farm has been open, and its certificates lie there from before.
+        (configured(node(secrets, certificate(NAMES)), tls=False), "http"),
+        (configured(node(secrets, certificate(NAMES)), tls=True), "https"),
+        (configured(node(secrets, certificate(NAMES), __nomad_started_anew=True), tls=False), "https"),
+        (configured(node(secrets, certificate(NAMES), nomad_tls="files", **FILES), tls=False), "https"),
         ({**unseen, "ansible_check_mode": True}, "https"),
         ({**unseen, "nomad_tls": "off"}, "http"),
     ]
@@ -592,10 +609,25 @@ def test_servers_understand_both_until_all_agents_run_with_a_certificate(secrets
 
     hosts = {
         "open": seen(None), "cut": seen("PEM", "a1"), "ended": seen("PEM", "b2"), "whole": seen("PEM"),
-        "anew": seen("PEM", "a1", __nomad_started_anew=True), "unreachable": {},
+        "anew": seen("PEM", "a1", __nomad_started_anew=True), "unreachable": {}, "before": seen("PEM"),
     }  # fmt: skip
+    hosts["before"]["_common_host"]["agent_tls"] = {CONFIGURED: False}
+    hosts["whole"]["_common_host"]["agent_tls"] = {CONFIGURED: True}
     given = node(secrets, hostvars=hosts, groups={"nomad_servers": ["open"], "gpu_nodes": [*hosts]})
-    assert role_helper.values("__nomad_open_hosts", ["nomad", "_common"], [given]) == [["open", "cut", "unreachable"]]
+    assert role_helper.values("__nomad_open_hosts", ["nomad", "_common"], [given]) == [
+        ["open", "cut", "unreachable", "before"]
+    ]
+
+
+def test_servers_that_were_open_are_led_where_certificates_lie_from_before(secrets: Path) -> None:
+    def server(*, tls: bool, paths: tuple[str, ...] = (CONFIGURED,)) -> dict[str, Any]:
+        return configured(node(secrets, certificate(NAMES), _common_paths=list(paths)), tls=tls)
+
+    both = "/etc/nomad.d/tls-upgrade.hcl"
+    cases = [server(tls=False), server(tls=True), server(tls=False, paths=(CONFIGURED, both))]
+    asked = [{**case, "ansible_check_mode": False} for case in cases]
+    begins = role_helper.values("__nomad_server_begins_tls", ["nomad", "_common", "nomad_server"], asked)
+    assert begins == [True, False, False]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a folder becomes a small disk by mount")

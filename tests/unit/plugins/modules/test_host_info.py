@@ -222,6 +222,22 @@ def test_when_certificates_end_and_for_whom_they_are(host: Host, tmp_path: Path)
     ]
 
 
+def test_whether_an_agent_speaks_tls_by_its_file(host: Host, tmp_path: Path) -> None:
+    cases = {
+        'name = "t4"\n\ntls {\n  http = true\n}\n': True,
+        "tls{\n}\n": True,
+        "": False,
+        "# tls {\n": False,
+        "vault {\n  tls {\n  }\n}\n": False,
+        "tls_like {\n}\n": False,
+    }
+    paths = [tmp_path / f"{number}.hcl" for number in range(len(cases))]
+    for path, text in zip(paths, cases, strict=True):
+        path.write_text(text, encoding="utf-8")
+    found = host.look(agent_files=[*map(str, paths), f"{tmp_path}/none.hcl", str(tmp_path)])["agent_tls"]
+    assert list(found.values()) == [*cases.values(), None, None]
+
+
 def test_what_is_no_toml(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, text in (("good", "version = 2\n"), ("empty", ""), ("cut", "imports = [")):
         (tmp_path / name).write_text(text, encoding="utf-8")
