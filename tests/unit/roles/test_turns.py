@@ -191,8 +191,9 @@ def collection(tmp_path: Path, farm: Farm, monkeypatch: pytest.MonkeyPatch) -> P
         asks = next(
             (number for number, task in enumerate(before, 1) if "turn_stop.yml" in role_helper.included(task)), 0
         )
+        kept = next((number for number, task in enumerate(before) if stops_the_agent(task)), asks)
         notes: list[dict[str, Any]] = [
-            *before[:asks],
+            *before[:kept],
             {"ansible.builtin.command": {"argv": [sys.executable, "-c", program, f"{address}/stops"]}},
             # Its own variables and files are known there.
             {"ansible.builtin.include_tasks": f"note_{what}.yml", "when": f"{variable} | length > 0"},
@@ -321,3 +322,35 @@ def test_servers_that_have_no_leader_or_do_not_run_wait_for_nobody(
         (collection / "stopped").touch()
     code, told, _happened = run(farm, collection, RESTART)
     assert (code, farm.most_away) == (0, 3), told
+
+
+def test_a_server_is_told_to_understand_tls_alone_in_its_own_turn(farm: Farm, collection: Path) -> None:
+    """The file is all by which the next run knows of one that had none."""
+    service = collection / "ansible_collections/gpufarm/core/roles/nomad_server/tasks/service.yml"
+    variables = {"name": "gpufarm.core.nomad", "tasks_from": "variables.yml"}
+    service.write_text(
+        json.dumps([{"ansible.builtin.import_role": variables}, {"ansible.builtin.meta": "flush_handlers"}]),
+        encoding="utf-8",
+    )
+    files = {name: collection / name / "tls-upgrade.hcl" for name in SERVERS}
+    for path in files.values():
+        path.parent.mkdir()
+        path.touch()
+    given = {"nomad_config_dir": f"{collection}/{{{{ inventory_hostname }}}}", "__nomad_open_hosts": []}
+    entries = {"nomad": "variables.yml", "nomad_server": "tls.yml"}
+    code, told, happened = run(farm, collection, entries, failing=("s3",), given=given)
+    turns = [f"nomad {did} {name}" for name in ("s2", "s3") for did in ("stops", "starts")]
+    assert (code, [line for line in happened if " gpu" not in line]) == (2, turns), told
+    assert {name for name, path in files.items() if path.exists()} == {"s1"}, told
+    code, told, happened = run(farm, collection, entries, given=given)
+    assert (code, [path for path in files.values() if path.exists()]) == (0, []), told
+    assert happened[-2:] == ["nomad stops s1", "nomad starts s1"]
+
+
+def test_servers_that_go_on_understanding_both_are_not_restarted_for_it(farm: Farm, collection: Path) -> None:
+    service = collection / "ansible_collections/gpufarm/core/roles/nomad_server/tasks/service.yml"
+    service.write_text(json.dumps([{"ansible.builtin.meta": "flush_handlers"}]), encoding="utf-8")
+    given = {"__nomad_open_hosts": ["gpu1"]}
+    code, told, happened = run(farm, collection, {"nomad": "variables.yml", "nomad_server": "tls.yml"}, given=given)
+    assert (code, happened) == (0, []), told
+    assert "s1 goes on understanding agents without TLS, because of gpu1." in " ".join(told.split())
