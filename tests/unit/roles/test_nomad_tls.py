@@ -336,6 +336,53 @@ def test_the_first_run_with_tls_has_all_servers(tmp_path: Path, secrets: Path) -
     assert rest == [""] * 4
 
 
+def test_an_agent_changes_how_it_speaks_only_with_every_server_seen(secrets: Path) -> None:
+    def seen(*, tls: bool, **given: Any) -> dict[str, Any]:
+        hosts = {"s1": {"_common_host": role_helper.host()}, "s2": {}}
+        groups = {"nomad_servers": [*hosts]}
+        return configured(node(secrets, groups=groups, hostvars=hosts, ansible_play_hosts_all=["t4"], **given), tls=tls)
+
+    there = {name: {"_common_host": role_helper.host()} for name in ("s1", "s2")}
+    cut = seen(tls=True)
+    cut["_common_host"]["links"] = {OPEN: "a1", RUN: "a1"}
+    off = {"nomad_tls": "off", "nomad_acl_enabled": False}
+    cases = [
+        (seen(tls=False), "without TLS, nomad_tls is generate"),
+        (seen(tls=False, nomad_tls="files", **FILES), "without TLS, nomad_tls is files"),
+        (seen(tls=True, **off), "with TLS, nomad_tls is off"),
+        (cut, "without TLS, nomad_tls is generate"),
+        ({**seen(tls=False), "hostvars": there}, ""),
+        (seen(tls=True), ""),
+        (seen(tls=False, **off), ""),
+        # TLS of its own.
+        (seen(tls=True, nomad_agent_options={"tls": {"http": True}}, **off), ""),
+        (seen(tls=False, __nomad_started_anew=True), ""),
+        # One that comes to a farm, and one that joins the servers of others.
+        ({**seen(tls=False), "_common_host": node(secrets)["_common_host"]}, ""),
+        ({**seen(tls=False), "groups": {}}, ""),
+    ]
+    found = role_helper.values("__nomad_refusal", ["nomad", "_common"], [case for case, _expected in cases])
+    for text, (_case, expected) in zip(found, cases, strict=True):
+        assert (f"found an agent {expected}, and this run has not seen s2. Expected: " in text) == bool(expected)
+        assert text.count("Next step: ") == bool(expected), text
+
+
+def test_which_servers_would_not_understand_an_agent_yet(secrets: Path) -> None:
+    def seen(tls: bool | None, run: str | None = None, **more: Any) -> dict[str, Any]:
+        found = role_helper.host(agent_tls={CONFIGURED: tls}, links={OPEN: run and "a1", RUN: run})
+        return {"_common_host": found, **more}
+
+    hosts = {
+        "open": seen(False), "tls": seen(True), "new": seen(None), "cut": seen(True, "a1"), "ended": seen(True, "b2"),
+        "anew": seen(False, __nomad_started_anew=True), "other": seen(True, __nomad_started_anew=True), "unseen": {},
+    }  # fmt: skip
+    given = node(secrets, hostvars=hosts, groups={"nomad_servers": [*hosts]})
+    cases = [given, {**given, "nomad_tls": "off"}]
+    assert role_helper.values("__nomad_servers_behind", ["nomad", "_common"], cases) == [
+        ["open", "new", "cut", "unseen"], ["tls", "ended", "unseen"],
+    ]  # fmt: skip
+
+
 def authority(folder: Path, key: ec.EllipticCurvePrivateKey, days: float = 3650) -> None:
     """Have a CA of this key in a folder of secrets."""
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "gpufarm Nomad CA")])
