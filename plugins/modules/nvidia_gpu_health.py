@@ -206,9 +206,9 @@ notes:
     O(nvlink_errors_max) allows; C(infiniband_link_downed), the link of a port went down more often than
     O(infiniband_link_downed_max), and C(roce_link_downed) than O(roce_link_downed_max); C(persistence_off), with
     O(persistence_required); C(vgpu_unlicensed), a guest's vGPU has no licence, without which it gets slower;
-    C(process_without_owner), a process that ended still holds memory; C(check_failed), the kernel log or DCGM could
-    not be asked; and of that role C(benchmark_crashed), C(benchmark_no_cuda), C(benchmark_peers_failed) and
-    C(benchmark_slow_host_copies)."
+    C(process_without_owner), a process that ended still holds memory; C(check_failed), the kernel log, DCGM, NVLinks or
+    MIG devices could not be asked; and of that role C(benchmark_crashed), C(benchmark_no_cuda),
+    C(benchmark_peers_failed) and C(benchmark_slow_host_copies)."
   - C(xid_<number>) is an Xid, with severity and action from NVIDIA's catalogue. Faults of jobs, such as 13, 31 and
     43, are ignored as far as O(xid_repeats_max) allows, and 45, which follows each job that was ended; an unknown Xid
     is a warning. Xids 144 to 150 and 154 are judged
@@ -383,6 +383,14 @@ checks:
     nvidia_smi:
       description: >-
         V(ok), or RV(gpufarm.core.nvidia_smi_facts#module:ansible_facts.nvidia_smi.reason).
+      type: str
+      sample: ok
+    nvlink:
+      description: V(ok), also where card or driver has none, C(skipped) without a GPU, or C(failed) and why.
+      type: str
+      sample: ok
+    mig:
+      description: The same of MIG devices.
       type: str
       sample: ok
     kernel_log:

@@ -31,12 +31,13 @@ def probe(options: HealthOptions, *, root: str = "/", search: str | None = None)
     """Ask every source on this node, and judge. Never raises because a GPU is sick."""
     base = Path(root)
 
-    def ask(subsets: Sequence[str]) -> Facts:
+    def ask(subsets: Sequence[str], failed: dict[str, str] | None = None) -> Facts:
         chosen = resolve_subsets(subsets)
-        return collect(chosen, path=options.path, timeout=options.timeout, root=root, search=search)
+        return collect(chosen, path=options.path, timeout=options.timeout, root=root, search=search, failed=failed)
 
     # How GPUs reach each other is asked of each by the rest, and no problem.
-    facts = ask(["all", "!peers"])
+    failed: dict[str, str] = {}
+    facts = ask(["all", "!peers"], failed)
     acknowledged, repaired = acknowledged_at(options.acknowledged_file, time.time())
     since = max(repaired, seconds_of(options.xid_since) if options.xid_since is not None else 0.0)
     own = acknowledged_of(options.acknowledged_file, [gpu["uuid"] for gpu in facts["gpus"]], time.time())
@@ -57,6 +58,10 @@ def probe(options: HealthOptions, *, root: str = "/", search: str | None = None)
     fabric_manager, fabric_manager_version = fabric_manager_state(base, search, options.timeout)
     checks = {
         "nvidia_smi": "ok" if facts["reason"] is None else facts["reason"],
+        **{
+            source: f"failed: {failed[source]}" if source in failed else "ok" if facts["gpus"] else "skipped: no GPU"
+            for source in ("nvlink", "mig")
+        },
         "kernel_log": kernel_log,
         "acknowledged": acknowledged,
         "acknowledged_gpus": {uuid: told for uuid, (told, _at) in own.items()},

@@ -223,7 +223,7 @@ def findings_of_node(facts: Facts, options: HealthOptions, checks: Mapping[str, 
             yield Finding(facts["reason"], f"that {_without_advice(facts['message'] or facts['reason'])}")
     elif options.gpus is not None and len(gpus) < options.gpus:
         yield Finding("gpu_count", f"{len(gpus)} GPUs")
-    for source, words in (("kernel_log", "the kernel log"), ("dcgm", "DCGM")):
+    for source, words in _SOURCES.items():
         told = str(checks.get(source))
         if told.startswith(("unreadable", "failed")):
             yield Finding(
@@ -247,9 +247,19 @@ def findings_of_node(facts: Facts, options: HealthOptions, checks: Mapping[str, 
         yield Finding("fabric_manager", f"no unit {FABRIC_MANAGER}")
 
 
+_SOURCES = {
+    "kernel_log": "the kernel log",
+    "dcgm": "DCGM",
+    "nvlink": "NVLinks",
+    "mig": "MIG devices",
+}
+
+
 _ASK = {
     "kernel_log": "run the check as root, where the kernel's messages can be read",
     "dcgm": "start nvidia-dcgm and run 'dcgmi health -s a', or set dcgm to false",
+    "nvlink": "run 'nvidia-smi nvlink -s' there, and look for Xids in the kernel log",
+    "mig": "run 'nvidia-smi -L' there, and look for Xids in the kernel log",
 }
 
 

@@ -16,7 +16,7 @@ Which call answers which question, and why
     Calls that are needed besides the main one run at the same time as it, so they add little to the wall time:
     C(--version) for the CUDA version of the listing path, C(-L) for UUIDs and profiles of MIG devices (in the XML of
     few drivers only) when the kernel shows MIG instances, C(nvlink -s -e) and C(topo -m) when asked for. Only the main
-    call may fail the gathering; the others leave their facts null.
+    call may fail the gathering; the others leave their facts null, and C(collect) can tell why.
 
     C(--query-gpu) refuses a field that the driver does not know with exit code 2 before it asks any GPU, naming the
     field: the call is repeated without it. Such old drivers pay for one more initialisation of NVML, others nothing.

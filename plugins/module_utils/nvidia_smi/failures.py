@@ -148,6 +148,11 @@ def classify(returncode: int | None, text: str) -> str | None:
 
 def explain(command: Command, reason: str, words: str, platform: str | None) -> str:
     """One sentence on what was found, one on the next step."""
+    return f"{outcome(command, words)}. {next_step(reason, platform)}"
+
+
+def outcome(command: Command, words: str) -> str:
+    """How a call ended that gave no answer, and what it said."""
     call = " ".join(command.argv)
     said = " ".join(clean(words).split())[:400]
     if command.timed_out:
@@ -160,4 +165,4 @@ def explain(command: Command, reason: str, words: str, platform: str | None) -> 
         found = f"{call} ended with exit code {command.returncode}"
     if said:
         found += f" and said: {said}"
-    return f"{found.rstrip('.')}. {next_step(reason, platform)}"
+    return found.rstrip(".")

@@ -9,7 +9,7 @@ import contextlib
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.failures i
     classify,
     explain,
     next_step,
+    outcome,
 )
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.listings import (
     merge_list,
@@ -76,6 +77,8 @@ class _Gathering:
     platform: str | None
     kernel: dict[str, dict[str, str | None]]
     fields: tuple[str, ...] = QUERY_FIELDS
+    failed: dict[str, str] = field(default_factory=dict)
+    """Subsets whose own call should have told of the GPUs and did not, and why."""
 
     @property
     def with_xml(self) -> bool:
@@ -267,9 +270,14 @@ def _complete(gathering: _Gathering, gpus: list[Gpu], aside: dict[str, Command])
     subsets = gathering.subsets
     if "mig" in subsets and any(gpu["mig_mode"] == "Enabled" for gpu in gpus):
         listing = aside.get("-L") or gathering.call(["-L"])[0]
-        with contextlib.suppress(NvidiaSmiError):
+        why = outcome(listing, listing.words) if listing.returncode != 0 else ""
+        try:
             gpus = merge_list(gpus, parse_list(listing.stdout))
-    links = _nvlinks(gathering, aside[" ".join(_LINKS_AND_ERRORS)]) if "nvlink" in subsets else None
+        except NvidiaSmiError as error:
+            why = error.message
+        if why and any(gpu["mig_mode"] == "Enabled" and gpu["mig_devices"] is None for gpu in gpus):
+            gathering.failed["mig"] = why
+    links = _nvlinks(gathering, aside[" ".join(_LINKS_AND_ERRORS)], gpus) if "nvlink" in subsets else None
     peers = _nvlink_peers(aside[" ".join(_WAYS)]) if "peers" in subsets else None
     with_pids = "processes" in subsets and sees_pids_of_the_driver(gathering.root)
     completed = []
@@ -308,24 +316,35 @@ def _nvlink_peers(command: Command) -> dict[int | None, list[NvLinkPeer]] | None
 _LINK = re.compile(r"^\s*Link [0-9]", re.MULTILINE)
 
 
-def _nvlinks(gathering: _Gathering, command: Command) -> dict[str, list[NvLink] | None] | None:
+# Words of a card without NVLink, or in MIG mode, and of an nvidia-smi that does not know the call.
+_NO_LINKS = re.compile(r"not (?:have or )?support|not recognized|all links are inactive", re.IGNORECASE)
+
+
+def _nvlinks(gathering: _Gathering, command: Command, gpus: Sequence[Gpu]) -> dict[str, list[NvLink] | None] | None:
     """The links by UUID; None when the call failed, for then nothing is known of them."""
-    links = _read_links(command)
+    links, why = _read_links(command)
     unplaced = links is not None and not any(links.values()) and _LINK.search(command.stdout)
     if not command.timed_out and (links is None or unplaced):
         # A driver that counts no errors there, tells them in other words, or does not tell both at once.
-        state = _read_links(gathering.call(_LINKS_AND_ERRORS[:2])[0])
+        state, why = _read_links(gathering.call(_LINKS_AND_ERRORS[:2])[0])
         links = links if state is None else state
+    # A guest may have no NVLink that it could be asked about.
+    guest = gathering.platform == "wsl" or all(gpu["virtualization_mode"] == "VGPU" for gpu in gpus)
+    if links is None and why and not guest:
+        gathering.failed["nvlink"] = why
     return links
 
 
-def _read_links(command: Command) -> dict[str, list[NvLink] | None] | None:
-    if command.returncode != 0:
-        return None
+def _read_links(command: Command) -> tuple[dict[str, list[NvLink] | None] | None, str]:
+    """The links, or why there is no answer; nothing where there can be none."""
+    # 14: an infoROM is corrupted, a warning after a full answer.
+    if command.returncode not in (0, 14):
+        absent = classify(command.returncode, command.words) == "unsupported" or _NO_LINKS.search(command.words)
+        return None, "" if absent else outcome(command, command.words)
     try:
-        return parse_nvlink_status(command.stdout)
-    except NvidiaSmiError:
-        return None
+        return parse_nvlink_status(command.stdout), ""
+    except NvidiaSmiError as error:
+        return None, error.message
 
 
 def _sick(gpus: list[Gpu], facts: Facts) -> tuple[str | None, str | None]:
@@ -351,8 +370,12 @@ def collect(
     run: Runner = run_commands,
     root: str = "/",
     search: str | None = None,
+    failed: dict[str, str] | None = None,
 ) -> Facts:
-    """The facts of this node; a node without GPU, driver or nvidia-smi is an answer too, never an exception."""
+    """The facts of this node; a node without GPU, driver or nvidia-smi is an answer too, never an exception.
+
+    C(failed) gets the subsets whose own call should have told of the GPUs and did not, and why.
+    """
     base = Path(root)
     facts = empty_facts(detect_platform(base))
     binary = find_nvidia_smi(path, search)
@@ -364,6 +387,7 @@ def collect(
         return facts
 
     gathering = _Gathering(binary, subsets, run, time.monotonic() + timeout, base, facts["platform"], kernel_gpus(base))
+    gathering.failed = {} if failed is None else failed
     main, aside = gathering.ask()
     try:
         answer = gathering.read(main)

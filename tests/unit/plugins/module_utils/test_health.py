@@ -485,6 +485,9 @@ def test_a_missing_gpu_is_told_by_number() -> None:
     [
         ({"kernel_log": "unreadable: dmesg says no"}, "check_failed"),
         ({"dcgm": "failed: no host engine"}, "check_failed"),
+        ({"nvlink": "failed: it hangs"}, "check_failed"),
+        ({"mig": "failed: it hangs"}, "check_failed"),
+        ({"nvlink": "ok", "mig": "skipped: no GPU"}, None),
         ({"fabric_manager": "failed: it is inactive"}, "fabric_manager"),
         ({"fabric_manager": "not_installed"}, "fabric_manager"),
         ({"kernel_log": "skipped: WSL", "dcgm": "not_installed", "fabric_manager": "not_needed"}, None),
@@ -1749,6 +1752,20 @@ def test_one_gpu_is_acknowledged_and_no_other(node: Path) -> None:
     assert counts(probe(node)) == []
     os.utime(node.parent / "acknowledged", (1500, 1500))
     assert counts(probe(node)) == [1] and counts(probe(node, xid_since="3200")) == []
+
+
+def test_probe_tells_of_links_that_cannot_be_asked(node: Path) -> None:
+    assert {probe(node)["checks"][source] for source in ("nvlink", "mig")} == {"ok"}
+    script = (node / "nvidia-smi").read_text(encoding="utf-8").partition("\n")[2]
+    program(node, "nvidia-smi", f'[ "$1" = nvlink ] && echo Error && exit 255\n{script}')
+    result = probe(node)
+    assert result["checks"]["nvlink"].startswith("failed: ") and result["checks"]["mig"] == "ok"
+    (problem,) = [problem for problem in result["problems"] if problem["code"] == "check_failed"]
+    said = "found that NVLinks cannot be asked: "
+    end = (
+        "nvlink -s ended with exit code 255 and said: Error. Expected: an answer. Next step: run 'nvidia-smi nvlink -s'"
+    )
+    assert said in problem["message"] and end in problem["message"]
 
 
 def test_probe_tells_of_a_fabric_manager_of_another_version(node: Path) -> None:

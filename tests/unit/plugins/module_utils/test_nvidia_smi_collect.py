@@ -179,6 +179,49 @@ def test_links_that_cannot_be_had_are_null_and_no_failure(tmp_path: Path, answer
     assert (facts["available"], facts["gpus"][0]["nvlinks"]) == (True, None)
 
 
+L40S, IN_MIG = (recorded(f"{name}.nvlink.txt") for name in ("595.80-l40s", "590.48.01-h200-mig"))
+HUNG = Command((), None, timed_out=True, limit=60.0)
+VGPU = H100.replace("<virtualization_mode>Pass-Through<", "<virtualization_mode>VGPU<")
+
+
+@pytest.mark.parametrize(
+    ("xml", "wsl", "answer", "why"),
+    [
+        (H100, False, (255, "ERROR"), "nvidia-smi nvlink -s ended with exit code 255 and said: ERROR"),
+        (H100, False, (15, LOST), f"nvidia-smi nvlink -s ended with exit code 15 and said: {LOST}".replace("  ", " ")),
+        (H100, False, (-11, ""), "nvidia-smi nvlink -s was ended by signal 11"),
+        (H100, False, HUNG, "nvidia-smi nvlink -s -e gave no answer within 60 s and was killed"),
+        (H100, False, (0, f"GPU 0: X (UUID: {H100_UUID})\n Link 0: dam"), "no link's state: 'Link 0: dam'."),
+        # As recorded, with the codes that came with it; nothing is wrong there.
+        (H100, False, (0, L40S.replace("GPU-00000000-0000-0000-0000-000000000000", H100_UUID)), None),
+        (H100, False, (0, IN_MIG.replace("GPU-00000000-0000-0000-0000-000000000000", H100_UUID)), None),
+        (H100, False, (0, "NVML: Unable to retrieve Nvlink information as all links are inActive"), None),
+        (H100, False, (2, 'Option "-s" is not recognized.'), None),
+        (H100, False, (255, "ERROR: Option nvlink is not recognized. Please run 'nvidia-smi -h'."), None),
+        (H100, False, (14, f"GPU 0: X (UUID: {H100_UUID})\nWARNING: infoROM is corrupted at gpu 0000:00:06.0"), None),
+        # The words and codes of NVML.
+        (H100, False, (3, ""), None),
+        (H100, False, (255, "Unable to retrieve NVLink information: Not Supported"), None),
+        (H100, False, (255, L40S), None),
+        (H100, False, (255, IN_MIG), None),
+        (H100, True, (255, "ERROR"), None),
+        (VGPU, False, (255, "ERROR"), None),
+    ],
+)
+def test_links_that_could_not_be_asked_are_told(
+    tmp_path: Path, xml: str, wsl: bool, answer: Any, why: str | None
+) -> None:
+    assert VGPU != H100
+    if wsl:
+        write(tmp_path / "proc/sys/kernel/osrelease", "6.6.87.2-microsoft-standard-WSL2\n")
+    failed: dict[str, str] = {}
+    run = Recorder({FULL: (0, xml), NVLINK: answer, NVLINK[:2]: answer})
+    facts = collect(ALL, run=run, root=str(tmp_path), failed=failed)
+    assert facts["available"]
+    assert list(failed) == (["nvlink"] if why else [])
+    assert (why or "") in failed.get("nvlink", "")
+
+
 def test_driver_without_version_option_leaves_cuda_version_null(tmp_path: Path) -> None:
     run = Recorder({QUERY: (0, H100_ROW)})
     facts = collect(DEFAULT, run=run, root=str(tmp_path))
@@ -242,6 +285,25 @@ def test_mig_list_that_fails_leaves_what_the_xml_has(tmp_path: Path) -> None:
     facts = collect(ALL, run=run, root=str(tmp_path))
     device = facts["gpus"][0]["mig_devices"][0]
     assert (device["uuid"], device["gpu_instance_id"]) == (None, 1)
+
+
+@pytest.mark.parametrize(
+    ("mig", "answer", "why"),
+    [
+        ("Enabled", (255, "ERROR"), "nvidia-smi -L ended with exit code 255 and said: ERROR"),
+        ("Enabled", HUNG, "nvidia-smi -L gave no answer within 60 s and was killed"),
+        ("Enabled", (0, "GPU 0: dam"), "nvidia-smi -L printed a line that names no GPU or MIG device: 'GPU 0: dam'."),
+        # Another GPU is lost.
+        ("Enabled", (15, mig_list("GPU-00000000")), None),
+        ("Enabled", (0, mig_list("GPU-another")), None),
+        ("Disabled", (255, "ERROR"), None),
+    ],
+)
+def test_mig_devices_that_could_not_be_asked_are_told(tmp_path: Path, mig: str, answer: Any, why: str | None) -> None:
+    failed: dict[str, str] = {}
+    collect(DEFAULT, run=Recorder({QUERY: (0, row(0, "00", mig)), LIST: answer}), root=str(tmp_path), failed=failed)
+    assert list(failed) == (["mig"] if why else [])
+    assert (why or "") in failed.get("mig", "")
 
 
 def test_mig_is_not_listed_when_not_asked_for(tmp_path: Path) -> None:
