@@ -15,7 +15,6 @@ utilisation tells. What is unknown counts as busy. A GPU that is busy keeps its 
 
 from __future__ import annotations
 
-import calendar
 import dataclasses
 import re
 import time
@@ -35,7 +34,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.nomad_programs import
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.facts import Facts, Gpu
 from ansible_collections.gpufarm.core.plugins.module_utils.pci import normal_bus_id
 from ansible_collections.gpufarm.core.plugins.module_utils.problem import Finding
-from ansible_collections.gpufarm.core.plugins.module_utils.text import utc
+from ansible_collections.gpufarm.core.plugins.module_utils.text import epoch, utc
 
 START, QUICK = "start", "quick"
 LIMIT_S = 60
@@ -92,11 +91,6 @@ def _is_due(record: Mapping[str, Any] | None, every: int, acknowledged: str, now
     # A repair is known to be done. A clock that was put back would delay the check for ever.
     repaired = record["verdict"] != "ok" and acknowledged[:1].isdigit() and acknowledged > record["checked_at"]
     return age >= (every if record["verdict"] == "ok" else min(every, AGAIN_S)) or age < 0 or repaired
-
-
-def epoch(text: str) -> int:
-    """Seconds since the epoch of a time as C(utc) writes it."""
-    return calendar.timegm(time.strptime(text, "%Y-%m-%dT%H:%M:%SZ"))
 
 
 def holders(

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ansible_collections.gpufarm.core.plugins.module_utils import gate
-from ansible_collections.gpufarm.core.plugins.module_utils.gate_checks import epoch
 from ansible_collections.gpufarm.core.plugins.module_utils.gate_status import FAILED, VERDICTS
+from ansible_collections.gpufarm.core.plugins.module_utils.text import epoch
 
 FILE = "gpufarm.prom"
 

@@ -18,6 +18,8 @@ of Ansible is needed. C(main) writes a status file at the end of each run, whate
     for all before the first probe),
     gpus_expected (null where nobody said), gpus_found (that answer; null where nvidia-smi cannot tell), xids (code,
     uuid, pci_bus_id, count), kernel_log (where they were read, with partial and why where it has lost its beginning),
+    remembered (boot_id, and those xids of that start of the kernel that are not to be ignored, as nvidia_gpu_health
+    returns them: they count until the next one, or until they are acknowledged, also where the log has lost them),
     probed_at and checked_at (times in UTC)
 
 With a folder of node_exporter's textfile collector in its configuration it writes the same there as metrics.
@@ -334,7 +336,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         config = load(config_path)
         with gate_status.alone(status_path) as alone:
-            status = run(config, last, alone=alone)
+            status = run({**config, "health": {"status_file": status_path, **config["health"]}}, last, alone=alone)
     except (ConfigError, ValueError, TooLateError) as error:
         status = status_of(message=str(error))
     except BaseException as error:

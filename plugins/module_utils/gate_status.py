@@ -18,8 +18,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ansible_collections.gpufarm.core.plugins.module_utils.health.kernel_log import boot_id
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.facts import empty_gpu
 from ansible_collections.gpufarm.core.plugins.module_utils.text import utc
+from ansible_collections.gpufarm.core.plugins.module_utils.xid import IGNORE
 
 FAILED = "failed"
 MISSING = "missing"
@@ -32,7 +34,7 @@ def status_of(**known: Any) -> dict[str, Any]:
     unknown: dict[str, Any] = {
         "verdict": None, "healthy": None, "reason": None, "action": FAILED, "state": None, "problems": [],
         "nomad_problems": None, "gpus": None, "gpus_expected": None, "gpus_found": None, "xids": None,
-        "kernel_log": None, "probed_at": None,
+        "kernel_log": None, "remembered": None, "probed_at": None,
     }  # fmt: skip
     return {**unknown, **known, "checked_at": utc()}
 
@@ -58,6 +60,7 @@ def of_probe(
         ],
         "xids": [{key: event[key] for key in ("code", "uuid", "pci_bus_id", "count")} for event in found["xids"]],
         "kernel_log": found["checks"]["kernel_log"],
+        "remembered": {"boot_id": boot_id(), "xids": [each for each in found["xids"] if each["severity"] != IGNORE]},
         "probed_at": utc(),
         "gpus_found": sum(gpu["status"] == "ok" for gpu in facts["gpus"]) if counted else None,
     }
@@ -76,7 +79,7 @@ def _measured(gpu: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def remember(status: Mapping[str, Any], last: Mapping[str, Any]) -> dict[str, Any]:
-    """The status with the GPUs that the last one had and that this run did not see.
+    """The status with the GPUs that the last one had and that this run did not see, and without a probe with its Xids.
 
     They are C(missing) where nvidia-smi tells which GPUs there are, and of an unknown verdict (null) where it does not.
     """
@@ -88,7 +91,8 @@ def remember(status: Mapping[str, Any], last: Mapping[str, Any]) -> dict[str, An
         for gpu in last.get("gpus") or []
         if not names & {gpu.get("uuid"), gpu.get("pci_bus_id")}
     ]
-    return {**status, "gpus": [*seen, *gone] if status["gpus"] is not None or gone else None}
+    remembered = last.get("remembered") if status["remembered"] is None else status["remembered"]
+    return {**status, "remembered": remembered, "gpus": [*seen, *gone] if status["gpus"] is not None or gone else None}
 
 
 def read(path: str) -> dict[str, Any]:

@@ -42,6 +42,11 @@ def utc(seconds: float | None = None) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
+def epoch(text: str) -> int:
+    """Seconds since the epoch of a time as C(utc) writes it."""
+    return calendar.timegm(time.strptime(text, "%Y-%m-%dT%H:%M:%SZ"))
+
+
 _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)([.]\d+)?(?:Z|([+-])(\d\d):(\d\d))")
 
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ansible_collections.gpufarm.core.plugins.module_utils.pci import normal_bus_id
-from ansible_collections.gpufarm.core.plugins.module_utils.text import clean
+from ansible_collections.gpufarm.core.plugins.module_utils.text import clean, epoch
 from ansible_collections.gpufarm.core.plugins.module_utils.xid import lookup
 
 
@@ -56,6 +57,7 @@ _INIT = re.compile(r"^NVRM: (?:GPU ([0-9a-fA-F:.]+): )?RmInitAdapter failed!\s*(
 _OFF_BUS = re.compile(r"^NVRM: GPU (?:at )?(?:PCI:)?([0-9a-fA-F:.]+?):? (?:GPU )?has fallen off the bus", re.DOTALL)
 _OFF_BUS_START = re.compile(r"^NVRM: The NVIDIA GPU ([0-9a-fA-F:.]+)")
 _OFF_BUS_END = "fallen off the bus and is not responding to commands"
+_CODE = re.compile(r"^(s?xid)_([0-9]{1,6})$")
 _FATAL = re.compile(r"\b(non-?)?fatal\b", re.IGNORECASE)
 # What every line above holds, so that a reader need not decode the rest of the log.
 NEEDLES = (b"NVRM: ", b"SXid (")
@@ -98,6 +100,21 @@ def _printable(text: str) -> str:
     return " ".join(clean(text).split())[:MAX_TEXT]
 
 
+def event_of(told: Mapping[str, Any]) -> Event | None:
+    """The Xid or SXid of which C(judge) has told so."""
+    named = _CODE.match(told["code"])
+    if not named:
+        return None
+    kind, number, text = named.group(1), int(named.group(2)), told["text"]
+    first, last = epoch(told["first_at"]), epoch(told["last_at"])
+    address = normal_bus_id(told["pci_bus_id"])
+    return Event(kind, number, address, told["uuid"], told["count"], first, last, text, _judged_by(kind, number, text))
+
+
+def _judged_by(kind: str, number: int, text: str) -> bool | None:
+    return _fatal(text) if kind == "sxid" or lookup(number).by_text else None
+
+
 def read_events(
     records: Iterable[tuple[float, str]], since: float = 0.0, since_of: Mapping[str, float] | None = None
 ) -> list[Event]:
@@ -129,7 +146,7 @@ def read_events(
         before = found.get(key)
         if before is None and len(found) >= MAX_EVENTS:
             continue
-        fatal = _fatal(text) if kind == "sxid" or lookup(number).by_text else None
+        fatal = _judged_by(kind, number, text)
         pid = _PID.match(text)
         known = processes.setdefault(key, set())
         new = pid[1] not in known if pid else before is not None and time - before.last > INCIDENT_S

@@ -53,6 +53,13 @@ options:
       - A file whose time lies in the future is ignored.
     type: path
     default: /var/lib/gpufarm/health-acknowledged
+  status_file:
+    description:
+      - The status file of the role P(gpufarm.core.gpu_health#role). Where the kernel log has lost its beginning, or
+        cannot be read, the Xids count that the gate has seen since the node booted and O(acknowledged_file) does not
+        cover. Without the file, as on a node without that role, they are forgotten with the log.
+    type: path
+    default: /run/gpufarm/health.json
   ecc_required:
     description:
       - Whether a GPU that can have ECC must have it enabled.
@@ -338,7 +345,8 @@ problems:
         bus) once at 2026-11-21T14:43:33Z, saying: pid=123, name=python, GPU has fallen off the bus. Expected: no Xid
         79. Next step: drain the node and power-cycle it; if it comes back, reseat or replace the GPU.
 xids:
-  description: The Xids and SXids in the kernel log, those of jobs included, one entry for each device and number.
+  description: The Xids and SXids in the kernel log, those of jobs included, and those that O(status_file) remembers;
+    one entry for each device and number.
   returned: always
   type: list
   elements: dict
@@ -395,7 +403,8 @@ checks:
       sample: ok
     kernel_log:
       description: Where it was read, V(journal), V(dmesg) or V(kmsg), with C(partial) and why where it has lost its
-        beginning, so that older Xids are not known; C(unreadable) and why, or C(skipped) under WSL.
+        beginning, so that older Xids are known from O(status_file) alone; C(unreadable) and why, or C(skipped) under
+        WSL.
       type: str
       sample: journal
     acknowledged:
@@ -453,6 +462,7 @@ TYPES: dict[str, dict[str, Any]] = {
     "xid_since": {"type": "str"},
     "xid_repeats_max": {"type": "int"},
     "acknowledged_file": {"type": "path"},
+    "status_file": {"type": "path"},
     "ecc_required": {"type": "bool"},
     "ecc_uncorrected_max": {"type": "int"},
     "ecc_corrected_max": {"type": "int"},

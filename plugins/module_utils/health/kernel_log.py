@@ -16,6 +16,7 @@ from pathlib import Path
 from ansible_collections.gpufarm.core.plugins.module_utils import xid_events
 from ansible_collections.gpufarm.core.plugins.module_utils.command_lines import SourceError, lines_in, lines_of, slow
 from ansible_collections.gpufarm.core.plugins.module_utils.commands import program_path
+from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.node import read_file
 from ansible_collections.gpufarm.core.plugins.module_utils.text import clean, utc
 from ansible_collections.gpufarm.core.plugins.module_utils.xid_events import Event
 
@@ -41,6 +42,7 @@ class _Seen:
     """When the first message was written, in seconds since the epoch."""
 
 
+SOURCES = ("journal", "dmesg", "kmsg")
 PARTIAL_S = 300
 """A kernel writes from its first second on. A log that begins later than this has lost what came before."""
 
@@ -125,6 +127,35 @@ def boot_time(root: Path) -> float:
         return 0.0
 
 
+def boot_id(root: Path = Path("/")) -> str | None:
+    """Another one after each start of the kernel."""
+    return (read_file(root / "proc/sys/kernel/random/boot_id") or "").strip() or None
+
+
+def with_remembered(
+    events: Iterable[Event], status_file: str, root: Path, since: float, since_of: Mapping[str, float]
+) -> list[Event]:
+    """The events of a log that is not whole, and those of this boot that the gate saw in it before."""
+    known = {(each.kind, each.number, each.pci_bus_id): each for each in events}
+    for each in _remembered(status_file, root):
+        if each.last < max(since, since_of.get(each.pci_bus_id or "", since)):
+            continue
+        now = known.setdefault((each.kind, each.number, each.pci_bus_id), each)
+        # The worst of all counts, as within a log.
+        if each.fatal is True and now.fatal is not True:
+            known[each.kind, each.number, each.pci_bus_id] = each
+    return sorted(known.values(), key=lambda each: each.first)
+
+
+def _remembered(status_file: str, root: Path) -> list[Event]:
+    try:
+        kept = json.loads(Path(status_file).read_text(encoding="utf-8"))["remembered"]
+        events = [xid_events.event_of(each) for each in kept["xids"]] if kept["boot_id"] == boot_id(root) else []
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return []
+    return [each for each in events if each]
+
+
 def _partial(first: float | None, booted: float) -> str:
     """What is told of a log that was rotated, or whose buffer in the kernel was written over."""
     if first is None or not booted or first - booted <= PARTIAL_S:
@@ -161,11 +192,7 @@ def kernel_events(
             raise SourceError(f"there is no {name}")
         return program
 
-    sources: dict[str, Callable[[_Seen], Iterator[tuple[float, str]]]] = {
-        "journal": journal,
-        "dmesg": dmesg,
-        "kmsg": kmsg,
-    }
+    sources: dict[str, Callable[[_Seen], Iterator[tuple[float, str]]]] = dict(zip(SOURCES, (journal, dmesg, kmsg)))
     failures: list[str] = []
     partial: list[tuple[float, str, list[Event]]] = []
     for name, read in sources.items():

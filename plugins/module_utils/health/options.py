@@ -30,6 +30,7 @@ class HealthOptions:
     xid_since: str | None = None
     xid_repeats_max: int | None = None
     acknowledged_file: str = "/var/lib/gpufarm/health-acknowledged"
+    status_file: str = "/run/gpufarm/health.json"
     ecc_required: bool = False
     ecc_uncorrected_max: int = 0
     ecc_corrected_max: int | None = None

@@ -13,7 +13,11 @@ from typing import Any
 
 from ansible_collections.gpufarm.core.plugins.module_utils.health.dcgm import dcgm_findings
 from ansible_collections.gpufarm.core.plugins.module_utils.health.infiniband import infiniband_findings, roce_findings
-from ansible_collections.gpufarm.core.plugins.module_utils.health.kernel_log import kernel_events
+from ansible_collections.gpufarm.core.plugins.module_utils.health.kernel_log import (
+    SOURCES,
+    kernel_events,
+    with_remembered,
+)
 from ansible_collections.gpufarm.core.plugins.module_utils.health.node import (
     acknowledged_at,
     acknowledged_of,
@@ -51,6 +55,8 @@ def probe(options: HealthOptions, *, root: str = "/", search: str | None = None)
         kernel_log = "skipped: under WSL the driver writes its log in Windows"
     else:
         kernel_log, events = kernel_events(since, options.timeout, base, search, since_of)
+        if kernel_log not in SOURCES:
+            events = with_remembered(events, options.status_file, base, since, since_of)
     dcgm, findings = dcgm_findings(options, search)
     processes, orphans = processes_without_owner(facts, base, lambda: ask(["!min", "processes"]))
     infiniband, of_ports = infiniband_findings(options, base)

@@ -6,6 +6,7 @@ import ast
 import copy
 import dataclasses
 import json
+import os
 import platform
 import re
 import signal
@@ -238,6 +239,141 @@ def test_probe_that_began_before_nomad_was_back_closes_and_does_not_open(nomads:
     assert program.run(probe(), 0)["action"] == "open"
 
 
+# --- what the kernel log has lost ------------------------------------------------------------
+
+GSP = "NVRM: Xid (PCI:0000:00:06): 119, pid=7, name=python, Timeout after 6s of waiting for RPC response from GPU0 GSP!"
+XML = Path(__file__).parent / "nvidia_smi_corpus/580.159.04-h100-queried.xml"
+
+
+class Log:
+    """A node with a healthy GPU, and a kernel that started a day ago, whose log holds what C(write) was given."""
+
+    def __init__(self, root: Path, nomads: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root, self.booted = root, time.time() - 86400
+        for name, script in (
+            ("nvidia-smi", f'[ "$1" = -q ] && exec cat {XML}\nexit 0'),
+            ("journalctl", "exec cat $0.log"),
+        ):
+            path = root / "bin" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"#!/bin/sh\n{script}\n")
+            path.chmod(0o755)
+        (root / "proc/sys/kernel/random").mkdir(parents=True)
+        (root / "proc/uptime").write_text("86400.00 5.00\n")
+        self.boot("2ea43452-7e0b-4ff6-ac50-855647fa718a")
+        monkeypatch.setattr(gate_service.gate_status, "boot_id", lambda: health.kernel_log.boot_id(root))
+        facts = self.probe(health.HealthOptions())["nvidia_smi"]
+        (group,) = nomads.nodes["id-0"]["NodeResources"]["Devices"]
+        group["Instances"] = [{"ID": gpu["uuid"], "Healthy": True} for gpu in facts["gpus"]]
+        group["Attributes"]["driver_version"]["String"] = facts["driver_version"]
+        self.options = {"acknowledged_file": str(root / "acknowledged")}
+
+    def boot(self, boot_id: str) -> None:
+        (self.root / "proc/sys/kernel/random/boot_id").write_text(f"{boot_id}\n")
+
+    def write(self, *records: tuple[float, str]) -> None:
+        lines = [
+            {"MESSAGE": message, "__REALTIME_TIMESTAMP": str(int((self.booted + after) * 1e6)), "SYSLOG_FACILITY": "0"}
+            for after, message in records
+        ]
+        (self.root / "bin/journalctl.log").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def acknowledge(self, after: float, uuid: str = "") -> None:
+        path = Path(self.options["acknowledged_file"] + uuid)
+        path.touch()
+        os.utime(path, (self.booted + after,) * 2)
+
+    def probe(self, options: health.HealthOptions) -> dict[str, Any]:
+        found: dict[str, Any] = health.probe(options, root=str(self.root), search=str(self.root / "bin"))
+        return found
+
+
+@pytest.fixture
+def log(tmp_path: Path, nomads: Farm, monkeypatch: pytest.MonkeyPatch) -> Log:
+    """A log that has told of a critical Xid."""
+    made = Log(tmp_path / "root", nomads, monkeypatch)
+    made.write((1, "Linux version 6.12"), (40000, GSP))
+    return made
+
+
+PARTIAL = ((50000, "usb 1-1: new high-speed USB device"),)
+
+
+def hang(_options: Any) -> Any:
+    raise gate_service.TooLateError("found that this run did not end")
+
+
+@pytest.mark.parametrize("left", [PARTIAL, ()])
+def test_an_xid_that_the_log_has_lost_keeps_the_node_closed_until_it_is_acknowledged(
+    nomads: Farm, program: Gate, log: Log, left: tuple[tuple[float, str], ...]
+) -> None:
+    wish = {"health": log.options}
+    assert program.run(log.probe, 3, **wish)["reason"].startswith("xid_119 GPU-")
+    log.write(*left)
+    # A run that ends without a probe forgets nothing either.
+    for found, code in ((log.probe, 3), (hang, 2), (log.probe, 3), (log.probe, 3)):
+        status = program.run(found, code, **wish)
+        assert nomads.nodes["id-0"]["SchedulingEligibility"] == "ineligible"
+    assert status["kernel_log"].startswith("journal, partial" if left else "unreadable")
+    assert (status["action"], [xid["code"] for xid in status["xids"]]) == ("update", ["xid_119"])
+    # What the control node asks on this node says the same.
+    found = log.probe(health.HealthOptions(**log.options, status_file=str(program.status_file)))
+    assert (found["verdict"], found["reason"]) == ("critical", status["reason"])
+    assert found["xids"] == status["remembered"]["xids"]
+    log.acknowledge(39000)
+    program.run(log.probe, 3, **wish)
+    log.acknowledge(41000, "-" + found["gpus"][0]["uuid"])
+    assert program.run(log.probe, 0, **wish)["action"] == "open"
+    assert nomads.nodes["id-0"]["SchedulingEligibility"] == "eligible"
+
+
+def test_an_xid_of_an_earlier_start_of_the_kernel_is_not_remembered(program: Gate, log: Log) -> None:
+    wish = {"health": log.options}
+    program.run(log.probe, 3, **wish)
+    log.boot("90a1c2d3-0000-4ff6-ac50-855647fa718a")
+    log.write(*PARTIAL)
+    assert program.run(log.probe, 0, **wish)["action"] == "open"
+
+
+def test_a_log_that_is_whole_has_the_last_word(program: Gate, log: Log) -> None:
+    wish = {"health": log.options}
+    program.run(log.probe, 3, **wish)
+    log.write((1, "Linux version 6.12"))
+    assert program.run(log.probe, 0, **wish)["action"] == "open"
+
+
+SWITCH = "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): "
+
+
+@pytest.mark.parametrize(
+    ("before", "later", "reason"),
+    [
+        # The worst counts, of what is judged by its text the last.
+        (
+            f"{SWITCH}20034, Fatal, Link 30 LTSSM Fault Up",
+            f"{SWITCH}20034, Non-fatal, Link 30",
+            "sxid_20034 00000000:C1",
+        ),
+        (f"{SWITCH}20034, Non-fatal, Link 30", f"{SWITCH}20034, Fatal, Link 30 LTSSM", "sxid_20034 00000000:C1"),
+        (
+            GSP.partition(" 119")[0] + " 154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)",
+            GSP.partition(" 119")[0] + " 154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)",
+            None,
+        ),
+    ],
+)
+def test_an_xid_that_is_remembered_and_told_again(
+    program: Gate, log: Log, before: str, later: str, reason: str | None
+) -> None:
+    log.write((1, "Linux version 6.12"), (40000, before))
+    wish = {"health": log.options}
+    program.run(log.probe, 0 if "Non-fatal" in before else 3, **wish)
+    log.write((50000, later))
+    status = program.run(log.probe, 3 if reason else 0, **wish)
+    assert (status["reason"] or "").startswith(reason or "")
+    assert len(status["xids"]) == 1
+
+
 # --- its configuration file, one behaviour a key ---------------------------------------------
 
 
@@ -271,7 +407,7 @@ def test_health_has_the_options_of_the_probe(program: Gate) -> None:
         return probe()(options)
 
     program.run(probing, 0, health={"gpus": 4, "timeout": 20})
-    assert asked == [health.HealthOptions(gpus=4, timeout=20)]
+    assert asked == [health.HealthOptions(gpus=4, timeout=20, status_file=str(program.status_file))]
 
 
 def test_plugin_age_max(nomads: Farm, program: Gate) -> None:
@@ -638,7 +774,7 @@ def test_command_writes_the_status_for_everybody_and_tells_by_its_exit_code(
     assert program.status_file.read_text().endswith("}\n")
     assert set(program.status) == {
         "verdict", "healthy", "reason", "action", "message", "state", "problems", "nomad_problems", "gpus",
-        "gpus_expected", "gpus_found", "xids", "kernel_log", "probed_at", "checked_at",
+        "gpus_expected", "gpus_found", "xids", "kernel_log", "remembered", "probed_at", "checked_at",
     }  # fmt: skip
     assert sorted(path.name for path in program.status_file.parent.iterdir()) == ["health.json", "health.json.lock"]
     # Who may read a file can lock it.
@@ -648,7 +784,7 @@ def test_command_writes_the_status_for_everybody_and_tells_by_its_exit_code(
 def test_files_are_those_of_the_role() -> None:
     variables = yaml.safe_load((COLLECTION / "roles/gpu_health/vars/main.yml").read_text())
     assert variables["__gpu_health_config"] == gate_service.CONFIG == "/etc/gpufarm/health.json"
-    assert gate_service.STATUS == "/run/gpufarm/health.json"
+    assert gate_service.STATUS == health.HealthOptions().status_file == "/run/gpufarm/health.json"
     assert gate_service.STATUS in (COLLECTION / "roles/gpu_health/tasks/absent.yml").read_text()
 
 
