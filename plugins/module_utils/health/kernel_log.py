@@ -77,7 +77,7 @@ def _time_of(line: bytes) -> float | None:
         return None
 
 
-def kernel_records(lines: Iterable[bytes], seen: _Seen, booted: float) -> Iterator[tuple[float, str]]:
+def kernel_records(lines: Iterable[bytes], seen: _Seen, started: float) -> Iterator[tuple[float, str]]:
     """Time and message of the lines that C(dmesg --raw) prints, or that /dev/kmsg gives."""
     for line in lines:
         text = line.decode("utf-8", "replace")
@@ -93,9 +93,9 @@ def kernel_records(lines: Iterable[bytes], seen: _Seen, booted: float) -> Iterat
         # Who writes to /dev/kmsg cannot speak as the kernel: that is facility 0 alone.
         if priority >> 3 == 0:
             if not seen.records:
-                seen.first = booted + after
+                seen.first = started + after
             seen.records += 1
-            yield booted + after, message
+            yield started + after, message
 
 
 def _kmsg_chunks(path: Path, timeout: float) -> Iterator[bytes]:
@@ -125,6 +125,15 @@ def boot_time(root: Path) -> float:
         return time.time() - float((root / "proc/uptime").read_text(encoding="ascii").split()[0])
     except (OSError, ValueError, IndexError):
         return 0.0
+
+
+def stamps_start() -> float:
+    """When the clock that stamps messages was at zero, to about a second.
+
+    NTP does not steer it, and it stands while the host sleeps, as it is with this one, which begins a moment later. By
+    the uptime what is new looks minutes old after months (100 days at 30 ppm are 259 s).
+    """
+    return time.time() - time.clock_gettime(time.CLOCK_MONOTONIC_RAW)
 
 
 def boot_id(root: Path = Path("/")) -> str | None:
@@ -169,7 +178,7 @@ def kernel_events(
     """What the kernel log of this boot says of GPUs, and where it was read: the first source that has all of it,
     else the one that begins first. C(since_of) has later times of single devices, by their addresses.
     """
-    booted = boot_time(root)
+    booted, started = boot_time(root), stamps_start()
     deadline = time.monotonic() + timeout
 
     def left() -> float:
@@ -181,10 +190,10 @@ def kernel_events(
         yield from journal_records(lines_of([_found("journalctl"), *options], left()), seen)
 
     def dmesg(seen: _Seen) -> Iterator[tuple[float, str]]:
-        yield from kernel_records(lines_of([_found("dmesg"), "-r"], left()), seen, booted)
+        yield from kernel_records(lines_of([_found("dmesg"), "-r"], left()), seen, started)
 
     def kmsg(seen: _Seen) -> Iterator[tuple[float, str]]:
-        yield from kernel_records(lines_in(_kmsg_chunks(root / "dev/kmsg", left())), seen, booted)
+        yield from kernel_records(lines_in(_kmsg_chunks(root / "dev/kmsg", left())), seen, started)
 
     def _found(name: str) -> str:
         program = program_path(name, search)
@@ -202,9 +211,10 @@ def kernel_events(
         seen = _Seen()
         try:
             events = xid_events.read_events(read(seen), since, since_of)
-            lost = _partial(seen.first, booted)
+            start = booted if name == "journal" else started
+            lost = _partial(seen.first, start)
             if lost:
-                partial.append((seen.first or booted, name + lost, events))
+                partial.append(((seen.first or start) - start, name + lost, events))
                 continue
             if seen.records:
                 return name, events

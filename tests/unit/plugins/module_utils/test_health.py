@@ -887,6 +887,10 @@ class Clock:
         return self.now
 
     time = monotonic
+    CLOCK_MONOTONIC_RAW = 4
+
+    def clock_gettime(self, _clock: int) -> float:
+        return self.now
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
@@ -920,14 +924,23 @@ def read(programs: Path, since: float = 0.0, timeout: float = 300.0) -> tuple[st
     return kernel_log.kernel_events(since, timeout, programs.parent, str(programs))
 
 
+def runs_for(programs: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, drift: float = 0.0) -> None:
+    """Let the kernel have started so long ago, by NTP; by its own clock, which stamps messages, C(drift) less."""
+    (programs.parent / "proc").mkdir(exist_ok=True)
+    (programs.parent / "proc/uptime").write_text(f"{seconds:.2f} 5.00\n", encoding="ascii")
+    clocks = {time.CLOCK_MONOTONIC_RAW: seconds - drift, time.CLOCK_MONOTONIC: seconds, time.CLOCK_BOOTTIME: seconds}
+    monkeypatch.setattr(kernel_log.time, "clock_gettime", lambda clock: clocks[clock])
+
+
 @pytest.mark.parametrize(
     ("after", "partial"), [(0.0, False), (kernel_log.PARTIAL_S - 60, False), (kernel_log.PARTIAL_S + 60, True)]
 )
 @pytest.mark.parametrize("source", ["journal", "dmesg"])
-def test_a_log_that_has_lost_its_beginning_is_partial(programs: Path, source: str, after: float, partial: bool) -> None:
+def test_a_log_that_has_lost_its_beginning_is_partial(
+    programs: Path, monkeypatch: pytest.MonkeyPatch, source: str, after: float, partial: bool
+) -> None:
     booted = time.time() - 100_000
-    (programs.parent / "proc").mkdir(exist_ok=True)
-    (programs.parent / "proc/uptime").write_text("100000.00 5.00\n")
+    runs_for(programs, monkeypatch, 100_000)
     if source == "journal":
         lines = [entry("booted", booted + after), entry(XID_79, booted + 90_000)]
         program(programs, "journalctl", printing("\n".join(lines)))
@@ -950,11 +963,10 @@ def test_a_log_that_has_lost_its_beginning_is_partial(programs: Path, source: st
     ],
 )
 def test_of_partial_logs_the_one_that_begins_earlier_counts(
-    programs: Path, journal: int, dmesg: int | None, source: str
+    programs: Path, monkeypatch: pytest.MonkeyPatch, journal: int, dmesg: int | None, source: str
 ) -> None:
     booted = time.time() - 100_000
-    (programs.parent / "proc").mkdir(exist_ok=True)
-    (programs.parent / "proc/uptime").write_text("100000.00 5.00\n")
+    runs_for(programs, monkeypatch, 100_000)
     program(programs, "journalctl", printing(entry("booted", booted + journal)))
     program(programs, "dmesg", "exit 1")
     if dmesg is not None:
@@ -1010,12 +1022,13 @@ RAW = f"<6>[    0.000000] Linux version 6.12\n<3>[  100.250000] {XID_79}\n<11>[ 
         None,
     ],
 )
-def test_dmesg_is_asked_where_the_journal_knows_nothing(programs: Path, journal: str | None) -> None:
+def test_dmesg_is_asked_where_the_journal_knows_nothing(
+    programs: Path, monkeypatch: pytest.MonkeyPatch, journal: str | None
+) -> None:
     if journal:
         program(programs, "journalctl", journal.replace("exit 0\nexit 1", "exit 1"))
     program(programs, "dmesg", f'echo "$*" >"$0.call"\n{printing(RAW)}')
-    (programs.parent / "proc").mkdir()
-    (programs.parent / "proc/uptime").write_text("500.00 1.00\n", encoding="ascii")
+    runs_for(programs, monkeypatch, 500)
     before = time.time()
     source, (found,) = read(programs)
     assert (source, found.code, found.count) == ("dmesg", "xid_79", 1)
@@ -1023,14 +1036,39 @@ def test_dmesg_is_asked_where_the_journal_knows_nothing(programs: Path, journal:
     assert (programs / "dmesg.call").read_text(encoding="utf-8") == "-r\n"
 
 
-def test_kmsg_is_read_last(programs: Path) -> None:
+def test_kmsg_is_read_last(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs_for(programs, monkeypatch, 500)
+    before = time.time()
     program(programs, "dmesg", "echo 'dmesg: Operation not permitted' >&2; exit 1")
     (programs.parent / "dev").mkdir()
     escaped = XID_79.replace("python", "p\\x0aq")
     text = f"6,0,0,-;Linux version 6.12\n3,1,100250000,-;{escaped}\n SUBSYSTEM=pci\n11,2,1,-;{XID_79}\n"
     (programs.parent / "dev/kmsg").write_text(text, encoding="utf-8")
     source, (found,) = read(programs)
-    assert (source, found.code, found.count, found.first) == ("kmsg", "xid_79", 1, 100.25)
+    assert (source, found.code, found.count) == ("kmsg", "xid_79", 1)
+    assert before - 399.75 <= found.first <= time.time() - 399.75
+
+
+@pytest.mark.parametrize("drift", [259, -400])
+@pytest.mark.parametrize("source", ["dmesg", "kmsg"])
+def test_stamps_are_by_a_clock_that_nobody_steers(
+    programs: Path, monkeypatch: pytest.MonkeyPatch, source: str, drift: int
+) -> None:
+    uptime = 100 * 86400
+    runs_for(programs, monkeypatch, uptime, drift)
+    ages = {48: 120, 79: 2}
+    lines = [(0.0, "Linux version 6.12")]
+    lines += [(uptime - drift - age, XID_79.replace(": 79", f": {number}")) for number, age in ages.items()]
+    if source == "dmesg":
+        program(programs, "dmesg", printing("\n".join(f"<3>[{after:12.6f}] {message}" for after, message in lines)))
+    else:
+        (programs.parent / "dev").mkdir()
+        text = "".join(f"3,{number},{after * 1e6:.0f},-;{said}\n" for number, (after, said) in enumerate(lines))
+        (programs.parent / "dev/kmsg").write_text(text, encoding="utf-8")
+    begun = time.time() - 60
+    told, (found,) = read(programs, since=begun)
+    assert (told, found.code) == (source, "xid_79")
+    assert begun + 57 <= found.first <= time.time() - 2
 
 
 def test_kmsg_of_a_kernel_that_has_no_more_to_say_does_not_block(programs: Path) -> None:
