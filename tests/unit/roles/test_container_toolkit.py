@@ -412,6 +412,42 @@ def test_no_second_docker_beside_one_that_no_package_has_brought(
     assert bool(found) is bool(told) and all(text in found for text in told), found
 
 
+OF_DOCKER = ["docker-ce", "docker-ce-cli", "containerd.io"]
+
+
+@pytest.mark.parametrize(
+    ("there", "given", "told"),
+    [
+        (["containerd.io"], {}, "containerd.io"),
+        (["docker-ce-cli"], {}, "docker-ce-cli"),
+        (["podman-docker"], {}, "podman-docker"),
+        (["containerd.io", "docker-ce-cli"], {"docker_packages": ["docker.io"]}, "containerd.io, docker-ce-cli"),
+        (["containerd.io", "docker-ce-cli"], {"docker_packages": OF_DOCKER}, ""),
+        (["containerd.io"], {"docker_packages": ["docker-ce=5:27.*"]}, ""),
+        (["containerd"], {"docker_packages": OF_DOCKER}, "containerd"),
+        (["containerd", "docker-cli"], {}, ""),
+        (["containerd.io"], {"docker_managed": False}, ""),
+        (["containerd.io"], {"common_scope": "bundle"}, ""),
+        # Whose containers would end is asked where a daemon is there.
+        (["containerd.io"], {"owner": "docker-ce"}, ""),
+        (["containerd.io"], {"platform": "RedHat: Rocky 9.5"}, ""),
+    ],
+)
+def test_what_apt_would_remove_for_docker_is_refused(there: list[str], given: dict[str, Any], told: str) -> None:
+    """A kubelet whose containerd.io goes has no runtime any more."""
+    packages = (*(f"installed {name}=1.7-1" for name in there), "config-files podman-docker=4", "not-installed runc=")
+    known = {
+        "ansible_facts": role_helper.facts(given.pop("platform", "Debian: Debian 12.11")),
+        "_common_host": role_helper.host(packages=packages, programs={"dockerd": given.pop("owner", "")}),
+        **given,
+    }
+    found = value("__docker_refusal", **known)
+    assert found.startswith(f"{told} would be removed" if told else "") and bool(found) is bool(told), found
+    assert all(text in found for text in ("Expected: ", "Next step: set docker_packages to") if told)
+    if told:
+        assert set(there) <= set(value("__docker_looks_at", **known)["packages"])
+
+
 @pytest.mark.parametrize(
     ("packages", "auto", "missing"),
     [
@@ -454,7 +490,8 @@ def test_a_version_of_docker_that_is_there_is_not_missing(
     given["_common_host"] = role_helper.host(packages=(f"installed {there}",))
     assert value("__docker_missing", **given) == [wanted] * missing
     name = "docker-ce-cli" if "cli" in wanted else "docker-ce"
-    asked = [package for package in value("__docker_looks_at", **given)["packages"] if package != "apparmor"]
+    others = ["apparmor", *value("__docker_replaces", **given)]
+    asked = [package for package in value("__docker_looks_at", **given)["packages"] if package not in others]
     assert asked == value("__docker_going", **given) == [name]
 
 
