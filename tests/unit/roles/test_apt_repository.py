@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 import yaml
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, trust_as_template
+from ansible_collections.gpufarm.core.tests.unit.playbooks.playbook_helper import LOCAL, run_playbook
 from ansible_collections.gpufarm.core.tests.unit.plugins.modules import release_helper as helper
 from ansible_collections.gpufarm.core.tests.unit.roles import role_helper
 
@@ -143,7 +145,7 @@ def test_who_else_has_an_entry_of_the_repository_is_named(tmp_path: Path, said: 
         "_common_bundle": "", "_common_repository_entry": {"changed": False}, "inventory_hostname": "node1",
         "_common_repository_list": {"msg": said}, "_common_repository_packages": {"msg": "no tool"},
     }  # fmt: skip
-    look, told = role_helper.tasks_of("_common/tasks/apt_lists.yml")[-2:]
+    look, _restored, told = role_helper.tasks_of("_common/tasks/apt_lists.yml")[-3:]
     argv = look["ansible.builtin.command"]["argv"]
     asked = [trust_as_template(part.replace("/etc/apt", str(tmp_path))) for part in argv]
     known["_common_repository_entry_path"] = f"{folder}/cuda.sources"
@@ -348,3 +350,121 @@ def test_logins_are_shown_to_nobody() -> None:
         # The address as it is given goes to what hides it, and nowhere else.
         text = path.read_text(encoding="utf-8")
         assert "{{ common_repository.url }}" not in text, path
+
+
+# An apt whose settings and lists are its own, on this machine.
+APART = """
+for place in /etc/apt /var/lib/apt /var/cache/apt /run; do mount --bind "$0$place" $place; done
+exec "$@"
+"""
+
+
+class Node:
+    """A node on which the tasks run as a role has them."""
+
+    def __init__(self, folder: Path, fingerprint: str, server: helper.Server) -> None:
+        self.folder, self.server, self.apt = folder, server, folder / "etc/apt"
+        for name in (
+            "etc/apt/apt.conf.d",
+            "etc/apt/auth.conf.d",
+            "etc/apt/keyrings",
+            "etc/apt/preferences.d",
+            "etc/apt/sources.list.d",
+            "etc/apt/trusted.gpg.d",
+            "var/lib/apt/lists/partial",
+            "var/cache/apt/archives/partial",
+            "run",
+        ):
+            (folder / name).mkdir(parents=True)
+        settings = 'APT::Sandbox::User "root"; Acquire::http::Proxy "DIRECT"; Acquire::Retries "0";'
+        (self.apt / "apt.conf.d/test").write_text(settings)
+        self.repository: dict[str, Any] = {
+            "name": "mine", "key_url": f"{server.url}/key", "fingerprints": [fingerprint], "packages": ["scenario"],
+            "obsolete": ["older.list"],
+        }  # fmt: skip
+
+    def under(self, *command: str) -> list[str]:
+        return ["unshare", "--mount", "sh", "-ec", APART, str(self.folder), *command]
+
+    def have(self, url: str) -> str:
+        """Have the repository at this address, and tell what was said."""
+        tasks = [{"ansible.builtin.include_role": {
+            "name": "gpufarm.core._common", "tasks_from": "apt_repository.yml", "rolespec_validate": False,
+        }}]  # fmt: skip
+        play = {"hosts": "all", "gather_facts": False, "tasks": tasks}
+        (self.folder / "play.yml").write_text(yaml.safe_dump([play]))
+        variables = {
+            "_common_bundle": "", "_common_family": {"packages": "apt"}, "_common_host": role_helper.host(),
+            "common_repository": {**self.repository, "url": url},
+        }  # fmt: skip
+        inventory = {"all": {"hosts": {"node1": LOCAL}, "vars": variables}}
+        ran = run_playbook(self.folder, inventory, str(self.folder / "play.yml"), under=self.under())
+        return " ".join((ran.stdout + ran.stderr).split())
+
+    def files(self) -> dict[str, tuple[int, str]]:
+        """Mode and text of what apt reads, and of what is kept of it elsewhere."""
+        return {
+            str(path.relative_to(self.folder)): (path.stat().st_mode & 0o777, path.read_text())
+            for place in (self.apt, self.folder / "run") for path in place.rglob("*") if path.is_file()
+        }  # fmt: skip
+
+    def knows_the_package(self) -> bool:
+        ran = subprocess.run(self.under("apt-cache", "show", "scenario"), capture_output=True, text=True, check=False)
+        return "Version: 1.0" in ran.stdout
+
+
+@pytest.fixture
+def node(tmp_path: Path, gpg: helper.Gpg, signer: str, server: helper.Server) -> Node:
+    if os.geteuid() != 0:
+        pytest.skip("root alone has an apt of its own")
+    server.files["/key"] = gpg.export(signer)
+    return Node(tmp_path, signer, server)
+
+
+def by_hand(node: Node, *, more: str = "") -> None:
+    """Have a list that works, as somebody may have written it."""
+    (node.apt / "mine.asc").write_bytes(node.server.files["/key"])
+    older = node.apt / "sources.list.d/older.list"
+    older.write_text(f"deb [signed-by=/etc/apt/mine.asc] {node.server.url}/repo /\n{more}")
+    older.chmod(0o640)
+
+
+@pytest.mark.controller
+def test_a_repository_that_cannot_be_read_takes_no_entry_away(node: Node) -> None:
+    by_hand(node)
+    before = node.files()
+    said = node.have(node.server.url.replace("://", "://robot:secret@") + "/nowhere")
+    assert node.files() == before, said
+    assert "failed=1" in said and f"{node.server.url}/nowhere" in said and "secret" not in said
+    # As apt says it: what was tried is not there any more for `apt-get update`.
+    assert "does not have a Release file" in said and "apt-get update" not in said, said
+    said = node.have(f"{node.server.url}/repo")
+    assert "failed=0" in said and node.knows_the_package(), said
+    assert {name for name in node.files() if "older" in name or "run/" in name} == set()
+
+
+@pytest.mark.controller
+def test_another_repository_that_is_broken_takes_no_entry_away(node: Node) -> None:
+    by_hand(node)
+    (node.apt / "sources.list.d/other.list").write_text(f"deb [trusted=yes] {node.server.url}/other /\n")
+    before = node.files()
+    said = node.have(f"{node.server.url}/repo")
+    assert node.files() == before, said
+    assert "failed=1" in said and f"{node.server.url}/other" in said, said
+
+
+@pytest.mark.controller
+def test_a_mirror_that_cannot_be_read_leaves_the_former_one(node: Node, gpg: helper.Gpg) -> None:
+    for name in ("InRelease", "Packages"):
+        node.server.ask_for_login(f"/repo/{name}", "robot:secret")
+    said = node.have(node.server.url.replace("://", "://robot:secret@") + "/repo")
+    before = node.files()
+    assert "failed=0" in said and before["etc/apt/auth.conf.d/mine.conf"][0] == 0o600, said
+    assert not [name for name in before if name.startswith("run/")]
+    # Another mirror has another key.
+    other = gpg.new_key("mirror")
+    node.server.files["/key"] = gpg.export(other)
+    node.repository["fingerprints"] = [other]
+    said = node.have(node.server.url.replace("://", "://other:hidden@") + "/nowhere")
+    assert "failed=1" in said and node.files() == before and node.knows_the_package(), said
+    assert "secret" not in said and "hidden" not in said
