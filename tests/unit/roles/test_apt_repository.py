@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -386,19 +387,20 @@ class Node:
     def under(self, *command: str) -> list[str]:
         return ["unshare", "--mount", "sh", "-ec", APART, str(self.folder), *command]
 
-    def have(self, url: str) -> str:
+    def have(self, url: str, role: str = "_common", entry: str = "apt_repository.yml", **more: Any) -> str:
         """Have the repository at this address, and tell what was said."""
         tasks = [{"ansible.builtin.include_role": {
-            "name": "gpufarm.core._common", "tasks_from": "apt_repository.yml", "rolespec_validate": False,
+            "name": f"gpufarm.core.{role}", "tasks_from": entry, "rolespec_validate": False,
         }}]  # fmt: skip
         play = {"hosts": "all", "gather_facts": False, "tasks": tasks}
         (self.folder / "play.yml").write_text(yaml.safe_dump([play]))
         variables = {
             "_common_bundle": "", "_common_family": {"packages": "apt"}, "_common_host": role_helper.host(),
-            "common_repository": {**self.repository, "url": url},
+            "common_repository": {**self.repository, "url": url}, **more,
         }  # fmt: skip
-        inventory = {"all": {"hosts": {"node1": LOCAL}, "vars": variables}}
-        ran = run_playbook(self.folder, inventory, str(self.folder / "play.yml"), under=self.under())
+        inventory = {"all": {"hosts": {"node1": LOCAL}}}
+        options = ("--extra-vars", json.dumps(variables))
+        ran = run_playbook(self.folder, inventory, str(self.folder / "play.yml"), *options, under=self.under())
         return " ".join((ran.stdout + ran.stderr).split())
 
     def files(self) -> dict[str, tuple[int, str]]:
@@ -468,3 +470,22 @@ def test_a_mirror_that_cannot_be_read_leaves_the_former_one(node: Node, gpg: hel
     said = node.have(node.server.url.replace("://", "://other:hidden@") + "/nowhere")
     assert "failed=1" in said and node.files() == before and node.knows_the_package(), said
     assert "secret" not in said and "hidden" not in said
+
+
+@pytest.mark.controller
+@pytest.mark.parametrize(
+    "former", ["Package: nvidia-container-toolkit\nPin: version 1.20.0-*\nPin-Priority: 1001\n", ""]
+)
+def test_a_version_that_cannot_be_had_unpins_nothing(node: Node, former: str) -> None:
+    pin = node.apt / "preferences.d/nvidia-container-toolkit"
+    if former:
+        pin.write_text(former)
+    given = {"role": "container_toolkit", "entry": "install-apt.yml", "_common_is_wsl": False}
+    said = node.have(f"{node.server.url}/repo", **given, container_toolkit_version="9.9.9")
+    assert "failed=1" in said and "version 9.9.9 of the container toolkit could not be installed" in said, said
+    assert (pin.read_text() if pin.exists() else "") == former and len(list(pin.parent.iterdir())) == bool(former)
+    # Nothing is to be installed.
+    node.repository["packages"] = ["dpkg"]
+    said = node.have(f"{node.server.url}/repo", **given, container_toolkit_version="9.9.9")
+    assert "failed=0" in said and "Pin: version 9.9.9-*" in pin.read_text(), said
+    assert [path.name for path in pin.parent.iterdir()] == [pin.name]

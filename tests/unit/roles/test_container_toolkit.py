@@ -272,14 +272,28 @@ def test_a_specification_is_of_another_driver(current: bool | None, listed: tupl
     assert value("__container_toolkit_stale", **given) is stale
 
 
-def test_versions_of_the_repository() -> None:
-    told = {
-        "stdout_lines": [
-            "nvidia-container-toolkit |   1.20.1-1 | https://mirror.example/deb  Packages",
-            "nvidia-container-toolkit |   1.20.0-1 | https://mirror.example/deb  Packages",
-        ]
-    }
-    assert value("__container_toolkit_versions_found", __container_toolkit_versions=told) == ["1.20.1-1", "1.20.0-1"]
+@pytest.mark.parametrize(
+    ("wsl", "found"), [(False, ["1.20.1", "1.20.0~rc.1", "1.18.0"]), (True, ["1.20.1", "1.20.0~rc.1"])]
+)
+def test_versions_of_the_repository_are_such_as_can_be_set(wsl: bool, found: list[str]) -> None:
+    versions = ("1.20.1-1", "1.20.1-0", "1.20.0~rc.1-1", "1.18.0-1", "1.17.8-1", "1.0.0~alpha.3-1", "v1")
+    lines = [f"nvidia-container-toolkit | {version:>10} | https://mirror.example/deb  Packages" for version in versions]
+    given = {
+        "__container_toolkit_versions": {"stdout_lines": lines}, "_common_is_wsl": wsl,
+        "ansible_facts": role_helper.facts("Debian: Debian 12.11"), "_common_host": role_helper.host(),
+    }  # fmt: skip
+    assert value("__container_toolkit_versions_found", **given) == found
+    for version in found:
+        assert value("__container_toolkit_refusal", **given, container_toolkit_version=version) == ""
+
+
+@pytest.mark.parametrize("version", ["latest", "v1.20.1", "1.20.1-1", "1.20", "", 1.2, "1.20.*", "1.20.1 "])
+def test_what_is_no_version_is_refused(version: Any) -> None:
+    given = {"ansible_facts": role_helper.facts("Debian: Debian 12.11"), "_common_host": role_helper.host()}
+    found = value("__container_toolkit_refusal", **given, container_toolkit_version=version)
+    assert found.startswith(f"container_toolkit_version is {version}. Expected: a version such as 1.20.1, "), found
+    assert "Next step: " in found
+    assert value("__container_toolkit_refusal", **given, container_toolkit_version=version, common_scope="remove") == ""
 
 
 SETTINGS = {"docker": {"changed": False, "known": True}}
