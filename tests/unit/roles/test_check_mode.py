@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from ansible_collections.gpufarm.core.tests.unit.playbooks.playbook_helper import LOCAL, of_its_own, run_playbook
 from ansible_collections.gpufarm.core.tests.unit.roles import role_helper
 
 from tests.simulator.cache import ROOT
@@ -182,3 +183,49 @@ def test_a_key_is_trusted_once(tmp_path: Path) -> None:
         assert found == {"new": "1", "known": "0", "changed": "1"}, ran.stdout + ran.stderr
         asked = sorted(line for line in (tmp_path / "asked").read_text().splitlines() if "--query" not in line)
         assert asked == ([] if mode else [f"--import /etc/pki/rpm-gpg/{name}.asc" for name in ("changed", "new")])
+
+
+@pytest.mark.controller
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone has an /etc of its own")
+@pytest.mark.parametrize(
+    ("login", "former", "before", "mode"),
+    [
+        ("robot:s3cret@", "", "600 root", 0o600),
+        # From a mirror that asked for nobody's name.
+        ("robot:s3cret@", "[main]\ncachedir = /there\n", "600 root", 0o600),
+        ("", "", "", 0o644),
+    ],
+)
+def test_a_password_of_dnfs_is_roots_alone_before_it_is_there(
+    tmp_path: Path, login: str, former: str, before: str, mode: int
+) -> None:
+    """The module writes first, and sets the mode then."""
+    tasks = [
+        task for task in role_helper.tasks_of("_common/tasks/dnf_repository.yml")
+        if "/etc/yum.repos.d" in str(task) or "ansible.builtin.yum_repository" in task
+    ]  # fmt: skip
+    assert "ansible.builtin.yum_repository" in tasks[-1]
+    look = f"stat --format='%a %U' /etc/yum.repos.d/mine.repo >{tmp_path}/before || true"
+    play = {
+        "hosts": "all", "gather_facts": False,
+        "tasks": [
+            {"ansible.builtin.import_role": {"name": "gpufarm.core._common", "tasks_from": "variables.yml"}},
+            *tasks[:-1], {"ansible.builtin.shell": look}, tasks[-1],
+        ],
+    }  # fmt: skip
+    (tmp_path / "play.yml").write_text(json.dumps([play]), encoding="utf-8")
+    under = of_its_own(tmp_path)
+    (tmp_path / "etc/yum.repos.d").mkdir(exist_ok=True)
+    file = tmp_path / "etc/yum.repos.d/mine.repo"
+    if former:
+        file.write_text(former, encoding="ascii")
+    repository = {"name": "mine", "url": f"https://{login}mirror.example/rpm"}
+    inventory = {"all": {"hosts": {"node1": {**LOCAL, "common_repository": repository}}}}
+    ran = run_playbook(tmp_path, inventory, str(tmp_path / "play.yml"), under=under)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert (tmp_path / "before").read_text(encoding="ascii").strip() == before
+    text = file.read_text(encoding="ascii")
+    assert file.stat().st_mode & 0o777 == mode and ("password = s3cret" in text) is bool(login) and former in text
+    again = run_playbook(tmp_path, inventory, str(tmp_path / "play.yml"), under=under)
+    # The look.
+    assert re.search(r"changed=1 .*failed=0", again.stdout), again.stdout
