@@ -85,8 +85,8 @@ options:
     default: 65
   clock_min_percent:
     description:
-      - Least share of the highest clock under load. It is not judged where a power limit or a setting held it down, and
-        below level V(full) only where another reason was seen, such as heat.
+      - Least share of the highest clock under load, that of O(soak) too. It is not judged where a power limit or a
+        setting held it down, and below level V(full) only where another reason was seen, such as heat.
     type: float
     default: 80
   peer_min_percent:
@@ -286,7 +286,8 @@ gpus:
       type: dict
       sample: {memory_read: 0, fp32: 0, fp16_tensor: 0, bf16_tensor: 0, host_copies: 0}
     soak:
-      description: What came of the work without a break. V(null) below level V(full).
+      description: What came of the work without a break; the lowest rate of a try, and the lowest clock of a second, by
+        its best try. V(null) below level V(full).
       type: dict
       sample: {seconds: 60.0, rounds: 19, errors: 0, fp32_tflop_per_s_min: 62.3, sm_clock_mhz_min: 1980.0}
     load:

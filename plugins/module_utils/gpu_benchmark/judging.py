@@ -279,14 +279,19 @@ def _slow(
                 step,
             )
     least = thresholds.clock_min_percent
+    # The soak heats the card after that. Its clock is the lowest of its seconds, of each second that of the best try:
+    # no lone dip, as its lowest rate may be, which is told and not judged.
+    clocks = [each for each in (clock, (device["soak"] or {}).get("sm_clock_mhz_min")) if each]
+    lowest = min(clocks, default=None)
+    reached = 100.0 * _share_of_clock(lowest, clock_max)
     guilty = None if card.slow_reasons is None else sorted(set(card.slow_reasons) - INNOCENT_REASONS)
     # In a burst a power limit comes and goes between two looks at it: without a reason that was seen, only work without
     # a break tells.
     told = guilty or (level == "full" and card.slow_reasons is not None and not card.slow_reasons)
-    if least and at * 100.0 < least and told:
+    if least and reached < least and told:
         yield Finding(
             "slow_clock",
-            f"{clock:g} MHz under load, {at * 100.0:.0f} % of {clock_max} MHz"
+            f"{lowest:g} MHz under load, {reached:.0f} % of {clock_max} MHz"
             f"{', held down by ' + ', '.join(guilty) if guilty else ''}",
             f"at least {least:g} %",
             "check cooling and power supply, and clocks that were locked (nvidia-smi --reset-gpu-clocks)",

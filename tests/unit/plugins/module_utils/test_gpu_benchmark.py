@@ -19,6 +19,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from itertools import permutations
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -259,6 +260,55 @@ def test_a_card_is_judged_at_the_clock_that_it_was_kept_at(
     card = Card(pcie_generation=5, pcie_width=16, slow_reasons=reasons)
     assert codes(half, card) == expected
     assert codes(half, card, "quick") == in_a_burst
+
+
+HOT = ["hw_slowdown", "hw_thermal_slowdown", "sw_power_cap", "sw_thermal_slowdown"]
+
+
+@pytest.mark.parametrize(
+    ("clock", "soak_clock", "reasons", "expected"),
+    [
+        (1980.0, 435.0, HOT, ["slow_clock"]),
+        (1980.0, 435.0, [], ["slow_clock"]),
+        (1980.0, 435.0, ["sw_power_cap"], []),
+        (1980.0, 435.0, None, []),
+        # What a real H200 did in 45 s, at 577 W.
+        (1980.0, 1979.0, HOT, []),
+        (1980.0, None, HOT, []),
+        # It was hot before, and came back.
+        (990.0, 1980.0, HOT, ["slow_clock"]),
+        (None, 435.0, HOT, ["slow_clock"]),
+    ],
+)
+def test_a_card_that_gets_slow_in_the_soak(
+    clock: float | None, soak_clock: float | None, reasons: list[str] | None, expected: list[str]
+) -> None:
+    """Its figures are of the burst before, and judged at the clock of that."""
+    soak = {"seconds": 60.0, "rounds": 19, "errors": 0, "fp32_tflop_per_s_min": 14.0, "sm_clock_mhz_min": soak_clock}
+    burst = (clock or 1980.0) / 1980.0
+    found = device(sm_clock_mhz=clock, figures={"fp32_tflop_per_s": 64.0 * burst}, soak=soak)
+    findings = gpu_benchmark.judge_device(found, dataclasses.replace(LINK, slow_reasons=reasons), Thresholds(), "full")
+    assert [finding.code for finding in findings] == expected
+    if expected:
+        assert f"{min(clock or 1980.0, soak_clock or 1980.0):g} MHz under load" in findings[0].found
+
+
+def test_one_slow_try_is_no_slow_soak(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock of a second is that of its best try, so the lowest of them was not passed for all of a second."""
+    clocks, ticks = iter([1980.0, 1965.0]), iter([0.0, 0.0, 30.0, 60.0])
+
+    def measure_fp32(_gpu: Any, spend: float) -> dict[str, Any]:
+        assert spend == 1.0
+        return {"tflop_per_s": 64.0, "tflop_per_s_min": 2.0, "clock_mhz": next(clocks), "errors": 0}
+
+    monkeypatch.setattr(measuring, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
+    monkeypatch.setattr(measuring, "measure_fp32", measure_fp32)
+    monkeypatch.setattr(measuring, "check_memory", lambda *_arguments: {"errors": 0})
+    told: list[Any] = []
+    measuring.soak(Recorder(), {}, 1, 60.0, told.append)
+    soak = told[-1]["device"]["soak"]
+    assert (soak["rounds"], soak["sm_clock_mhz_min"], soak["fp32_tflop_per_s_min"]) == (2, 1965.0, 2.0)
+    assert codes(device(soak=soak), dataclasses.replace(LINK, slow_reasons=HOT)) == []
 
 
 def test_the_clock_is_that_of_the_best_try() -> None:
