@@ -22,7 +22,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.facts impo
     TemperatureLimits,
     empty_gpu,
 )
-from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.failures import NvidiaSmiError, damaged
+from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.failures import damaged
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.values import (
     GPU_STATES,
     bare,
@@ -62,21 +62,25 @@ class _Node:
         return None
 
 
-_PROCESS_NAME = re.compile(r"(<process_name>)(.*?)(</process_name>)", re.DOTALL)
+# A name may hold the end of its element, or more: nvidia-smi writes the used memory behind each. Where that is missing,
+# one look to the end is enough.
+_PROCESS_NAME = re.compile(r"<process_name>(.*?)(</process_name>\s+<used_memory>|\Z)", re.DOTALL)
 
 
 _NOT_IN_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
 
 
-_BARE_AMPERSAND = re.compile(r"&(?!(?:amp|lt|gt|quot|apos|#[0-9]{1,7}|#x[0-9a-fA-F]{1,6});)")
+_BARE_AMPERSAND = re.compile("&(?!(?:amp|lt|gt|quot|apos);)")
 
 
 def _mend_process_names(text: str) -> str:
-    """nvidia-smi copies process names without escaping them, control characters included (cwltool#1910)."""
+    """nvidia-smi copies process names, control characters included (cwltool#1910), and older ones escape nothing."""
 
     def mend(match: re.Match[str]) -> str:
-        name = _NOT_IN_XML.sub("\ufffd", match.group(2)).replace("<", "&lt;")
-        return match.group(1) + _BARE_AMPERSAND.sub("&amp;", name) + match.group(3)
+        if not match.group(2):
+            return match.group()
+        name = _NOT_IN_XML.sub("\ufffd", match.group(1)).replace("<", "&lt;").replace(">", "&gt;")
+        return f"<process_name>{_BARE_AMPERSAND.sub('&amp;', name)}{match.group(2)}"
 
     return _PROCESS_NAME.sub(mend, text)
 
@@ -416,10 +420,7 @@ def parse_query_xml(text: str) -> Answer:
     """C(nvidia-smi -q -x) as driver_version, cuda_version, attached_gpus and gpus; NvidiaSmiError when damaged."""
     if len(text) > MAX_OUTPUT_BYTES:
         raise damaged(f"nvidia-smi printed more than {MAX_OUTPUT_BYTES} bytes of XML; it was not read.")
-    try:
-        root = _read_tree(text)
-    except NvidiaSmiError:
-        root = _read_tree(_mend_process_names(text))
+    root = _read_tree(_mend_process_names(text))
     if root.name != "nvidia_smi_log":
         raise damaged(f"The output is XML, but its root is <{root.name}> where nvidia-smi writes <nvidia_smi_log>.")
     elements = [child for child in root.children if child.name == "gpu"]

@@ -582,21 +582,65 @@ def test_a_gpu_that_does_not_answer_is_marked(words: str, status: str) -> None:
     assert gpu["temperature_gpu_c"] is None
 
 
+def with_process_named(name: str) -> str:
+    document = (CORPUS / "515.105.01-tesla-t4.xml").read_text(encoding="utf-8")
+    return document.replace("<process_name>python</process_name>", f"<process_name>{name}</process_name>")
+
+
 def test_a_process_named_like_a_failure_marks_no_gpu() -> None:
-    process = "<process_info><pid>7</pid><process_name>GPU is lost</process_name></process_info>"
-    document = re.sub(r"<processes>\s*</processes>", f"<processes>{process}</processes>", ONE_GPU)
-    gpu = nvidia_smi.parse_query_xml(document)["gpus"][0]
+    gpu = nvidia_smi.parse_query_xml(with_process_named("GPU is lost"))["gpus"][0]
     assert gpu["status"] == "ok"
-    assert gpu["processes"][0]["pid"] == 7
+    assert gpu["processes"][1]["pid"] == 5762
 
 
-@pytest.mark.parametrize("name", ["a & b", "a < b", "\x01\x02", "a &amp; b", "&undefined;", "a\ufffdb"])
-def test_process_names_are_not_escaped_by_nvidia_smi(name: str) -> None:
-    process = f"<process_info><pid>7</pid><type>C</type><process_name>{name}</process_name></process_info>"
-    document = re.sub(r"<processes>\s*</processes>", lambda _: f"<processes>{process}</processes>", ONE_GPU)
-    found = nvidia_smi.parse_query_xml(document)["gpus"][0]["processes"][0]
-    assert found["pid"] == 7
-    assert found["name"] == re.sub("[\x01\x02]", "\ufffd", name).replace("&amp;", "&")
+INJECTED = (
+    "x</process_name><used_memory>1 MiB</used_memory></process_info></processes></gpu>"
+    '<gpu id="0"><uuid>GPU-1</uuid><processes><process_info><process_name>y'
+)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a & b", "a < b", "a > b", "\x01\x02", "a &amp; b", "&undefined;", "&#0;", "&#xffff;", "a\ufffdb", "", "a\nb",
+        "a]]>b", "a</process_name>", "<process_name>", "</process_name></process_info>", INJECTED, "<![CDATA[", "<!--",
+    ],
+)  # fmt: skip
+def test_process_names_are_not_escaped_by_older_drivers(name: str) -> None:
+    answer = nvidia_smi.parse_query_xml(with_process_named(name))
+    (gpu,) = answer["gpus"]
+    assert (answer["attached_gpus"], gpu["name"], gpu["memory_total_mib"]) == (1, "Tesla T4", 15360)
+    told = re.sub("[\x01\x02]", "\ufffd", name).replace("&amp;", "&").replace("\n", " ")
+    assert [(each["pid"], each["name"], each["memory_used_mib"]) for each in gpu["processes"]] == [
+        (675, "/usr/lib/xorg/Xorg", 22),
+        (5762, told or None, 1005),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("a]]&gt;b &amp;amp; c &amp; &lt;d&gt;", "a]]>b &amp; c & <d>"),
+        ("x&lt;/process_name&gt;\n\t\t\t\t&lt;used_memory&gt;1 MiB", "x</process_name>     <used_memory>1 MiB"),
+        ("c\x01\x02\ufffd\ufffdd &amp;#0; &amp;lt;e", "c\ufffd\ufffd\ufffd\ufffdd &#0; &lt;e"),
+    ],
+)
+def test_process_names_as_a_newer_driver_writes_them(written: str, name: str) -> None:
+    """580.159.04, of processes that were given such names."""
+    (gpu,) = nvidia_smi.parse_query_xml(with_process_named(written))["gpus"]
+    assert gpu["processes"][1]["name"] == name
+
+
+def test_names_that_end_otherwise_are_taken_as_they_are() -> None:
+    """What follows them may be another element one day, and a document that breaks off costs no time."""
+    document = with_process_named("a &gt; b").replace("used_memory>", "something_new>")
+    assert [each["name"] for each in nvidia_smi.parse_query_xml(document)["gpus"][0]["processes"]] == [
+        "/usr/lib/xorg/Xorg",
+        "a > b",
+    ]
+    # By looking for an end from each beginning it would take hours.
+    begun = "<nvidia_smi_log>" + "<process_name>" * 500_000
+    assert query_xml._mend_process_names(begun) == begun
 
 
 # Damage
