@@ -49,6 +49,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.gate_status import FA
 from ansible_collections.gpufarm.core.plugins.module_utils.kubelet_devices import kubelet_devices
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad_programs import nomad_programs
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi import Facts, collect, resolve_subsets
+from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.facts import serves_mps
 from ansible_collections.gpufarm.core.plugins.module_utils.problem import FoundError, Problem, sentences
 from ansible_collections.gpufarm.core.plugins.module_utils.text import utc
 
@@ -182,8 +183,9 @@ def checked(
     def busy(facts: Facts | None) -> Mapping[str, str]:
         if facts is None:
             subsets = ["processes", "mig"]
-            if found["nvidia_smi"]["platform"] == "wsl":
-                # Nothing else tells of Windows' programs.
+            known = (process for gpu in found["nvidia_smi"]["gpus"] for process in gpu["processes"] or ())
+            if found["nvidia_smi"]["platform"] == "wsl" or any(map(serves_mps, known)):
+                # Nothing else tells of Windows' programs, and of the clients of a server of MPS before Volta.
                 subsets.append("utilization")
                 time.sleep(UTILIZATION_S)
             facts = collect(resolve_subsets(subsets), path=options.path, timeout=options.timeout)

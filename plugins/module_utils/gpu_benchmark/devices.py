@@ -26,8 +26,9 @@ class Device:
         """Who computes on it. Who only draws does not, nor does an idle server of MPS that shares its GPU."""
         instance = self.instance
         gpu = self.gpu
-        # Before Volta nobody is listed but the server.
-        shared = gpu is not None and gpu["compute_mode"] == "Default" and not gpu["utilization_gpu_percent"]
+        # Before Volta nobody is listed but the server. A divided GPU is newer, and tells no utilisation.
+        rests = gpu is not None and (gpu["utilization_gpu_percent"] == 0 or gpu["mig_mode"] == "Enabled")
+        shared = gpu is not None and gpu["compute_mode"] == "Default" and rests
         return [
             f"{process['name'] or 'a process'} (pid {process['pid']})"
             for process in (gpu["processes"] if gpu else None) or ()

@@ -50,15 +50,18 @@ LINK = Card(pcie_generation=5, pcie_width=16, memory_total_mib=81559, slow_reaso
 )
 def test_who_computes_on_a_gpu(kind: str | None, name: str | None, is_busy: bool) -> None:
     process: Any = {"pid": 7, "type": kind, "name": name, "gpu_instance_id": None}
-    gpu = {**nvidia_smi.empty_gpu(), "uuid": "GPU-1", "processes": [process], "compute_mode": "Default"}
+    known = {"processes": [process], "compute_mode": "Default", "utilization_gpu_percent": 0}
+    gpu = {**nvidia_smi.empty_gpu(), "uuid": "GPU-1", **known}
     assert Device("GPU-1", cast(nvidia_smi.Gpu, gpu)).processes == [f"{name or 'a process'} (pid 7)"] * is_busy
 
 
 @pytest.mark.parametrize(
     ("known", "is_busy"),
     [
-        ({"compute_mode": "Default"}, False),
+        ({"compute_mode": "Default"}, True),
         ({"compute_mode": "Default", "utilization_gpu_percent": 0}, False),
+        # A divided GPU tells of none, and lists all clients.
+        ({"compute_mode": "Default", "mig_mode": "Enabled"}, False),
         # Before Volta its clients are not listed.
         ({"compute_mode": "Default", "utilization_gpu_percent": 1}, True),
         # Nobody else gets a context there.

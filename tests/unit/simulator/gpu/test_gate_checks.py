@@ -374,6 +374,30 @@ def test_a_gpu_that_works_for_windows_is_not_called_slow(
     assert waited == ([] if percent == 98 else [gate_service.UTILIZATION_S])
 
 
+@pytest.mark.parametrize(
+    ("then", "left_out"), [("0 %", None), ("98 %", "busy meanwhile: nvidia-cuda-mps-server (pid 4711)")]
+)
+def test_a_gpu_that_works_for_unseen_clients_of_mps_is_not_called_slow(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch, then: str, left_out: str | None
+) -> None:
+    """Before Volta only the server is listed."""
+    measure, waited = gpu_benchmark.measure, []
+    monkeypatch.setattr(gate_service, "time", SimpleNamespace(sleep=waited.append))
+
+    def and_a_client(*given: Any, **named: Any) -> Any:
+        answer = measure(*given, **named)
+        gate.node.change(lambda it: faults.set_value(it, 0, "utilization.gpu_util", then))
+        return answer
+
+    monkeypatch.setattr(gpu_benchmark, "measure", and_a_client)
+    gate.node.change(lambda it: faults.slow_memory(it, 0))
+    gate.node.change(lambda it: faults.add_process(it, 0, 4711, "nvidia-cuda-mps-server", 30))
+    status = gate.run(**QUICK)
+    assert [gpu["check_left_out"] for gpu in status["gpus"]] == [left_out, None]
+    assert gate.codes(status) == ([] if left_out else [("benchmark_slow_memory", gate.uuids[0])])
+    assert waited == [gate_service.UTILIZATION_S]
+
+
 def test_a_container_of_an_allocation_that_nomad_tells_of_has_its_own_gpus_alone(gate: Gate) -> None:
     gate.nomads.allocations["id-0"] = [allocation(gate.uuids[0])]
     gate.programs = [Program("5ddb8a0c-0000", "python (process 4711)", "void")]
