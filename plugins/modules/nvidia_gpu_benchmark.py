@@ -589,6 +589,8 @@ def benchmark(params: Mapping[str, Any], root: str) -> dict[str, Any]:
         return collect(resolve_subsets(["all", "!peers"]), path=params["path"], timeout=params["timeout"], root=root)
 
     def watch(tell: gpu_benchmark.Tell) -> None:
+        # So that a call that goes on is ended too.
+        signals.unwind()
         while True:
             tell(sample_of(ask()))
             time.sleep(SAMPLE_EVERY_S)

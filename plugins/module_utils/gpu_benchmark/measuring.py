@@ -1178,6 +1178,9 @@ class Worker:
         self.timed_out = time.monotonic() >= self._step_deadline
         self.over = not self.timed_out
         with contextlib.suppress(OSError):
+            # What it runs leads groups of its own, which nobody but it can end.
+            os.killpg(self.pid, signal.SIGTERM)
+            self._has_ended()
             os.killpg(self.pid, signal.SIGKILL)
         self._end()
 
@@ -1185,18 +1188,23 @@ class Worker:
         self.ended = True
         os.close(self.pipe)
         os.close(self._give)
-        until = time.monotonic() + KILL_WAIT
         # One that hangs in the driver is reached by no signal, and is not waited for.
+        if self._has_ended():
+            _pid, status = os.waitpid(self.pid, 0)
+            self._how = (
+                f"was ended by signal {os.WTERMSIG(status)}"
+                if os.WIFSIGNALED(status)
+                else f"ended with {os.WEXITSTATUS(status)} before its work did"
+            )
+
+    def _has_ended(self) -> bool:
+        """Whether it comes to its end soon. Its number stays its own until somebody waits for it."""
+        until = time.monotonic() + KILL_WAIT
         while time.monotonic() < until:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                self._how = (
-                    f"was ended by signal {os.WTERMSIG(status)}"
-                    if os.WIFSIGNALED(status)
-                    else f"ended with {os.WEXITSTATUS(status)} before its work did"
-                )
-                return
+            if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                return True
             time.sleep(0.005)
+        return False
 
     def failure(self) -> dict[str, Any] | None:
         """Why it did not get to its end, None where it did."""

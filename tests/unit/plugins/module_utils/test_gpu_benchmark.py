@@ -23,7 +23,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from ansible_collections.gpufarm.core.plugins.module_utils import gpu_benchmark, nvidia_smi
+from ansible_collections.gpufarm.core.plugins.module_utils import commands, gpu_benchmark, nvidia_smi, signals
 from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark import Card, Thresholds, judging, measuring
 from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark.devices import Device
 from ansible_collections.gpufarm.core.tests.unit.patience import PATIENCE_S, wait_for
@@ -635,6 +635,21 @@ def test_one_that_hangs_is_ended_and_the_others_are_heard(monkeypatch: pytest.Mo
     wait_for(lambda: not members(workers["hang"].pid))
 
 
+def test_what_a_sampler_runs_ends_with_it(tmp_path: Path) -> None:
+    """Each call leads a group of its own."""
+    told = tmp_path / "pid"
+
+    def sample(_tell: measuring.Tell) -> None:
+        signals.unwind()
+        commands.run_commands([["sh", "-c", f"echo $$ >{told}.new; mv {told}.new {told}; exec sleep 900"]], 900)
+
+    worker = measuring.Worker("samples", sample, None, float("inf"))
+    with measuring.ended([worker]):
+        wait_for(told.exists)
+        assert members(int(told.read_text()))
+    wait_for(lambda: not members(int(told.read_text())) and not members(worker.pid))
+
+
 def test_what_goes_wrong_in_a_worker_is_told() -> None:
     def crash(_tell: measuring.Tell) -> None:
         os.kill(os.getpid(), 9)
@@ -732,7 +747,7 @@ def test_a_turn_is_taken_from_one_that_cannot_be_killed(monkeypatch: pytest.Monk
         assert [worker.lines for worker in others] == [[{"value": 1}]] * 2
         failure = holder.failure() or {}
         assert (failure["code"], failure["step"]) == ("timeout", "host_copies")
-        assert killed == [holder.pid]
+        assert killed == [holder.pid] * 2
     finally:
         for group in killed:
             kill(group, 9)

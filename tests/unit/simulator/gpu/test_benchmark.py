@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Callable
@@ -9,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.gpufarm.core.plugins.module_utils import gpu_benchmark
 from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark import measuring
 from ansible_collections.gpufarm.core.plugins.modules import nvidia_gpu_benchmark
+from ansible_collections.gpufarm.core.tests.unit.patience import wait_for
 from ansible_collections.gpufarm.core.tests.unit.plugins.modules import release_helper as helper
 
 from tests.simulator.cache import ROOT
@@ -383,6 +386,35 @@ def test_what_the_sensors_say_meanwhile(machine: Callable[[str], Machine]) -> No
     load = outcome["gpus"][0]["load"]
     assert load["power_draw_max_w"] > 0 and load["temperature_gpu_max_c"] > 0
     assert outcome["checks"]["nvidia_smi"] == "ok"
+
+
+def test_no_call_of_nvidia_smi_outlives_the_measurement(
+    machine: Callable[[str], Machine], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made, measure = machine("h200-x2"), gpu_benchmark.measure
+    slow, told, program = tmp_path / "slow", tmp_path / "pid", tmp_path / "nvidia-smi"
+    program.write_text(
+        f"#!/bin/sh\nif [ -e {slow} ]; then echo $$ >{told}.new; mv {told}.new {told}; exec sleep 900; fi\n"
+        f'exec {made.node.build}/nvidia-smi "$@"\n'
+    )
+    program.chmod(0o755)
+
+    def meanwhile(*given: Any, **named: Any) -> Any:
+        slow.touch()
+        answer = measure(*given, **named)
+        slow.unlink()
+        return answer
+
+    monkeypatch.setattr(measuring, "measure_device", lambda _options, _tell: wait_for(told.exists))
+    monkeypatch.setattr(gpu_benchmark, "measure", meanwhile)
+    made.run(level="start", path=str(program), timeout=900)
+
+    def runs() -> bytes:
+        with contextlib.suppress(OSError):
+            return Path("/proc", told.read_text().strip(), "cmdline").read_bytes()
+        return b""
+
+    wait_for(lambda: not runs())
 
 
 def test_without_a_gpu_it_fails(machine: Callable[[str], Machine]) -> None:
