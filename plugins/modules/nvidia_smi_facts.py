@@ -153,6 +153,12 @@ ansible_facts:
           description: Version of the driver; under WSL that of Windows.
           type: str
           sample: 580.159.04
+        kernel_modules:
+          description:
+            - Of which kind the kernel modules are that are loaded, V(open) or V(proprietary). V(null) where none
+              is, as under WSL.
+          type: str
+          sample: open
         cuda_version:
           description: The newest CUDA version that the driver runs.
           type: str

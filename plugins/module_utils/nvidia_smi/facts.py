@@ -253,6 +253,7 @@ class Facts(TypedDict):
     message: str | None
     platform: str | None
     driver_version: str | None
+    kernel_modules: str | None
     cuda_version: str | None
     gpus: list[Gpu]
 
@@ -300,6 +301,7 @@ def empty_facts(platform: str | None = None) -> Facts:
         "message": None,
         "platform": platform,
         "driver_version": None,
+        "kernel_modules": None,
         "cuda_version": None,
         "gpus": [],
     }

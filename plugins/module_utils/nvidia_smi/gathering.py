@@ -45,6 +45,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.node impor
     find_nvidia_smi,
     kernel_gpus,
     kernel_has_mig,
+    kernel_modules,
     process_affinity,
     read_file,
     sees_pids_of_the_driver,
@@ -378,6 +379,7 @@ def collect(
     """
     base = Path(root)
     facts = empty_facts(detect_platform(base))
+    facts["kernel_modules"] = kernel_modules(base)
     binary = find_nvidia_smi(path, search)
     if binary is None:
         looked = path or f"nvidia-smi in PATH and in {WSL_DIRECTORY}"

@@ -50,6 +50,12 @@ def detect_platform(root: Path) -> str:
     return "wsl" if guest else "linux"
 
 
+def kernel_modules(root: Path) -> str | None:
+    """Of which kind the NVIDIA kernel module is that is loaded, as it says itself."""
+    version = read_file(root / "proc/driver/nvidia/version") or ""
+    return "open" if "Open Kernel Module" in version else "proprietary" if "Kernel Module" in version else None
+
+
 def kernel_gpus(root: Path) -> dict[str, dict[str, str | None]]:
     """What the NVIDIA kernel module says of its GPUs, by PCI address; it knows those that no longer answer too."""
     found = {}

@@ -219,7 +219,8 @@ DEVICES = "gpufarm-gpu-devices"
 TOOLS = "/usr/local/lib/gpufarm-simulator"
 DEVICE_TOOLS = (DEVICES, "gpufarm-gpu-profile", "install-profile.sh")
 # Where DKMS would build and load the module, the double makes the device nodes of the GPUs that the
-# node's profile plugs in. nvidia-cdi-refresh.service looks for the module's name in modules.dep.
+# node's profile plugs in, and tells the kind of the module by its license. nvidia-cdi-refresh.service looks for the
+# module's name in modules.dep.
 # The profile names the driver that is installed. A module of another version that is loaded already stays until the
 # node starts again, which takes its kernel_version away (gpufarm-node-init).
 KERNEL_POSTINST = f"""\
@@ -248,7 +249,7 @@ if [ "$1" = configure ]; then
     fi
     modules=/lib/modules/$(uname -r)
     mkdir -p "$modules/updates/dkms"
-    : >"$modules/updates/dkms/nvidia.ko"
+    echo 'license=@LICENSE@' >"$modules/updates/dkms/nvidia.ko"
     # depmod writes it with every module that DKMS installs; nvidia-cdi-refresh.path waits for that.
     touch "$modules/modules.dep"
     others=$(sed '/^updates.dkms.nvidia[.]ko:/d' "$modules/modules.dep")
@@ -342,6 +343,7 @@ def driver(double: Path, branch: str, upstream: str) -> list[Deb]:
     """Return the packages of one driver version."""
     version = f"{upstream}-1"
     postinst = KERNEL_POSTINST.replace("@VERSION@", upstream).replace("@CUDA@", DRIVER_CUDA[branch])
+    licenses = {"nvidia-kernel-open-dkms": "Dual MIT/GPL", "nvidia-kernel-dkms": "NVIDIA"}
     library = (double / "libnvidia-ml.so.1").read_bytes()
     needed = "libc6" + (", libyaml-0-2" if b"libyaml-0.so.2" in library else "")
 
@@ -363,7 +365,7 @@ def driver(double: Path, branch: str, upstream: str) -> list[Deb]:
                 f"/lib/systemd/system/{DEVICES}.service": File(double / f"{DEVICES}.service"),
                 **{f"{TOOLS}/{tool}": File(double / tool, 0o755) for tool in DEVICE_TOOLS},
             },
-            scripts={"postinst": postinst, "prerm": KERNEL_PRERM},
+            scripts={"postinst": postinst.replace("@LICENSE@", licenses[name]), "prerm": KERNEL_PRERM},
         )
 
     modules = "nvidia-kernel-open-dkms (=) | nvidia-kernel-dkms (=)"

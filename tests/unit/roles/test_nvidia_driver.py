@@ -437,7 +437,8 @@ def test_without_any_branch_the_repository_is_what_is_wrong() -> None:
 
 
 def smi(reason: str | None, version: str | None = None) -> dict[str, Any]:
-    return {"nvidia_smi": {"reason": reason, "available": reason is None, "driver_version": version}}
+    driver = {"driver_version": version, "kernel_modules": "open" if version else None}
+    return {"nvidia_smi": {"reason": reason, "available": reason is None, **driver}}
 
 
 @pytest.mark.parametrize(
@@ -649,6 +650,7 @@ def told_by_the_check(*devices: dict[str, Any], **given: Any) -> str:
         "available": True,
         "platform": "linux",
         "driver_version": "580.95.05",
+        "kernel_modules": given.get("nvidia_driver_kernel_modules", "open"),
         "gpus": [joined("In Progress", None)],
     }
     given = {"facts": {"nvidia_smi": facts}, "__nvidia_driver_fabric_said": {}, **variables, **given}
@@ -965,6 +967,42 @@ def test_kernel_modules_go_by_the_gpus(gpus: list[str], asked: str, kind: str) -
 
 
 PROPRIETARY, OPEN = {"nvidia_driver_kernel_modules": "proprietary"}, {"nvidia_driver_kernel_modules": "open"}
+
+
+def test_a_kernel_module_of_the_other_kind_is_no_driver_that_was_asked_for() -> None:
+    """Libraries and module are of one version, so that nvidia-smi is content, and the next boot exchanges it."""
+
+    def told(loaded: str | None, gpu: str, more: dict[str, Any]) -> str:
+        facts = {"available": True, "reason": None, "platform": "linux", "driver_version": "580.95.05", "gpus": []}
+        facts["kernel_modules"] = loaded
+        card = {**GPU, "device": gpu}
+        given = {"facts": {"nvidia_smi": facts}, "ansible_check_mode": False, **more}
+        wrong = told_by_the_check(card, **given)
+        for name in ("__nvidia_driver_kind_is_other", "__nvidia_driver_reboot_needed", "__nvidia_driver_load_due"):
+            assert fabric_value(name, card, **given) is bool(wrong), name
+        return wrong
+
+    for gpu, wanted, more in (
+        (H100, "open", {}), (V100, "proprietary", {}), (H100, "proprietary", PROPRIETARY), (H100, "open", OPEN),
+    ):  # fmt: skip
+        for loaded in ("open", "proprietary", None):
+            wrong = told(loaded, gpu, more)
+            assert bool(wrong) is (loaded not in (None, wanted))
+            fits = "" if more else ", which fit the GPUs of this host"
+            assert not wrong or wrong == (
+                f"the {loaded} kernel modules of driver 580.95.05 are loaded. Expected: {wanted} ones{fits}. "
+                "Next step: run gpufarm.core.nvidia_driver on this host, reboot it if that is done or set "
+                f"`nvidia_driver_reboot` so that Ansible may; or set `nvidia_driver_kernel_modules: {loaded}`."
+            )
+            for other in (
+                {"nvidia_driver_managed": False}, {"nvidia_driver_packages": ["mine"]}, {"_common_is_wsl": True},
+            ):  # fmt: skip
+                assert told(loaded, gpu, {**more, **other}) == ""
+    since = {"__nvidia_driver_since_boot": {"stdout": "booted"}}
+    wrong = told("proprietary", H100, since)
+    assert "Next step: run `modinfo nvidia` on this host" in wrong and "does not reboot for it again; or" in wrong
+    key = {"__nvidia_driver_key_asked": {"stdout": "/x is not enrolled"}}
+    assert "mokutil --import" in told("proprietary", H100, key)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ UPGRADES = "/etc/apt/apt.conf.d/52gpufarm-nvidia"
 PIN = "/etc/apt/preferences.d/nvidia-container-toolkit"
 RUNS = {"enabled": "enabled", "active": "active"}
 FABRIC = "nvidia-fabricmanager.service"
-GPU = {"available": True, "reason": None, "driver_version": "580.95.05", "gpus": []}
+GPU = {"available": True, "reason": None, "driver_version": "580.95.05", "kernel_modules": "open", "gpus": []}
 BASE: dict[str, Any] = {
     "ansible_facts": {**role_helper.facts("Debian: Debian 12.11"), "nvidia_smi": GPU}, "ansible_check_mode": False,
     "_common_is_wsl": False,
@@ -85,8 +85,9 @@ def test_what_a_driver_that_was_asked_lets_be_done() -> None:
     assert unlike(values, "__nvidia_driver_modules_asked", roles, *changes) == [False, True, True, True]
 
     told = [{**GPU, "reason": reason} for reason in ("driver_not_loaded", "library_mismatch", "access_blocked")]
+    told.append({**GPU, "kernel_modules": "proprietary"})
     changes = tuple({"ansible_facts": {**BASE["ansible_facts"], "nvidia_smi": each}} for each in told)
-    assert unlike(values, "__nvidia_driver_load_due", roles, *changes) == [False, True, True, False]
+    assert unlike(values, "__nvidia_driver_load_due", roles, *changes) == [False, True, True, False, True]
 
 
 def test_docker() -> None:

@@ -121,6 +121,23 @@ def test_default_is_one_listing_call_with_the_version_beside_it(tmp_path: Path) 
     assert gpu["power_draw_w"] is None
 
 
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (nixbld@)  \n", "open"),
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Tue Sep 23 10:11:16 UTC 2025\n", "proprietary"),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_of_which_kind_the_loaded_module_is(tmp_path: Path, said: str | None, kind: str | None) -> None:
+    """An H200's words, and NVIDIA's own of a proprietary one."""
+    if said is not None:
+        write(tmp_path / "proc/driver/nvidia/version", said)
+    run = Recorder({QUERY: (0, H100_ROW), VERSION: (0, "")})
+    assert collect(DEFAULT, run=run, root=str(tmp_path))["kernel_modules"] == kind
+
+
 def test_all_is_the_full_query_with_the_links_beside_it(tmp_path: Path) -> None:
     run = Recorder({FULL: (0, H100), NVLINK: (0, ""), WAYS: (0, "")})
     facts = collect(ALL, run=run, root=str(tmp_path))

@@ -554,6 +554,14 @@ def test_devices_are_made_from_the_profile(build: Path, tmp_path: Path) -> None:
         ls /dev/nvidia-caps | wc -l
         cat /proc/driver/nvidia-caps/mig-minors | tail -n 2
         cat /proc/driver/nvidia/gpus/0000:07:00.0/information
+        module=/lib/modules/$(uname -r)/updates/dkms
+        mkdir -p /lib/modules; mount -t tmpfs tmpfs /lib/modules
+        mkdir -p $module; echo license=NVIDIA >$module/nvidia.ko
+        {tools}/gpufarm-gpu-devices; head -n 1 /proc/driver/nvidia/version
+        rm -r /proc/driver/nvidia
+        {tools}/gpufarm-gpu-devices; head -n 1 /proc/driver/nvidia/version
+        rm $module/nvidia.ko
+        {tools}/gpufarm-gpu-devices; head -n 1 /proc/driver/nvidia/version
     """
     done = subprocess.run(
         ["unshare", "-m", "--propagation", "private", "sh", "-c", script], capture_output=True, text=True, check=False
@@ -568,6 +576,12 @@ def test_devices_are_made_from_the_profile(build: Path, tmp_path: Path) -> None:
     assert "30" in lines  # config, monitor, and two for each of fourteen MIG devices
     assert "gpu1/gi13/ci0/access 256" in lines
     assert any(line.startswith("GPU UUID:") for line in lines)
+    # The module that is installed is loaded by the next boot, and stays then.
+    machine = platform.machine()
+    kinds = [f"Open Kernel Module for {machine}", f"{machine} Kernel Module", f"{machine} Kernel Module"]
+    assert [line for line in lines if line.startswith("NVRM")] == [
+        f"NVRM version: NVIDIA UNIX {kind}  580.159.04  Release Build  (simulated)" for kind in kinds
+    ]
 
 
 def test_no_struct_of_the_library_is_longer_than_the_caller_expects() -> None:

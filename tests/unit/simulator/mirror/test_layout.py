@@ -176,7 +176,8 @@ def test_a_module_that_is_loaded_stays_until_the_node_restarts(
     gpu_double: Path, tmp_path: Path, loaded: bool, before: str, after: str
 ) -> None:
     debs = {(deb.name, deb.version): deb for deb in packages.drivers(gpu_double)}
-    text = debs["nvidia-kernel-open-dkms", "580.159.04-1"].scripts["postinst"]
+    name, kind = ("nvidia-kernel-dkms", "NVIDIA") if loaded else ("nvidia-kernel-open-dkms", "Dual MIT/GPL")
+    text = debs[name, "580.159.04-1"].scripts["postinst"]
     for path in ("/etc/gpufarm-simulator", "/dev/nvidiactl", "/lib/modules", "/run/"):
         text = text.replace(path, f"{tmp_path}{path}")
     profile = tmp_path / "etc/gpufarm-simulator/gpu.yml"
@@ -189,6 +190,7 @@ def test_a_module_that_is_loaded_stays_until_the_node_restarts(
     assert profile.read_text("ascii") == f'driver:\n{after}  cuda_version: "13.0"\n\ngpus:\n  - version: mine\n...\n'
     (dependencies,) = (tmp_path / "lib/modules").glob("*/modules.dep")
     assert dependencies.read_text("ascii") == "updates/dkms/nvidia.ko:\n"
+    assert (dependencies.parent / "updates/dkms/nvidia.ko").read_text("ascii") == f"license={kind}\n"
 
 
 def test_the_compiler_has_the_version_that_is_downloaded_and_lies_as_upstreams(nvcc: Path) -> None:
