@@ -1214,6 +1214,19 @@ def test_who_is_out_of_work(given: dict[str, Any], out: bool) -> None:
     assert value("_common_out_of_work", **{"ansible_check_mode": False, **given}) is out
 
 
+def test_a_check_tells_that_the_node_stays_out_of_work() -> None:
+    """Whatever it refuses: nobody would know that a boot alone does not end it."""
+    (task,) = (task for task in role_helper.tasks_of("nvidia_driver/tasks/check.yml", templates=True) if "vars" in task)
+    text = task["ansible.builtin.assert"]["fail_msg"]
+    known = {"text": text, "inventory_hostname": "gpu1", "__nvidia_driver_wrong": "all. Next step: reboot this host."}
+    assert value("text", ansible_check_mode=False, **known) == "gpu1: all. Next step: reboot this host."
+    for name in ("__node_maintenance_out", "__node_maintenance_pods"):
+        said = value("text", ansible_check_mode=False, **known, **{name: {"maintenance": "the driver of branch 590"}})
+        assert said == "gpu1: all. Next step: reboot this host. The node stays out of work until this is run again."
+    # A verification comes when playbooks have let the node work again.
+    assert tasks_of("verify.yml")[-1]["vars"] == {"_common_out_of_work": False}
+
+
 @pytest.mark.parametrize(
     ("failed", "why"),
     [
