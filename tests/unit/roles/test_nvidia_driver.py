@@ -95,6 +95,60 @@ def test_headers_that_are_missing(lines: list[str], wanted: object, missing: lis
     assert found == missing
 
 
+HELD = "apt-mark unhold %s` on this host, and this again."
+
+
+@pytest.mark.parametrize(
+    ("lines", "missing", "given", "told"),
+    [
+        (["hi nvidia-driver-cuda=570.195.03-1", "hi libcuda1=570.195.03-1", "ii libnvidia-ml1=570.195.03-1"],
+         ["nvidia-driver-cuda=580.*"], {}, HELD % "libcuda1 nvidia-driver-cuda"),
+        (["hi nvidia-driver-570=3:570.1-0ubuntu1", "hi cuda-drivers=570.1-1"], ["mine"],
+         {"nvidia_driver_packages": ["mine"]}, HELD % "cuda-drivers nvidia-driver-570"),
+        (["hi nvidia-driver-pinning-570=570-1"], ["nvidia-driver-cuda=580.*"],
+         {"__nvidia_driver_pinnings_of_others": ["nvidia-driver-pinning-570"]}, HELD % "nvidia-driver-pinning-570"),
+        (["hi libcuda1=580.159.04-1"], ["nvidia-driver-cuda=580.95.05-*"], {"nvidia_driver_version": "580.95.05"},
+         HELD % "libcuda1"),
+        # The other kind of modules makes way, and Fabric Manager goes by the driver.
+        (["hi nvidia-kernel-open-dkms=580.95.05-1"], ["nvidia-kernel-dkms=580.*"],
+         {"nvidia_driver_kernel_modules": "proprietary"}, HELD % "nvidia-kernel-open-dkms"),
+        (["hi nvidia-fabricmanager=580.95.05-1", "hi libcuda1=580.159.04-1"], ["nvidia-fabricmanager=580.159.04-*"], {},
+         HELD % "nvidia-fabricmanager"),
+        # What stays may be held, and what is not the driver's.
+        (["hi libcuda1=580.95.05-1"], ["nvidia-kernel-open-dkms=580.*"], {}, ""),
+        (["hi nvidia-container-toolkit=1.18.2-1", "hi libnvidia-container1=1.18.2-1", "hi nvidia-fs-dkms=2.26.6-1",
+          "hi nvidia-settings=510.47.03-1", "hi docker-ce=5:28.1-1", "hi linux-image-amd64=570.1-1",
+          "hc libcuda1=570.195.03-1"], ["nvidia-driver-cuda=580.*"], {}, ""),
+        (["iF postfix=3.7-1", "iHRfoo=1", "iU bar=2"], ["nvidia-driver-cuda=580.*"], {},
+         "dpkg has left bar, foo, postfix half done. Expected: "),
+        # What waits for triggers is well, and what an earlier run has left of the driver comes with this one.
+        (["iW a=1", "it b=1", "rc c=1", "iF nvidia-kernel-open-dkms=580.95.05-1", "iU libcuda1=580.95.05-1"],
+         ["nvidia-driver-cuda=580.*"], {}, ""),
+    ],
+)  # fmt: skip
+def test_no_node_is_emptied_for_what_apt_refuses(
+    lines: list[str], missing: list[str], given: dict[str, Any], told: str
+) -> None:
+    asked = "Ask dpkg for what keeps apt from the exchange"
+    begun, failed = role_helper.begun(tasks_of("branch-pinning.yml"), asked)
+    wanted = [asked, "Let the node work again", "Require packages that apt may exchange"]
+    assert failed and begun[begun.index(asked) :] == wanted
+    assert "Have no work where the driver is exchanged" not in begun
+    tasks = {task["name"]: task for task in role_helper.tasks_of("nvidia_driver/tasks/branch-pinning.yml")}
+    known: dict[str, Any] = {
+        "__nvidia_driver_dpkg": {"rc": 0, "stdout_lines": lines}, "__nvidia_driver_missing": missing,
+        "__nvidia_driver_pinnings_of_others": [], "inventory_hostname": "gpu1", **given,
+    }  # fmt: skip
+    # As Ansible asks: a hold fails at once, and what another apt is at is waited for.
+    for name in ("failed_when", "until"):
+        known[name] = trust_as_template("{{ " + tasks[asked][name] + " }}")
+    assert (fabric_value("failed_when", **known), fabric_value("until", **known)) == (
+        "unhold" in told, "half done" not in told,
+    )  # fmt: skip
+    known["said"] = trust_as_template(tasks[wanted[-1]]["ansible.builtin.fail"]["msg"])
+    assert not told or told in fabric_value("said", **known)
+
+
 def test_what_pins_other_branches() -> None:
     lines = [
         "installed nvidia-driver-pinning-580=580-1",
