@@ -229,20 +229,35 @@ def test_reboot_helps_where_modprobe_was_not_needed() -> None:
     assert value("__nvidia_driver_reboot_helps", __nvidia_driver_modprobe={"skipped": True}) is True
 
 
+def changed_since(root: Path, started: int) -> str:
+    """Return what the script says of a machine of files that was started at this time."""
+    (root / "proc").mkdir(exist_ok=True)
+    (root / "proc/stat").write_text(f"cpu 1 2\nbtime {started}\n", encoding="ascii")
+    text = (ROLE / "files/changed_since_boot.sh").read_text(encoding="ascii")
+    text = re.sub(r"(?<= )/(proc|lib|usr|etc|boot)(?=[/ ])", rf"{root}/\1", text)
+    return subprocess.run(["/bin/sh", "-c", text], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_what_kdump_has_made_is_no_reason_for_a_reboot(tmp_path: Path) -> None:
+    """On RHEL it makes the initramfs of its own kernel anew while it boots."""
+    (tmp_path / "boot").mkdir()
+    kdump, own = (tmp_path / f"boot/initramfs-5.14.0-503.el9.x86_64{kind}.img" for kind in ("kdump", ""))
+    kdump.touch()
+    started = int(kdump.stat().st_ctime) - 5
+    assert changed_since(tmp_path, started) == "booted"
+    own.touch()
+    assert changed_since(tmp_path, started) == str(own)
+
+
 def test_what_this_boot_began_with_is_no_reason_for_another(tmp_path: Path) -> None:
     """A GPU that is gone, or held by another driver, would have the node rebooted by every run."""
     for folder in ("proc", "lib/modules/6.12.0", "usr/lib", "etc/modprobe.d", "boot/grub"):
         (tmp_path / folder).mkdir(parents=True)
     module, nouveau = tmp_path / "lib/modules/6.12.0/nvidia-current.ko.xz", tmp_path / "etc/modprobe.d/nouveau.conf"
     module.touch()
-    text = (ROLE / "files/changed_since_boot.sh").read_text(encoding="ascii")
-    text = re.sub(r"(?<= )/(proc|lib|usr|etc|boot)(?=[/ ])", rf"{tmp_path}/\1", text)
 
     def said(started: int) -> dict[str, str]:
-        (tmp_path / "proc/stat").write_text(f"cpu 1 2\nbtime {started}\n", encoding="ascii")
-        return {
-            "stdout": subprocess.run(["/bin/sh", "-c", text], capture_output=True, text=True, check=True).stdout.strip()
-        }
+        return {"stdout": changed_since(tmp_path, started)}
 
     gone = {"__nvidia_driver_modprobe": {"stderr": "modprobe: ERROR: could not insert 'nvidia': No such device"}}
     at = 0
