@@ -470,6 +470,22 @@ nvidia-open.noarch    3:580.126.20-1.el10    nvidia-cuda
 """
 
 
+def test_dnf_brings_the_driver_to_the_branch_and_nothing_of_the_container_toolkit() -> None:
+    """Which others keep at their version, and whose exchange ends what runs in containers."""
+    tasks = {task["name"]: task for task in role_helper.tasks_of("nvidia_driver/tasks/install-dnf.yml")}
+    argv = tasks["Bring the installed packages to the driver branch"]["ansible.builtin.command"].split()
+    command = argv.index("distro-sync")
+    options, wanted = argv[:command], argv[command + 1 :]
+    excluded = [option.removeprefix("--exclude=") for option in options if option.startswith("--exclude=")]
+    assert options[:2] == ["dnf", "--assumeyes"] and len(options) == 2 + len(excluded)
+    assert wanted == ["*nvidia*", "cuda-drivers*"]
+    drivers = "nvidia-driver nvidia-open kmod-nvidia-open-dkms libnvidia-ml libnvidia-cfg nvidia-fabricmanager"
+    toolkits = "nvidia-container-toolkit nvidia-container-toolkit-base libnvidia-container1 libnvidia-container-tools"
+    for names, stays in ((drivers, False), (toolkits, True)):
+        for name in names.split():
+            assert any(fnmatch.fnmatch(name, pattern) for pattern in excluded) is stays, name
+
+
 @pytest.mark.parametrize(
     ("platform", "said", "branch", "told"),
     [
