@@ -365,8 +365,23 @@ def test_the_choice_of_a_branch_goes_with_the_driver(platform: str, given: dict[
         ("9.4", "580-open", ("nvidia-open=580.65.06", "nvidia-driver-cuda=580.65.06"), {}, False),
         ("10.0", "", ("nvidia-driver-cuda=570.195.03",), {}, True),
         ("10.0", "", ("nvidia-open=580.95.05", "nvidia-driver=580.95.05", "nvidia-driver-assistant=0.22"), {}, False),
-        # Of packages of their own nobody knows by which of their names dnf has them.
+        # Of packages of their own nobody but dnf knows by which of their names it has them.
         ("10.0", "", ("nvidia-driver-cuda=580.95.05",), {"nvidia_driver_packages": ["@nvidia"]}, False),
+        ("10.0", "", ("nvidia-driver-cuda=580.95.05",),
+         {"nvidia_driver_packages": ["nvidia-driver-cuda-580.105.08"], "__nvidia_driver_to_dnf": {"results": [
+             "Installed: nvidia-driver-cuda-3:580.105.08-1.el10.x86_64",
+             "Removed: nvidia-driver-cuda-3:580.95.05-1.el10.x86_64"]}}, True),
+        ("10.0", "", ("nvidia-driver-cuda=580.95.05",),
+         {"nvidia_driver_packages": ["cuda-drivers"], "__nvidia_driver_to_dnf": {"results": [
+             "Installed: cuda-drivers-580.95.05-1.el10.noarch"]}}, True),
+        ("10.0", "", ("nvidia-driver-cuda=580.95.05",),
+         {"nvidia_driver_packages": ["@nvidia", "tuned"], "__nvidia_driver_to_dnf": {"results": [
+             "Installed: tuned-2.24.0-1.el10.noarch", "Installed: nvidia-container-toolkit-1.18.2-1.x86_64",
+             "Installed: libnvidia-container1-1.18.2-1.x86_64", "Removed: nvidia-xconfig-3:580.95.05-1.el10.x86_64"]}},
+         False),
+        ("10.0", "", ("nvidia-driver-cuda=580.95.05",),
+         {"nvidia_driver_packages": ["gone"], "__nvidia_driver_to_dnf": {"failures": ["No package gone available."]}},
+         False),
     ],
 )  # fmt: skip
 def test_a_driver_of_dnf_is_exchanged_where_a_package_of_it_comes(
@@ -376,6 +391,13 @@ def test_a_driver_of_dnf_is_exchanged_where_a_package_of_it_comes(
         task for task in role_helper.tasks_of("nvidia_driver/tasks/install-dnf.yml")
         if task["name"] == "Have no work where the driver is exchanged"
     ]  # fmt: skip
+    # It is asked as it is told to install, and before.
+    begun, _failed = role_helper.begun(tasks_of("install-dnf.yml"))
+    assert begun.index("Ask dnf what of these packages would come") < begun.index(task["name"])
+    tasks = {task["name"]: task for task in role_helper.tasks_of("nvidia_driver/tasks/install-dnf.yml")}
+    asks = tasks["Ask dnf what of these packages would come"]
+    assert asks["ansible.builtin.dnf"] == tasks["Have the driver"]["ansible.builtin.dnf"]
+    assert asks["check_mode"] is True and asks["register"] == "__nvidia_driver_to_dnf"
     file = {"content": base64.b64encode(f"stream={stream}\n".encode()).decode()}
     found = value(
         "due", due=trust_as_template("{{ " + task["when"] + " }}"), platform=f"RedHat: RedHat {version}",
