@@ -57,7 +57,9 @@ def _subject(name: str) -> str:
         try:
             return f"IP:{ipaddress.ip_address(name).compressed}"
         except ValueError:
-            pass
+            if ":" in name or name.count(".") == 3:
+                # Who is to sign it says what is wrong with it.
+                return f"IP:{name}"
     return f"DNS:{name}"
 
 

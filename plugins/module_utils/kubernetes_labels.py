@@ -41,7 +41,7 @@ _LINE = re.compile(r"^(nvidia\.com/[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9]
 
 @dataclasses.dataclass(frozen=True)
 class Labelled:
-    """What became of a node: C(labelled), C(cleared), C(left), C(none), or C(failed)."""
+    """What became of a node: C(labelled), C(cleared), C(left), C(none), C(waiting), or C(failed)."""
 
     name: str
     action: str
@@ -139,12 +139,13 @@ def label(client: Client, namespace: str, selector: str, check_mode: bool) -> li
 def refresh(client: Client, names: Collection[str], check_mode: bool) -> list[Labelled]:
     """Label those of these nodes anew whose labels this has set, sorted by name, wherever the device plugin's pods are.
 
-    One that does not run yet is a failure, so that the caller can try again.
+    One that does not run yet is C(waiting), so that the caller can try again.
     """
     nodes = {node["name"]: node for node in read_nodes(client) if node["name"] in names and labelled_by_us(node)}
     plugins = [(name, read_plugin(client, name)) for name in nodes]
+    wish = "one that runs, to be asked for the labels"
     done = [
-        Labelled(name, "failed", sentences(plugin.found, "one that runs, to be asked for the labels", plugin.next_step))
+        Labelled(name, "waiting", sentences(plugin.found, wish, plugin.next_step))
         for name, plugin in plugins
         if not plugin.running
     ]

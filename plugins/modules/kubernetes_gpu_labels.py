@@ -102,7 +102,7 @@ nodes:
     action:
       description: >-
         V(labelled), V(cleared), V(left) where GPU feature discovery runs by itself, V(none) where nothing was to be
-        done, or V(failed).
+        done, V(waiting) with O(state=refreshed) for a pod that does not run yet, or V(failed).
       type: str
       sample: labelled
     message:
@@ -152,7 +152,7 @@ def main() -> None:
         "changed": any(each.action in ("labelled", "cleared") for each in done),
         "nodes": [dataclasses.asdict(each) for each in done],
     }
-    failed = [f"{each.name}: {each.message}" for each in done if each.action == "failed"]
+    failed = [f"{each.name}: {each.message}" for each in done if each.action in ("failed", "waiting")]
     if failed:
         module.fail_json(msg="; ".join(failed), **result)
     module.exit_json(**result)

@@ -279,20 +279,27 @@ def _slow(
                 step,
             )
     least = thresholds.clock_min_percent
+    seen = card.slow_reasons
+    guilty = sorted(set(seen or ()) - INNOCENT_REASONS)
     # The soak heats the card after that. Its clock is the lowest of its seconds, of each second that of the best try:
-    # no lone dip, as its lowest rate may be, which is told and not judged.
-    clocks = [each for each in (clock, (device["soak"] or {}).get("sm_clock_mhz_min")) if each]
-    lowest = min(clocks, default=None)
-    reached = 100.0 * _share_of_clock(lowest, clock_max)
-    guilty = None if card.slow_reasons is None else sorted(set(card.slow_reasons) - INNOCENT_REASONS)
+    # no lone dip, as its lowest rate may be, which is told and not judged. A power limit may hold it there all the
+    # time, whatever softer reason one look saw besides.
+    soaked = (device["soak"] or {}).get("sm_clock_mhz_min")
+    hard = [each for each in guilty if each.startswith("hw_")] if "sw_power_cap" in (seen or ()) else guilty
     # In a burst a power limit comes and goes between two looks at it: without a reason that was seen, only work without
     # a break tells.
-    told = guilty or (level == "full" and card.slow_reasons is not None and not card.slow_reasons)
-    if least and reached < least and told:
+    untold = level == "full" and seen is not None and not seen
+    slow = [
+        (mhz, why)
+        for mhz, why in ((clock, guilty), (soaked, hard))
+        if mhz and least and 100.0 * _share_of_clock(mhz, clock_max) < least and (why or untold)
+    ]
+    if slow:
+        lowest, why = min(slow)
         yield Finding(
             "slow_clock",
-            f"{lowest:g} MHz under load, {reached:.0f} % of {clock_max} MHz"
-            f"{', held down by ' + ', '.join(guilty) if guilty else ''}",
+            f"{lowest:g} MHz under load, {100.0 * _share_of_clock(lowest, clock_max):.0f} % of {clock_max} MHz"
+            f"{', held down by ' + ', '.join(why) if why else ''}",
             f"at least {least:g} %",
             "check cooling and power supply, and clocks that were locked (nvidia-smi --reset-gpu-clocks)",
         )

@@ -105,8 +105,13 @@ def work_of(pods: Iterable[Mapping[str, Any]]) -> list[Work]:
                     name=text_of(metadata.get("name")),
                     uid=text_of(metadata.get("uid")),
                     gpus=sum(gpus_of_pod(spec).values()),
-                    # What keeps its pods running, such as a ReplicaSet, has none of another policy.
-                    ends=not owner or text_of(spec.get("restartPolicy")) in ("Never", "OnFailure"),
+                    # What keeps its pods running, such as a ReplicaSet, has none of another policy; KubeVirt has, and
+                    # moves the machine when its pod is to leave.
+                    ends=not owner
+                    or (
+                        owner != "VirtualMachineInstance"
+                        and text_of(spec.get("restartPolicy")) in ("Never", "OnFailure")
+                    ),
                     ending=bool(metadata.get("deletionTimestamp")),
                 )
             )

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -388,13 +389,14 @@ def _remove(run: Run, watched: Sequence[_Watched]) -> tuple[list[Problem], bool]
     while True:
         try:
             _delete(run, list(left))
-            there = _pods(run)
-            left, error = {name: node for name, node in left.items() if name in there}, ""
+            left, error = _those_there(run, left), ""
         except KubernetesError as failure:
             error = failure.found
             # Of all else nobody knows how long it lasts, and a pod that is left holds a GPU.
-            refused = failure.reason in ("Forbidden", "Unauthorized")
-            if refused:
+            if failure.reason in ("Forbidden", "Unauthorized"):
+                with contextlib.suppress(KubernetesError):
+                    left = _those_there(run, left)
+                refused = bool(left)
                 break
         if not left or time.monotonic() >= deadline:
             break
@@ -411,6 +413,11 @@ def _remove(run: Run, watched: Sequence[_Watched]) -> tuple[list[Problem], bool]
         for name, node in left.items()
     ]
     return problems, refused
+
+
+def _those_there(run: Run, left: Mapping[str, str]) -> dict[str, str]:
+    there = _pods(run)
+    return {name: node for name, node in left.items() if name in there}
 
 
 def _delete(run: Run, names: Sequence[str]) -> None:

@@ -8,7 +8,9 @@ shift 3
 print("python %d.%d" % sys.version_info[:2])
 print("ensurepip", "yes" if util.find_spec("ensurepip") else "no")' 2>/dev/null
 "$venv/bin/python" -c 'from importlib import metadata
-print("wandb", metadata.version("wandb"))' 2>/dev/null
+import sys
+print("wandb", metadata.version("wandb"))
+print("venv %d.%d" % sys.version_info[:2])' 2>/dev/null
 getent group docker >/dev/null && echo "group docker"
 for file; do
     [ -e "$file" ] && echo "file $file"

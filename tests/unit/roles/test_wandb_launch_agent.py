@@ -80,9 +80,10 @@ def test_the_package_that_makes_environments_comes_where_the_distributions_pytho
 
 
 def test_an_environment_that_works_is_not_emptied_for_a_version_that_pip_may_not_get() -> None:
-    cases = [given("python 3.11"), given("python 3.11", "wandb 0.30.0")]
-    fresh, there = role_helper.values("__wandb_launch_agent_makes", ROLES, cases)
-    assert [command[2] for command in fresh] == ["venv", "pip"]
+    has = ("wandb 0.30.0", "venv 3.11")
+    cases = [given("python 3.11"), given("python 3.12", *has), given("python 3.11", *has)]
+    fresh, other, there = role_helper.values("__wandb_launch_agent_makes", ROLES, cases)
+    assert [command[2] for command in fresh] == [command[2] for command in other] == ["venv", "pip"]
     assert there == fresh[1:] and there[0][-1] == "wandb==0.31.0"
 
 

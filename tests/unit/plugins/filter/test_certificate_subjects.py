@@ -15,6 +15,6 @@ def test_a_name_or_an_address_is_written_as_a_certificate_has_it() -> None:
 
 
 def test_what_is_no_address_is_a_name() -> None:
-    """A node may be called by a number; who signs it takes no such address."""
+    """A node may be called by a number. What was to be an address is left to who signs it, and takes no such one."""
     names = ["007", "1.2.3", "1.2.3.256", "fd00:", "10.0.0.1"]
-    assert certificate_subjects(names) == ["DNS:007", "DNS:1.2.3", "DNS:1.2.3.256", "DNS:fd00:", "IP:10.0.0.1"]
+    assert certificate_subjects(names) == ["DNS:007", "DNS:1.2.3", "IP:1.2.3.256", "IP:10.0.0.1", "IP:fd00:"]

@@ -274,6 +274,9 @@ HOT = ["hw_slowdown", "hw_thermal_slowdown", "sw_power_cap", "sw_thermal_slowdow
         (1980.0, 435.0, HOT, ["slow_clock"]),
         (1980.0, 435.0, [], ["slow_clock"]),
         (1980.0, 435.0, ["sw_power_cap"], []),
+        # A passive card at its power limit that one look found hot.
+        (1700.0, 1200.0, ["sw_power_cap", "sw_thermal_slowdown"], []),
+        (1980.0, 435.0, ["sw_power_cap", "hw_thermal_slowdown"], ["slow_clock"]),
         (1980.0, 435.0, None, []),
         # What a real H200 did in 45 s, at 577 W.
         (1980.0, 1979.0, HOT, []),

@@ -970,6 +970,21 @@ def test_without_the_right_to_delete_pods_no_more_of_them_are_made(
     assert len(cluster.paths("DELETE")) == 3
 
 
+def test_who_may_neither_make_nor_delete_pods_has_left_none(
+    cluster: farm.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(request: Any) -> bool:
+        if request.command in ("POST", "DELETE"):
+            request.refuse(403, "Forbidden", f'User "x" cannot {request.command} pods')
+            return True
+        return False
+
+    cluster.answer = refuse
+    result = run(capsys, cluster)
+    assert result["failed"] and "cannot POST pods" in result["msg"]
+    assert "left" not in result["msg"] and "kubectl" not in result["msg"]
+
+
 def test_pods_that_stay_are_told(
     cluster: farm.Cluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -161,7 +161,7 @@ def test_refreshed_fails_for_a_node_whose_pod_does_not_run_yet(labels: Labels) -
     labels.cluster.pods[0]["status"]["phase"] = "Pending"
     given: dict[str, Any] = {"state": "refreshed", "nodes": ["node00000", "node00001"]}
     outcome = labels.run(**given)
-    assert outcome["failed"] and labels.actions(outcome) == ["failed", "labelled"] and outcome["changed"]
+    assert outcome["failed"] and labels.actions(outcome) == ["waiting", "labelled"] and outcome["changed"]
     assert outcome["msg"] == (
         "node00000: the device plugin's pod nvidia-device-plugin/nvidia-device-plugin-node00000 is Pending. Expected: "
         "one that runs, to be asked for the labels. Next step: read 'kubectl -n nvidia-device-plugin describe pod "

@@ -364,6 +364,7 @@ def test_pods_are_evicted_so_many_at_once_as_programs_may_run(host: Host, monkey
         ("Workflow", "Never", True),
         ("ReplicaSet", "Always", False),
         ("RayCluster", "Always", False),
+        ("VirtualMachineInstance", "Never", False),
     ],
 )
 def test_what_may_end_by_itself_has_the_time_of_jobs(host: Host, kind: str, policy: str, ends: bool) -> None:
