@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.gpufarm.core.plugins.filter.nomad_hcl import nomad_hcl
 from ansible_collections.gpufarm.core.plugins.module_utils import openpgp
 from ansible_collections.gpufarm.core.plugins.modules import host_info
 from ansible_collections.gpufarm.core.tests.unit.plugins.modules import release_helper as helper
@@ -142,6 +141,7 @@ def test_who_has_written_a_file(host: Host, tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.controller
 @pytest.mark.parametrize(
     ("kept", "left"),
     [
@@ -156,6 +156,9 @@ def test_who_has_written_a_file(host: Host, tmp_path: Path) -> None:
 def test_what_an_agent_of_nomad_has_kept_in_another_folder(
     host: Host, tmp_path: Path, kept: list[str], left: list[str]
 ) -> None:
+    # It needs the control machine's Ansible.
+    from ansible_collections.gpufarm.core.plugins.filter.nomad_hcl import nomad_hcl  # noqa: PLC0415
+
     config, old, new = (tmp_path / name for name in ("nomad.hcl", "n o", "new"))
     (old / "plugins").mkdir(parents=True)
     for name in kept:
@@ -232,7 +235,7 @@ def test_whether_an_agent_speaks_tls_by_its_file(host: Host, tmp_path: Path) -> 
         "tls_like {\n}\n": False,
     }
     paths = [tmp_path / f"{number}.hcl" for number in range(len(cases))]
-    for path, text in zip(paths, cases, strict=True):
+    for path, text in zip(paths, cases):  # Python 3.9 has no strict
         path.write_text(text, encoding="utf-8")
     found = host.look(agent_files=[*map(str, paths), f"{tmp_path}/none.hcl", str(tmp_path)])["agent_tls"]
     assert list(found.values()) == [*cases.values(), None, None]
