@@ -22,8 +22,7 @@ from tests.testinfra.user import user_shell
 BUNDLE = Path(os.environ["MOLECULE_EPHEMERAL_DIRECTORY"]) / "bundle"
 PLATFORM = "debian-trixie-amd64"
 SERVER, GPU = "bundle-server", "bundle-gpu"
-# buildah is what podman only recommends.
-MORE = {SERVER: (), GPU: ("cuda-toolkit-13-0", "podman", "buildah")}
+CUDA = {SERVER: (), GPU: ("cuda-toolkit-13-0",)}
 MIRROR = f"{os.environ['GPUFARM_FARM']}-mirror"
 HERE = "/var/lib/gpufarm/bundle"
 
@@ -81,7 +80,7 @@ def test_as_printed(tmp_path: Path) -> None:
 def test_all_came_from_the_bundle() -> None:
     """Of packages that no node has had before, and of what the farm is run by."""
     for node in (SERVER, GPU):
-        for package in ("docker.io", "nvidia-container-toolkit", "nvidia-driver-cuda", *MORE[node]):
+        for package in ("docker.io", "nvidia-container-toolkit", "nvidia-driver-cuda", *CUDA[node]):
             policy = shell(node, f"APT_CONFIG={HERE}/apt.conf apt-cache policy {package}")
             installed = policy.split("Installed: ")[1].split()[0]
             assert installed != "(none)" and f"*** {installed}" in policy and f"file:{HERE}/apt/" in policy
