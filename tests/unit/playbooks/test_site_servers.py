@@ -46,6 +46,21 @@ def collection(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def run_site(
+    collection: Path, hosts: dict[str, Any], groups: dict[str, Any], given: dict[str, Any], *options: str
+) -> tuple[int, str, dict[str, set[str]]]:
+    """Run it and return its exit code, what it said, and what each host has said that it has done."""
+    inventory = {"all": {"vars": {**LOCAL, "ansible_become": False}, "hosts": hosts, "children": groups}}
+    # Check mode leaves the verification out, for which there is no farm here.
+    line = ("--check", "--extra-vars", json.dumps(given), *options)
+    ran = playbook_helper.run_playbook(collection, inventory, "site.yml", *line, before=collection)
+    said = " ".join((ran.stdout + ran.stderr).split())
+    found = {name: set[str]() for name in hosts}
+    for name, says in re.findall(r"note: (\S+) ([a-zA-Z ]+)", said):
+        found[name].add(says)
+    return ran.returncode, said, found
+
+
 @pytest.mark.parametrize("tags", [(), ("--tags", "nomad")])
 def test_a_server_whose_gpu_is_dead_is_a_server_all_the_same(collection: Path, tags: tuple[str, ...]) -> None:
     hosts = {name: {"looked_at": role_helper.host(pci_devices=[GPU])} for name in ("both", "node", "server")}
@@ -59,14 +74,7 @@ def test_a_server_whose_gpu_is_dead_is_a_server_all_the_same(collection: Path, t
         "__nvidia_repository_refusal": "", "__nomad_refusal": "", "__nomad_server_refusal": "",
         "__nomad_understands_both": True, "gpu_node_tuning": True,
     }  # fmt: skip
-    inventory = {"all": {"vars": {**LOCAL, "ansible_become": False}, "hosts": hosts, "children": groups}}
-    # Check mode leaves the verification out, for which there is no farm here.
-    options = ("--check", "--extra-vars", json.dumps(given), *tags)
-    ran = playbook_helper.run_playbook(collection, inventory, "site.yml", *options, before=collection)
-    said = " ".join((ran.stdout + ran.stderr).split())
-    found = {name: set[str]() for name in hosts}
-    for name, says in re.findall(r"note: (\S+) ([a-zA-Z ]+)", said):
-        found[name].add(says)
+    code, said, found = run_site(collection, hosts, groups, given, *tags)
     as_server, as_node = {"is a server", "understands TLS alone"}, {"is a client"}
     as_node |= set() if tags else {"has a driver", "is tuned"}
     assert found == {
@@ -75,7 +83,7 @@ def test_a_server_whose_gpu_is_dead_is_a_server_all_the_same(collection: Path, t
     }, said  # fmt: skip
     failed = dict(re.findall(r"(\S+) : ok=\d+ .*?failed=(\d)", said))
     assert failed == {"both": "0", "both-dead": "1", "node": "0", "node-dead": "1", "server": "0"}
-    assert ran.returncode == 2
+    assert code == 2
     # A host with nothing else to do is refused before anything changes.
     first, refused = (said.index(f"{name}: no NVIDIA GPU is on the PCI bus") for name in ("node-dead", "both-dead"))
     assert first < said.index("note: ") < said.rindex("note: ") < refused
@@ -113,13 +121,7 @@ def run_to_tls(collection: Path, *options: str, servers: str, failing: str = "",
         # Which asks for a collection that a control machine may lack.
         "__nomad_tls_refusal": "", "failing": failing,
     }  # fmt: skip
-    inventory = {"all": {"vars": {**LOCAL, "ansible_become": False}, "hosts": hosts, "children": groups}}
-    line = ("--check", "--extra-vars", json.dumps(given), *options)
-    ran = playbook_helper.run_playbook(collection, inventory, "site.yml", *line, before=collection)
-    said = " ".join((ran.stdout + ran.stderr).split())
-    found = {name: set[str]() for name in hosts}
-    for name, told in re.findall(r"note: (\S+) ([a-zA-Z ]+)", said):
-        found[name].add(told)
+    _code, said, found = run_site(collection, hosts, groups, given, *options)
     for name in hosts:
         found[name] |= {text for text in (UNSEEN, BEHIND) if f"{name}: {text}" in said}
     return found
