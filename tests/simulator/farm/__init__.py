@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -212,9 +213,17 @@ def wait_for_systemd(container: str) -> None:
 def remove(farm: str) -> list[str]:
     """Remove every container, volume and network of the farm and return the containers' names."""
     selection = ("--filter", f"label={LABEL}={farm}")
-    names = docker("ps", "--all", "--format", "{{.Names}}", *selection).split()
-    if names:
-        docker("rm", "--force", "--volumes", *names)
+    names: list[str] = []
+    deadline = time.monotonic() + PATIENCE
+    while left := docker("ps", "--all", "--format", "{{.Names}}", *selection).split():
+        names = names or left
+        try:
+            docker("rm", "--force", "--volumes", *left)
+        except DockerError as error:
+            # What a killed run began the daemon brings to its end.
+            if not re.search("already in progress|No such container", str(error)) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.5)
     networks = docker("network", "ls", "--format", "{{.Name}}", *selection).split()
     if networks:
         docker("network", "rm", *networks)

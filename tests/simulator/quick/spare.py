@@ -105,7 +105,10 @@ def ask(path: str, more: Any = None, begun: Any = None) -> int | None:
     if begun:
         begun(int(process))
     status = spare.recv(8)
-    return int(status) if status else 256
+    if not status:
+        with open(f"{path}.said", errors="replace") as file:
+            os.write(2, f"{path}: it or what it ran was killed. It said: {file.read()[-4000:] or 'nothing'}\n".encode())
+    return int(status or 256)
 
 
 def _leave_one(path: str) -> None:
@@ -131,13 +134,21 @@ def _leave_one(path: str) -> None:
     def start() -> None:
         if zipimport._compile_source is seen:  # type: ignore[attr-defined]
             return
-        null = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in range(3)]
         program = f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r}); import spare"
-        program += f"; del sys.path[0]; exec(spare.serve({path!r}, {archive!r}))"
-        os.posix_spawn(sys.executable, [sys.executable, "-c", program], os.environ, file_actions=null, setsid=True)
+        spawn(path, f"{program}; del sys.path[0]; exec(spare.serve({path!r}, {archive!r}))")
 
     zipimport._compile_source = seen  # type: ignore[attr-defined]
     atexit.register(start)
+
+
+def spawn(path: str, program: str) -> None:
+    """Start the spare of a socket, whose words, if it has any, are kept beside it."""
+    said = os.O_CREAT | os.O_APPEND | os.O_WRONLY
+    files = [
+        *((os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in range(2)),
+        (os.POSIX_SPAWN_OPEN, 2, f"{path}.said", said, 0o600),
+    ]
+    os.posix_spawn(sys.executable, [sys.executable, "-c", program], os.environ, file_actions=files, setsid=True)
 
 
 def members(archive: str) -> dict[str, tuple[int, int]]:
@@ -281,7 +292,7 @@ def fork(path: str, idle_ms: int, begins: Any, fresh: Any = None, also: Any = No
                 asked_by[process] = asked_by[who.fileno()] = (who, child, process)
                 poll.register(process, select.POLLIN)
                 poll.register(who, 0)
-            elif also:
+            elif also and number == also[0].fileno():
                 also[1]()
     leave()
     atexit._run_exitfuncs()

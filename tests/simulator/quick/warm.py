@@ -133,11 +133,10 @@ def _leave_one(path: str) -> None:
             os.utime(begins)
         else:
             return
-    null = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in range(3)]
     # A child's child, for which Ansible does not wait at its end.
     program = "import os, sys; os.fork() and os._exit(0)\n"
     program += f"sys.path.insert(0, {os.path.dirname(__file__)!r}); import warm; exec(*warm.serve({path!r}))"
-    os.posix_spawn(sys.executable, [sys.executable, "-c", program], os.environ, file_actions=null, setsid=True)
+    spare.spawn(path, program)
 
 
 def changing() -> list[str]:

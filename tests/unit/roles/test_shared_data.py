@@ -442,13 +442,13 @@ def test_the_cache_goes_with_the_last_mount(given: dict[str, Any], goes: bool) -
 def test_a_cache_that_is_asked_for_no_more_goes_once_the_mount_is_without_it() -> None:
     tasks = role_helper.tasks_of("shared_data/tasks/mount.yml")
     names = [task["name"] for task in tasks]
-    gone = [tasks[names.index(name)] for name in ("Have no cache that nobody asks for", "Have no unit of it")]
-    assert names.index("Require that the server lets this host mount") < names.index(gone[0]["name"])
+    gone = tasks[names.index("Have no cache that nobody asks for")]
+    assert names.index("Require that the server lets this host mount") < names.index(gone["name"])
+    assert [task["name"] for task in gone["block"]] == ["Have its service stopped", "Have no unit of it"]
     cache = "file /etc/systemd/system/gpufarm-data-cache.service 0\n"
     for said, given, due in ((cache, {}, True), ("", {}, False), (cache, {"shared_data_cache": "yes"}, False)):
-        for task in gone:
-            asked = trust_as_template(f"{{{{ {task['when']} }}}}")
-            assert value("told", SAID + said, __shared_data_told=asked, **given) is due
+        asked = trust_as_template(f"{{{{ {gone['when']} }}}}")
+        assert value("told", SAID + said, __shared_data_told=asked, **given) is due
 
 
 def test_a_former_mount_goes_last_and_is_the_one_that_is_looked_at() -> None:

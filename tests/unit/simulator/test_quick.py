@@ -217,6 +217,14 @@ def test_who_asks_and_goes_costs_no_other_its_task(node: Node) -> None:
     assert by_spare(node)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's tasks have a spare")
+def test_what_is_killed_with_its_spare_says_so(node: Node) -> None:
+    task = "import os, signal\nfor each in (os.getppid(), os.getpid()): os.kill(each, signal.SIGKILL)"
+    code, said, error = node.run(task)
+    assert (code, said) == (1, "") and "it or what it ran was killed. It said: nothing\n" in error
+    assert node.run("print(basic.says)") == (0, "one\n", "")
+
+
 def until(holds: Callable[[], object]) -> None:
     end = time.monotonic() + PATIENCE_S
     while not holds():

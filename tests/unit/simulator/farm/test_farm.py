@@ -147,6 +147,31 @@ def test_a_scenarios_farm_is_its_own(environment: dict[str, str], name: str) -> 
     assert program.of_scenario(environment) == name
 
 
+# A container that something else removes already, and one that nothing can remove.
+DOCKER = """#!/bin/sh
+cd "${0%/*}"
+case "$*" in
+ps*) [ -e gone ] || echo farm-t4 ;;
+rm*) echo "$*" >>removed; echo "Error response from daemon: $(cat why)" >&2; [ ! -e soon ] || touch gone; exit 1 ;;
+esac
+"""
+
+
+def test_a_farm_that_is_removed_already_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "docker").write_text(DOCKER, encoding="utf-8")
+    (tmp_path / "docker").chmod(0o755)
+    monkeypatch.setattr(farm, "docker", docker.docker)
+    monkeypatch.setattr(docker, "docker_binary", lambda: str(tmp_path / "docker"))
+    monkeypatch.setattr(farm, "cache_dir", lambda: tmp_path)
+    (tmp_path / "why").write_text("device or resource busy", encoding="utf-8")
+    with pytest.raises(docker.DockerError, match="busy"):
+        farm.remove("farm")
+    (tmp_path / "why").write_text("removal of container farm-t4 is already in progress", encoding="utf-8")
+    (tmp_path / "soon").touch()
+    assert farm.remove("farm") == ["farm-t4"]
+    assert (tmp_path / "removed").read_text(encoding="utf-8") == "rm --force --volumes farm-t4\n" * 2
+
+
 @pytest.mark.parametrize(("before", "after"), [("128", "1024"), ("1023", "1024"), ("1024", "1024"), ("8192", "8192")])
 def test_a_machine_has_room_for_the_nodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, after: str
