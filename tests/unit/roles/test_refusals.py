@@ -184,6 +184,48 @@ def test_an_address_whose_password_would_be_taken_for_a_part_of_it() -> None:
     assert role_helper.value("_common_refusal", given) == ""
 
 
+def test_what_downloads_has_the_environment_of_the_farm_and_no_login() -> None:
+    known = {
+        **role_helper.variables("_common"), "ansible_facts": role_helper.facts(DEBIAN), "_common_host": BOOTED,
+        "ansible_check_mode": False,
+    }  # fmt: skip
+    for login in ("http://me:s3cret@proxy:3128", "me:s3cret@proxy:3128", "http://me@proxy"):
+        told = role_helper.value("_common_refusal", {**known, "gpufarm_environment": {"https_proxy": login, "a": "b"}})
+        assert told.startswith("https_proxy of gpufarm_environment has a login, ") and "s3cret" not in told
+    for wrong in ("http://proxy", [], {"https_proxy": 1}, {"https_proxy": None}):
+        told = role_helper.value("_common_refusal", {**known, "gpufarm_environment": wrong})
+        assert bool(wrong) is told.startswith("gpufarm_environment is "), told
+    given = {**known, "gpufarm_environment": {"https_proxy": "http://proxy:3128", "no_proxy": "10.0.0.0/8,.a.b"}}
+    assert role_helper.value("_common_refusal", given) == ""
+    assert role_helper.value("_common_packages_environment", given) == given["gpufarm_environment"]
+    assert list(role_helper.value("_common_packages_environment", {**given, "_common_bundle": "/b"})) == ["APT_CONFIG"]
+    assert role_helper.value("_common_packages_environment", known) == {}
+
+
+# What asks upstream on a host; apt and dnf have ways of their own besides.
+FETCHES = {
+    "gpufarm.core.openpgp_key", "gpufarm.core.hashicorp_release", "gpufarm.core.hashicorp_release_download",
+    "gpufarm.core.bundle_collect", "ansible.builtin.get_url", "ansible.builtin.pip",
+}  # fmt: skip
+
+
+def test_nothing_asks_upstream_without_the_environment_of_the_farm() -> None:
+    found = []
+    for path in sorted(role_helper.ROLES.glob("*/tasks/*.yml")):
+        name = str(path.relative_to(role_helper.ROLES))
+        tasks = role_helper.tasks_of(name)
+        block = next((task for task in tasks if "environment" in task and "block" in task), {})
+        inside = [each["name"] for each in block.get("block", [])]
+        for task in tasks:
+            # What only looks, or has what was handed to it, asks nobody; a control machine has its own environment.
+            if not FETCHES & set(task) or name.endswith("/verify.yml") or name == "nomad/tasks/hand_on.yml":
+                continue
+            of = block if task["name"] in inside else task
+            assert of.get("environment") == "{{ _common_download_environment }}", f"{name}: {task['name']}"
+            found.append(name)
+    assert len(found) > 8, found
+
+
 def test_a_plugin_that_is_not_released_for_an_architecture() -> None:
     smi = {"nvidia_smi": {"available": True}}
     known = role_helper.variables("_common", "nomad", "nomad_device_nvidia")

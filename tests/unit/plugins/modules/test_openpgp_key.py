@@ -295,3 +295,12 @@ def test_nothing_of_a_run_is_left_behind(node: Node, tmp_path: Path) -> None:
     node.run(fingerprints=["F" * 40])
     assert [path for path in (tmp_path / "tmp").rglob("*") if path.is_file()] == []
     assert [path.name for path in node.dest.parent.iterdir()] == ["key.gpg"]
+
+
+def test_a_key_is_had_by_the_proxy_of_the_environment(
+    node: Node, server: helper.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.files["http://upstream.invalid/key"] = server.files["/key"]
+    assert node.run(url="http://upstream.invalid/key").get("failed")
+    monkeypatch.setenv("http_proxy", server.url)
+    assert node.run(url="http://upstream.invalid/key")["changed"]
