@@ -283,15 +283,17 @@ class Maintenance(Waiting):
             )
         self.closed = bool(change)
         if staying and plan.policy == REFUSE:
-            raise _refused(plan, staying)
+            # No change has begun where the drain for it goes on, which would end them.
+            drained = bool(change) and node.draining and _drained_for_this(node)
+            if drained and not plan.check_mode:
+                self._undo(node, {})
+            raise _refused(plan, staying, change if drained else None)
         foreign = self._others(plan)
-        if change and not work and not node.eligible:
-            warning = self._wait_for_others(plan, foreign)
-            return Result("none", f"already out for {change}", node, maintenance=change, warning=warning)
+        if change and not work and not node.eligible and not foreign:
+            return Result("none", f"already out for {change}", node, maintenance=change)
         message = f"out for {plan.change}" + (f", after it was drained of {told(staying)}" if staying else "")
-        if not plan.check_mode:
-            self._empty(node, plan, drain=bool(staying))
-        warnings = [at_it(node.meta) if change else None, self._wait_for_others(plan, foreign)]
+        late = None if plan.check_mode else self._empty(node, plan, drain=bool(staying))
+        warnings = [at_it(node.meta) if change and (work or node.eligible) else None, late]
         return Result("out", message, node, staying, change or plan.change, " ".join(filter(None, warnings)) or None)
 
     def _others(self, plan: Plan) -> Sequence[str]:
@@ -311,8 +313,7 @@ class Maintenance(Waiting):
         ends, pause_s = self._clock() + plan.deadline_s, PAUSE_S
         while found and not plan.check_mode:
             if self._clock() > ends:
-                late = f"did not end in {plan.deadline_s} s and end with {plan.change}"
-                return f"{told(found)}, which no scheduler has started, {late}"
+                return _late(plan, found)
             pause_s = self._wait(pause_s, ends)
             found = self._foreign()
         return None
@@ -329,8 +330,8 @@ class Maintenance(Waiting):
         warning = self._wait_for_others(plan, self._others(plan))
         return Result("none", f"{why}, and nothing of Nomad's runs", warning=warning)
 
-    def _empty(self, node: gate.GateNode, plan: Plan, drain: bool) -> None:
-        """Mark and close the node, and look until it is empty."""
+    def _empty(self, node: gate.GateNode, plan: Plan, drain: bool) -> str | None:
+        """Mark and close the node, and look until it is empty; what of nobody's did not end in time, in words."""
         before = node.meta.get(CHANGE_KEY)
         # The gate's marks may be in the last drain alone, which a new one replaces.
         marks = {
@@ -346,13 +347,13 @@ class Maintenance(Waiting):
         self._patiently(lambda: self._write(node, marks), PATIENCE_S)
         self._patiently(lambda: self._close(node, plan, marks, drain), PATIENCE_S)
         patience_s = GRACE_S + (plan.deadline_s if plan.policy == DRAIN else 0)
-        deadline = self._clock() + patience_s
-        looks, opened, pause_s = 0, False, PAUSE_S
+        deadline, others_end = self._clock() + patience_s, self._clock() + plan.deadline_s
+        looks, opened, pause_s, late = 0, False, PAUSE_S, None
         while looks < LOOKS:
             try:
                 waiting = drain and not looks and self._clock() <= deadline
                 now, work = self._look(node.id, plan, stale=waiting)
-                if waiting and (now.eligible or not work):
+                if waiting and (now.eligible or not work or _left_by_drain(now, work)):
                     # What is acted on, the leader says.
                     now, work = self._look(node.id, plan)
                 self._require(plan, marks[SINCE_KEY], now.meta)
@@ -363,12 +364,15 @@ class Maintenance(Waiting):
                         self._undo(now, marks)
                     raise _refused(plan, staying)
                 # Who puts it back opens it before the mark goes, and may be just at it.
-                if (now.eligible and opened) or (staying and not drain):
+                if (now.eligible and opened) or (staying and not drain) or (drain and _left_by_drain(now, work)):
                     drains = drain or bool(staying)
                     self._patiently(functools.partial(self._close, now, plan, marks, drains), PATIENCE_S)
                     drain = drains
                 opened = now.eligible
                 looks = 0 if work or now.eligible else looks + 1
+                others = self._others_of(plan, now, {} if before or drain else marks) if looks else ()
+                late = _late(plan, others) if others else None
+                looks = 0 if others and self._clock() <= others_end else looks
             except nomad.NomadError as error:
                 if not error.transient or self._clock() > deadline:
                     raise
@@ -394,6 +398,16 @@ class Maintenance(Waiting):
                     )
             if looks < LOOKS:
                 pause_s = self._wait(PAUSE_S if looks or opened else pause_s, deadline)
+        return late
+
+    def _others_of(self, plan: Plan, node: gate.GateNode, marks: Mapping[str, str]) -> Sequence[str]:
+        """What computes by now and no scheduler has; where that may not be, a node with these marks is given back."""
+        try:
+            return self._others(plan)
+        except FoundError:
+            if marks:
+                self._undo(node, marks)
+            raise
 
     def _undo(self, node: gate.GateNode, marks: Mapping[str, str]) -> None:
         """Give a node back on which nothing has been ended; servers may not know its marks yet."""
@@ -442,12 +456,12 @@ class Maintenance(Waiting):
         opens = node.meta.get(OPENS_KEY) == "yes"
         change = node.meta.get(CHANGE_KEY)
         # A drain of this maintenance has its marks, of which the last may not have been written.
-        own = node.drain_meta.get(SINCE_KEY, "") == node.meta.get(SINCE_KEY)
+        own = _drained_for_this(node)
         if not own and node.drained_at != in_utc(node.meta.get(DRAIN_KEY, "")):
             state = "still closed, because somebody else drains it" if not node.eligible else "open"
-        elif opens and node.draining:
-            self.client.call("POST", f"{path}/drain", {"NodeID": node.id, "DrainSpec": None, "MarkEligible": True})
-            state = "open again"
+        elif node.draining and (opens or own):
+            self.client.call("POST", f"{path}/drain", {"NodeID": node.id, "DrainSpec": None, "MarkEligible": opens})
+            state = "open again" if opens else "still closed, as it was before"
         elif opens and not node.eligible:
             self.client.call("POST", f"{path}/eligibility", {"NodeID": node.id, "Eligibility": "eligible"})
             state = "open again"
@@ -465,11 +479,27 @@ def _staying(work: tuple[Work, ...]) -> tuple[Work, ...]:
     return tuple(each for each in work if not each.ending)
 
 
-def _refused(plan: Plan, work: tuple[Work, ...]) -> nomad.NomadError:
+def _left_by_drain(node: gate.GateNode, work: tuple[Work, ...]) -> bool:
+    """Whether a drain is over that has left allocations: that of others may leave those of system jobs."""
+    return not node.draining and any(each.job for each in _staying(work))
+
+
+def _drained_for_this(node: gate.GateNode) -> bool:
+    """Whether the last drain is of the maintenance that the node is marked for."""
+    return node.drain_meta.get(SINCE_KEY, "") == node.meta.get(SINCE_KEY)
+
+
+def _late(plan: Plan, found: Sequence[str]) -> str:
+    late = f"did not end in {plan.deadline_s} s and end with {plan.change}"
+    return f"{told(found)}, which no scheduler has started, {late}"
+
+
+def _refused(plan: Plan, work: tuple[Work, ...], drained_for: str | None = None) -> nomad.NomadError:
     number = f"{len(work)} running allocation{'s' * (len(work) > 1)}"
+    stopped = f", for an earlier run's drain for {drained_for} is stopped" if drained_for else ""
     return nomad.NomadError(
         found=f"{number}, which {plan.change} would end: {told(work)}",
-        expected="a node on which none runs; they go on",
+        expected=f"a node on which none runs; they go on{stopped}",
         next_step="wait for their end, or set policy (node_maintenance_policy of the roles) to drain, which moves "
         "services away and gives batch jobs time to end",
     )

@@ -123,11 +123,11 @@ class Farm:
         headers["X-Nomad-Index"] = str(node["ModifyIndex"])
         return node
 
-    def run_job(self, node_id: str, name: str) -> dict[str, Any]:
-        """An allocation that runs on the node."""
+    def run_job(self, node_id: str, name: str, kind: str = "service") -> dict[str, Any]:
+        """An allocation that runs on the node; to end one of a batch job in time is a test's own."""
         allocation = {
             "ID": f"{name}-0000-1111", "Name": f"{name}.group[0]", "JobID": name, "DesiredStatus": "run",
-            "ClientStatus": "running", "NodeID": node_id,
+            "ClientStatus": "running", "NodeID": node_id, "JobType": kind,
         }  # fmt: skip
         self.allocations.setdefault(node_id, []).append(allocation)
         return allocation
@@ -138,7 +138,11 @@ class Farm:
         for each in found:
             if each["DesiredStatus"] == "stop":
                 each["ClientStatus"] = "complete"
-        if self.nodes[node_id]["DrainStrategy"] and found and all(each["ClientStatus"] == "complete" for each in found):
+        drain = self.nodes[node_id]["DrainStrategy"]
+        drained = [
+            each for each in found if not (drain and drain.get("IgnoreSystemJobs") and each["JobType"] == "system")
+        ]
+        if drain and found and all(each["ClientStatus"] == "complete" for each in drained):
             self.nodes[node_id]["DrainStrategy"] = None
             self.touch(node_id)
         return told
@@ -227,7 +231,9 @@ class Farm:
         if spec:
             node["SchedulingEligibility"] = "ineligible"
             for each in self.allocations.get(node["ID"], []):
-                each["DesiredStatus"] = "stop"
+                # Batch jobs go on until the deadline.
+                if each["JobType"] == "service" or (each["JobType"] == "system" and not spec["IgnoreSystemJobs"]):
+                    each["DesiredStatus"] = "stop"
             if node["Status"] == "down":
                 # Nothing runs there, so it is done at once.
                 node["DrainStrategy"] = None

@@ -650,6 +650,122 @@ def test_with_consent_gpu_work_of_no_scheduler_has_the_time_of_batch_jobs(site: 
     assert site.maintenance.take_out(plan).warning is None and 60 < site.now < 100
 
 
+COMPUTES = "python3 (process 7 of ada)"
+
+
+@pytest.mark.parametrize("begins", [0, 60])
+def test_gpu_work_of_no_scheduler_that_begins_while_a_node_is_emptied_has_its_time_too(
+    site: Site, begins: float
+) -> None:
+    train, wait = site.farm.run_job("id-0", "train", "batch"), site.wait
+
+    def on(seconds: float) -> None:
+        wait(seconds)
+        site.foreign = [COMPUTES] if begins <= site.now < 500 else []
+        if site.now > 200:
+            train["ClientStatus"] = "complete"
+
+    site.wait = on  # type: ignore[method-assign]
+    out = site.maintenance.take_out(dataclasses.replace(DRAINED, ends_gpu_work=True))
+    assert (out.action, out.warning) == ("out", None) and 500 < site.now < 560
+
+
+@pytest.mark.parametrize("marked", [False, True])
+def test_gpu_work_of_no_scheduler_that_begins_while_an_end_is_waited_for_is_refused(site: Site, marked: bool) -> None:
+    plan = dataclasses.replace(DRIVER, ends_gpu_work=True)
+    if marked:
+        site.maintenance.take_out(plan)
+    before = site.node["SchedulingEligibility"]
+    site.farm.run_job("id-0", "agent")["DesiredStatus"] = "stop"
+    wait = site.wait
+
+    def on(seconds: float) -> None:
+        wait(seconds)
+        site.foreign = [COMPUTES]
+
+    site.wait = on  # type: ignore[method-assign]
+    work = site.maintenance
+    with pytest.raises(problem.FoundError, match="no scheduler has started, which driver branch 580 would end"):
+        work.take_out(plan)
+    assert site.node["SchedulingEligibility"] == before and bool(site.meta) is marked is work.closed
+
+
+@pytest.mark.parametrize("by_a_run", [False, True])
+def test_a_node_that_is_opened_while_gpu_work_of_no_scheduler_is_waited_for(site: Site, by_a_run: bool) -> None:
+    site.foreign = [COMPUTES]
+    wait, begun = site.wait, []
+
+    def on(seconds: float) -> None:
+        wait(seconds)
+        if site.now > 100 and not begun:
+            if by_a_run:
+                site.back()
+            else:
+                site.node["SchedulingEligibility"] = "eligible"
+            begun.append(site.farm.run_job("id-0", "train"))
+        if site.now > 400:
+            site.foreign = []
+
+    site.wait = on  # type: ignore[method-assign]
+    plan = dataclasses.replace(DRAINED, ends_gpu_work=True)
+    if by_a_run:
+        with pytest.raises(problem.FoundError, match="put back while this run waited"):
+            site.maintenance.take_out(plan)
+        assert begun[0]["ClientStatus"] == "running" and not site.meta
+    else:
+        assert site.maintenance.take_out(plan).action == "out" and site.now > 400
+        assert begun[0]["ClientStatus"] == "complete" and site.node["SchedulingEligibility"] == "ineligible"
+
+
+@pytest.mark.parametrize("opens", [True, False])
+def test_a_drain_that_was_interrupted_ends_where_a_later_run_refuses(site: Site, opens: bool) -> None:
+    """Nobody has consented any more to what it would end at its deadline."""
+    train, wait = site.farm.run_job("id-0", "train", "batch"), site.wait
+    if not opens:
+        site.node["SchedulingEligibility"] = "ineligible"
+
+    def interrupted(seconds: float) -> None:
+        wait(seconds)
+        site.alone = site.now > 20
+
+    site.wait = interrupted  # type: ignore[method-assign]
+    with pytest.raises(problem.FoundError, match="nobody waits"):
+        site.maintenance.take_out(DRAINED)
+    assert site.node["DrainStrategy"]
+    site.alone, site.wait = False, wait  # type: ignore[method-assign]
+    for check in (True, False):
+        with pytest.raises(problem.FoundError) as raised:
+            site.maintenance.take_out(dataclasses.replace(DRIVER, check_mode=check))
+        assert bool(site.node["DrainStrategy"]) is check
+        assert str(raised.value) == (
+            "1 running allocation, which driver branch 580 would end: train.group[0] (train-00). Expected: a node on "
+            "which none runs; they go on, for an earlier run's drain for driver branch 580 is stopped. Next step: wait "
+            "for their end, or set policy (node_maintenance_policy of the roles) to drain, which moves services away "
+            "and gives batch jobs time to end."
+        )
+    assert not site.meta and train["DesiredStatus"] == "run"
+    assert site.node["SchedulingEligibility"] == ("eligible" if opens else "ineligible")
+
+
+def test_a_drain_of_the_gate_leaves_system_jobs_for_one_of_this(site: Site) -> None:
+    train, wait = site.farm.run_job("id-0", "train", "batch"), site.wait
+    site.farm.run_job("id-0", "exporter", "system")
+    client = nomad.Client(nomad.Connection(address=site.address))
+    node = gate.read_node(client, "id-0")
+    wish = gate.Wish(False, "gpu_lost", drain=True, closed_by=gate.FARM)
+    gate.carry_out(client, node, gate.decide(node, wish, NOW), wish)
+    assert site.node["DrainStrategy"]["IgnoreSystemJobs"]
+
+    def on(seconds: float) -> None:
+        wait(seconds)
+        if site.now > 60:
+            train["ClientStatus"] = "complete"
+
+    site.wait = on  # type: ignore[method-assign]
+    assert site.maintenance.take_out(DRAINED).action == "out"
+    assert 60 < site.now < 150 and site.farm.drains == 2
+
+
 def test_agent_that_does_not_answer_yet_is_waited_for(site: Site) -> None:
     starting = site.maintenance
     starting.client = nomad.Client(nomad.Connection(address="http://127.0.0.1:1"))
