@@ -137,3 +137,59 @@ def test_labels_of_before_are_refreshed_where_the_plugin_was_started_again(tmp_p
         assert "msg: ; driver_version_stale PLAY" in told, told
         assert labels == [farm.DRIVER, "470.1"]
     assert "the device plugin's pod nvidia-device-plugin/nvidia-device-plugin-node00001 is Pending" in told, told
+
+
+def test_a_plugin_that_cannot_be_ended_keeps_no_node_from_its_gate(tmp_path: Path) -> None:
+    """That of a node that is down is not even asked, for only its kubelet ends pods."""
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text(
+        f"""#!/bin/sh
+case "$*" in
+    *' get nodes --output=name') echo node/node00000 ;;
+    *' delete pod --namespace={farm.PLUGIN} '*)
+        echo "$7" >>"$0.deleted"
+        echo 'pod "{farm.PLUGIN}-node00001" deleted'
+        echo 'error: timed out waiting for the condition on pods/{farm.PLUGIN}-node00001' >&2
+        exit 1 ;;
+    *) exec '{farm.KUBECTL}' "$@" ;;
+esac
+""",
+        encoding="utf-8",
+    )
+    kubectl.chmod(0o755)
+    cluster = farm.Cluster(tmp_path)
+    cluster.nodes = [farm.make_node(number, 2, well) for number, well in enumerate((0, 0, 2))]
+    (ready,) = [each for each in cluster.nodes[0]["status"]["conditions"] if each["type"] == "Ready"]
+    ready["status"] = "Unknown"
+    cluster.pods = [farm.plugin_pod("node00000"), farm.plugin_pod("node00001")]
+    entry = {"index": 10**9, "uptime": "5", "close_on": "critical", "drain": False, "drain_deadline": 3600}
+    sick = {"verdict": "critical", "reason": "xid_79 on 0000:3B:00.0"}
+    hosts = {
+        f"gpu-{number}": {
+            **LOCAL,
+            "__farm_kubernetes_entry": {
+                **entry, "node": expected["node"], "host": f"gpu-{number}",
+                "probe": sick if number == 2 else {"verdict": "ok", "reason": ""},
+            },
+            "__farm_kubernetes_expected": expected,
+        }
+        for number, expected in enumerate(farm.make_expected(3, 2))
+    }  # fmt: skip
+    given = {"kubernetes_kubectl": str(kubectl), "kubernetes_kubeconfig": str(cluster.kubeconfig)}
+    given |= {"health_kubernetes_timeout": 3, "gate_max_closed": "100%"}
+    tasks = [
+        {"ansible.builtin.import_role": {"name": "gpufarm.core.farm", "tasks_from": name, "rolespec_validate": False}}
+        for name in ("kubernetes_before.yml", "kubernetes_gate.yml")
+    ]
+    play = [{"hosts": "kubernetes_nodes", "gather_facts": False, "tasks": tasks}]
+    (tmp_path / "play.yml").write_text(json.dumps(play), encoding="utf-8")
+    inventory = {"all": {"vars": given, "children": {"kubernetes_nodes": {"hosts": hosts}}}}
+    try:
+        result = playbook_helper.run_playbook(tmp_path, inventory, str(tmp_path / "play.yml"))
+    finally:
+        cluster.close()
+    said = " ".join((result.stdout + result.stderr).split())
+    assert (tmp_path / "kubectl.deleted").read_text(encoding="utf-8") == f"{farm.PLUGIN}-node00001\n"
+    closed = [node["metadata"]["name"] for node in cluster.nodes if node["spec"].get("unschedulable")]
+    assert result.returncode == 2 and closed == ["node00000", "node00001", "node00002"], said
+    assert "timed out waiting for the condition on pods" in said and "Node node00001: found " in said, said
