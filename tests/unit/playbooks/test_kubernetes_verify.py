@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ PODS = 'gpu-7 Running  \ngpu-8 Pending ImagePullBackOff Back-off pulling image "
 KUBECTL = """#!/bin/sh
 [ "$3" = --request-timeout=30s ] || sleep 600
 case "$*" in
+    *' get nodes --output=name') cut -d' ' -f1 "$0.nodes" ;;
+    *' get daemonsets --all-namespaces --output=jsonpath='*) ;;
+    *' apply --filename=-') cat >"$0.applied"; echo 'daemonset.apps/nvidia-device-plugin-daemonset created' ;;
     *' rollout status daemonset/nvidia-device-plugin-daemonset --namespace=kube-system --timeout=7s')
         echo 'Waiting for daemon set "nvidia-device-plugin-daemonset" rollout to finish: 1 of 3 updated pods are ...'
         echo 'error: timed out waiting for the condition' >&2
@@ -33,13 +37,17 @@ case "$*" in
 esac
 """
 DEAD = 'gpu-7 {"nvidia.com/gpu":"4"}\ngpu-8 {"nvidia.com/gpu":"0"}\n'
+WAIT, VERIFY = (
+    {"name": "gpufarm.core.kubernetes_device_plugin", "tasks_from": name} for name in ("wait.yml", "verify.yml")
+)
 
 
-def run(folder: Path, tasks: list[dict[str, Any]], **given: Any) -> tuple[int, str]:
+def run(folder: Path, tasks: list[dict[str, Any]], hosts: Sequence[str] = ("gpu-7",), **given: Any) -> tuple[int, str]:
     play = [{"name": "Nodes", "hosts": "all", "gather_facts": False, "tasks": tasks}]
     (folder / "play.yml").write_text(json.dumps(play), encoding="utf-8")
     known = {**playbook_helper.LOCAL, "ansible_become": False, **given}
-    result = playbook_helper.run_playbook(folder, {"all": {"hosts": {"gpu-7": known}}}, str(folder / "play.yml"))
+    inventory = {"all": {"vars": known, "hosts": dict.fromkeys(hosts)}}
+    result = playbook_helper.run_playbook(folder, inventory, str(folder / "play.yml"))
     return result.returncode, " ".join((result.stdout + result.stderr).split())
 
 
@@ -48,11 +56,11 @@ def test_a_device_plugin_that_does_not_run_is_told_with_what_its_pods_wait_for(t
     kubectl.write_text(KUBECTL, encoding="utf-8")
     kubectl.chmod(0o755)
     (tmp_path / "kubectl.pods").write_text(PODS, encoding="utf-8")
-    verify = {"name": "gpufarm.core.kubernetes_device_plugin", "tasks_from": "verify.yml"}
+    (tmp_path / "kubectl.nodes").write_text(DEAD, encoding="utf-8")
     known = {"name": "gpufarm.core.kubernetes", "public": True, "tasks_from": "look.yml"}
     code, said = run(
         tmp_path,
-        [{"ansible.builtin.include_role": known}, {"ansible.builtin.include_role": verify}],
+        [{"ansible.builtin.include_role": each} for each in (known, WAIT, VERIFY)],
         kubernetes_kubectl=str(kubectl),
         kubernetes_kubeconfig="/etc/kubernetes/admin.conf",
         kubernetes_device_plugin_timeout=7,
@@ -83,12 +91,16 @@ def test_a_batch_does_not_wait_for_other_nodes(tmp_path: Path, node: str, applie
     (tmp_path / "kubectl.pods").write_text(PODS.replace("\n Pending", ""), encoding="utf-8")
     (tmp_path / "kubectl.nodes").write_text(DEAD, encoding="utf-8")
     look = {"name": "gpufarm.core.kubernetes", "public": True, "tasks_from": "look.yml"}
-    verify = {"name": "gpufarm.core.kubernetes_device_plugin", "tasks_from": "verify.yml"}
     tasks = yaml.safe_load((ROOT / "roles/kubernetes_node/tasks/preflight.yml").read_text(encoding="utf-8"))
     (noted,) = [task for task in tasks if task["name"] == "Note the node's name"]
     code, said = run(
         tmp_path,
-        [{"ansible.builtin.include_role": look}, noted, {"ansible.builtin.include_role": verify, "run_once": True}],
+        [
+            {"ansible.builtin.include_role": look},
+            noted,
+            {"ansible.builtin.import_role": WAIT, "run_once": True},
+            {"ansible.builtin.import_role": VERIFY},
+        ],
         kubernetes_kubectl=str(kubectl),
         kubernetes_kubeconfig="/etc/kubernetes/admin.conf",
         kubernetes_device_plugin_timeout=7,
@@ -97,6 +109,31 @@ def test_a_batch_does_not_wait_for_other_nodes(tmp_path: Path, node: str, applie
         __kubernetes_device_plugin_applied={"changed": applied},
     )
     assert code == (2 if told else 0) and told in said, said
+
+
+def test_a_node_without_gpus_keeps_no_other_of_its_batch(tmp_path: Path) -> None:
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text(KUBECTL, encoding="utf-8")
+    kubectl.chmod(0o755)
+    (tmp_path / "kubectl.pods").write_text("gpu-7 Running\ngpu-8 Running\n", encoding="utf-8")
+    (tmp_path / "kubectl.nodes").write_text(DEAD.replace("gpu-7", "gpu-9"), encoding="utf-8")
+    node = yaml.safe_load((ROOT / "playbooks/tasks/kubernetes_node.yml").read_text(encoding="utf-8"))
+    begin = [task["name"] for task in node].index("Have the device plugin")
+    facts = {"__kubernetes_node_of_batch": "{{ inventory_hostname }}", "_common_checked": "kubernetes"}
+    back = {"ansible.builtin.debug": {"msg": "{{ inventory_hostname }} works again."}}
+    code, said = run(
+        tmp_path,
+        [{"ansible.builtin.set_fact": facts}, *node[begin:-1], back],
+        ["gpu-8", "gpu-9"],
+        kubernetes_api_host="gpu-9",
+        kubernetes_kubectl=str(kubectl),
+        kubernetes_kubeconfig="/etc/kubernetes/admin.conf",
+        kubernetes_device_plugin_timeout=7,
+        common_scope="kubernetes",
+    )
+    assert code == 2 and "gpu-9 works again." in said and "gpu-8 works again." not in said, said
+    assert "gpu-8: the device plugin runs, and gpu-8 has got no GPU to hand out" in said, said
+    assert (tmp_path / "kubectl.applied").exists()
 
 
 @pytest.mark.parametrize("role", ["farm", "minikube"])
