@@ -44,7 +44,7 @@ class Plugin:
 
 
 # The container's name in the chart, or the image where somebody has a manifest of their own. The daemon for MPS and
-# GPU feature discovery are in the same image.
+# GPU feature discovery are in the same image. The role kubernetes_device_plugin asks the same of DaemonSets.
 _CONTAINER = re.compile(r"nvidia-device-plugin(?!-mps)")
 _IMAGE = re.compile(r"/k8s-device-plugin[:@]")
 _OTHERS = re.compile(r"gpu-feature-discovery|gfd|mps|config-manager")

@@ -15,6 +15,7 @@ import pytest
 import yaml
 from ansible.template import trust_as_template
 from ansible_collections.gpufarm.core.plugins.module_utils.gate.farm import HARMLESS
+from ansible_collections.gpufarm.core.plugins.module_utils.kubernetes import plugin_of
 from ansible_collections.gpufarm.core.plugins.modules import kubernetes_gpu_job_verify
 from ansible_collections.gpufarm.core.tests.unit.roles import role_helper
 
@@ -157,12 +158,13 @@ def test_where_the_api_is_asked() -> None:
 
 def test_another_device_plugin_and_an_old_one_are_refused() -> None:
     roles = ("kubernetes", "kubernetes_device_plugin")
-    own = "kube-system/nvidia-device-plugin-daemonset nvcr.io/nvidia/k8s-device-plugin:v0.18.0"
-    operators = "gpu-operator/nvidia-device-plugin-daemonset mirror.example/k8s-device-plugin@sha256:1 sidecar:1"
+    image = "nvcr.io/nvidia/k8s-device-plugin:v0.18.0"
+    own = f"kube-system/nvidia-device-plugin-daemonset nvidia-device-plugin-ctr={image}"
+    operators = "gpu-operator/nvidia-device-plugin-daemonset a=x.example/k8s-device-plugin@sha256:1 b=sidecar:1"
     cases = [
         {
             "__kubernetes_device_plugin_listed": {
-                "stdout_lines": [own, "x/kube-proxy a:1", "y/z b/my-k8s-device-plugin:1"]
+                "stdout_lines": [own, "x/kube-proxy it=a:1", "y/z it=b/my-k8s-device-plugin:1"]
             }
         },
         {"__kubernetes_device_plugin_listed": {"stdout_lines": [own, operators]}},
@@ -172,6 +174,30 @@ def test_another_device_plugin_and_an_old_one_are_refused() -> None:
     assert fine == ""
     assert "another device plugin of NVIDIA's (gpu-operator/nvidia-device-plugin-daemonset). Expected: one" in other
     assert old.startswith("the version asked for is 0.15.1. Expected: 0.16.0 or newer. Next step:")
+
+
+@pytest.mark.parametrize(
+    ("containers", "plugin"),
+    [
+        ({"nvidia-device-plugin-ctr": "mirror.example/it:1"}, True),
+        (
+            {"config-manager": "nvcr.io/nvidia/k8s-device-plugin:v1", "main": "x.example/k8s-device-plugin@sha256:1"},
+            True,
+        ),
+        ({"gpu-feature-discovery-ctr": "nvcr.io/nvidia/k8s-device-plugin:v1"}, False),
+        ({"mps-control-daemon-ctr": "x.example/k8s-device-plugin:v1", "gfd": "x.example/k8s-device-plugin:v1"}, False),
+        ({"nvidia-device-plugin-mps": "x.example/k8s-device-plugin:v1", "config-manager": "x.example/y:1"}, False),
+    ],
+)
+def test_what_is_a_device_plugin_is_one_question(containers: dict[str, str], plugin: bool) -> None:
+    """Its daemon for MPS and GPU feature discovery are in the same image, and hand out nothing."""
+    roles = ("kubernetes", "kubernetes_device_plugin")
+    line = " ".join(["x/y", *(f"{name}={image}" for name, image in containers.items())])
+    (others,) = role_helper.values(
+        "__kubernetes_device_plugin_others", roles, [{"__kubernetes_device_plugin_listed": {"stdout_lines": [line]}}]
+    )
+    pod = {"metadata": {"name": "y"}, "spec": {"containers": [{"name": n, "image": i} for n, i in containers.items()]}}
+    assert (others == ["x/y"]) is plugin and (plugin_of([pod]).name == "y") is plugin
 
 
 def test_what_the_device_plugin_is_asked_for() -> None:
