@@ -36,7 +36,7 @@ case "$*" in
     *) echo "error: unknown: $*" >&2; exit 1 ;;
 esac
 """
-DEAD = 'gpu-7 {"nvidia.com/gpu":"4"}\ngpu-8 {"nvidia.com/gpu":"0"}\n'
+DEAD = 'gpu-7 {"nvidia.com/gpu":"4"}\ngpu-8 {"nvidia.com/gpu":"0"} dedicated=ml:NoSchedule\n'
 WAIT, VERIFY = (
     {"name": "gpufarm.core.kubernetes_device_plugin", "tasks_from": name} for name in ("wait.yml", "verify.yml")
 )
@@ -75,20 +75,26 @@ def test_a_device_plugin_that_does_not_run_is_told_with_what_its_pods_wait_for(t
 
 
 @pytest.mark.parametrize(
-    ("node", "applied", "told"),
+    ("node", "applied", "pods", "told"),
     [
-        ("gpu-7", True, ""),
-        ("gpu-7", False, ""),
-        ("gpu-8", True, "waiting for the condition). Found: gpu-8 Pending ImagePullBackOff"),
-        ("gpu-8", False, "the device plugin runs, and gpu-8 has got no GPU to hand out"),
+        ("gpu-7", True, PODS, ""),
+        ("gpu-7", False, PODS, ""),
+        ("gpu-8", True, PODS, "waiting for the condition). Found: gpu-8 Pending ImagePullBackOff"),
+        ("gpu-8", False, PODS, "the device plugin runs, and gpu-8 has got no GPU to hand out"),
+        (
+            "gpu-8",
+            False,
+            "gpu-7 Running  \n",
+            "no pod of the device plugin is on gpu-8 (dedicated=ml:NoSchedule). Expected",
+        ),
     ],
 )
-def test_a_batch_does_not_wait_for_other_nodes(tmp_path: Path, node: str, applied: bool, told: str) -> None:
+def test_a_batch_does_not_wait_for_other_nodes(tmp_path: Path, node: str, applied: bool, pods: str, told: str) -> None:
     """One of the cluster that is dead would keep those out of work that were drained."""
     kubectl = tmp_path / "kubectl"
     kubectl.write_text(KUBECTL, encoding="utf-8")
     kubectl.chmod(0o755)
-    (tmp_path / "kubectl.pods").write_text(PODS.replace("\n Pending", ""), encoding="utf-8")
+    (tmp_path / "kubectl.pods").write_text(pods.replace("\n Pending", ""), encoding="utf-8")
     (tmp_path / "kubectl.nodes").write_text(DEAD, encoding="utf-8")
     look = {"name": "gpufarm.core.kubernetes", "public": True, "tasks_from": "look.yml"}
     tasks = yaml.safe_load((ROOT / "roles/kubernetes_node/tasks/preflight.yml").read_text(encoding="utf-8"))

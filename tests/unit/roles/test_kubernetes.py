@@ -276,13 +276,31 @@ def test_a_plugin_that_runs_and_hands_out_nothing_is_told() -> None:
     roles = ("kubernetes", "kubernetes_device_plugin")
     full, empty = 'gpu-7 {"cpu":"2","nvidia.com/gpu":"4"}', 'gpu-8 {"cpu":"2","nvidia.com/gpu":"0"}'
     divided, bare = 'gpu-9 {"cpu":"2","nvidia.com/mig-1g.10gb":"14"}', 'gpu-10 {"cpu":"2","pods":"110"}'
+    # What every DaemonSet tolerates keeps none away.
+    tainted = (
+        'gpu-11 {"pods":"110"} node.kubernetes.io/unschedulable=:NoSchedule nvidia.com/gpu=x:NoSchedule a=:NoExecute'
+    )
     cases = [
-        {"__kubernetes_device_plugin_capacity": {"stdout_lines": [*lines]}}
-        for lines in ((full, divided), (full, empty, divided, bare), ())
+        {
+            "__kubernetes_device_plugin_capacity": {"stdout_lines": [*lines]},
+            "__kubernetes_device_plugin_waiting": {
+                "stdout_lines": [f"gpu-{number} Running  " for number in (7, 8, 10)]
+            },
+        }
+        for lines in (
+            (full, divided),
+            (full, empty, divided, bare),
+            (),
+            (full, empty, tainted, 'gpu-12 {"pods":"110"}'),
+        )
     ]
-    fine, without, none = role_helper.values("__kubernetes_device_plugin_wrong", roles, cases)
+    fine, without, none, podless = role_helper.values("__kubernetes_device_plugin_wrong", roles, cases)
     assert fine == ""
     assert without.startswith("the device plugin runs, and gpu-8, gpu-10 has got no GPU to hand out. Expected:")
+    assert podless.startswith(
+        "no pod of the device plugin is on gpu-11 (nvidia.com/gpu=x:NoSchedule, a=:NoExecute), gpu-12"
+    )
+    assert "Next step: tolerate what is named in kubernetes_device_plugin_tolerations" in podless
     assert none.startswith("no node has the labels nvidia.com/gpu.present=true. Expected: one at least")
     assert "Next step: " in without and "Next step: " in none
 
