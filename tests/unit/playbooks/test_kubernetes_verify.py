@@ -32,6 +32,7 @@ case "$*" in
     *' get pods --namespace=kube-system --selector name=nvidia-device-plugin-ds --output=jsonpath='*)
         cat "$0.pods" ;;
     *' get nodes --selector=nvidia.com/gpu.present=true --output=jsonpath='*)
+        [ ! -e "$0.refused" ] || { cat "$0.refused" >&2; exit 1; }
         cat "$0.nodes" ;;
     *) echo "error: unknown: $*" >&2; exit 1 ;;
 esac
@@ -115,6 +116,26 @@ def test_a_batch_does_not_wait_for_other_nodes(tmp_path: Path, node: str, applie
         __kubernetes_device_plugin_applied={"changed": applied},
     )
     assert code == (2 if told else 0) and told in said, said
+
+
+def test_an_api_that_does_not_answer_is_no_cluster_without_labels(tmp_path: Path) -> None:
+    """The limit is a text where it comes by -e."""
+    refused = "The connection to the server 10.0.0.1:6443 was refused - did you specify the right host or port?"
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text(KUBECTL, encoding="utf-8")
+    kubectl.chmod(0o755)
+    (tmp_path / "kubectl.pods").write_text("", encoding="utf-8")
+    (tmp_path / "kubectl.refused").write_text(refused, encoding="utf-8")
+    known = {"name": "gpufarm.core.kubernetes", "public": True, "tasks_from": "look.yml"}
+    code, said = run(
+        tmp_path,
+        [{"ansible.builtin.include_role": each} for each in (known, WAIT, VERIFY)],
+        kubernetes_kubectl=str(kubectl),
+        kubernetes_kubeconfig="/etc/kubernetes/admin.conf",
+        kubernetes_device_plugin_timeout="7",
+    )
+    assert code == 2 and "(3 retries left)" in said, said
+    assert f"gpu-7: the cluster's API does not answer gpu-7 ({refused}). Expected: an answer to `" in said, said
 
 
 def test_a_node_without_gpus_keeps_no_other_of_its_batch(tmp_path: Path) -> None:
