@@ -61,8 +61,8 @@ options:
     type: str
     default: name=nvidia-device-plugin-ds
 notes:
-  - The user of the kubeconfig needs the right to C(list) nodes and pods (with O(state=refreshed) in all namespaces), to
-    C(get) and C(patch) nodes, and to C(create) C(pods/exec).
+  - The user of the kubeconfig needs the right to C(list) nodes, to C(list) and C(get) pods (with O(state=refreshed) in
+    all namespaces), to C(get) and C(patch) nodes, and to C(create) C(pods/exec).
 seealso:
   - module: gpufarm.core.kubernetes_gpu_info
 """
