@@ -371,8 +371,7 @@ def test_nomad_leaves_a_node_of_kubernetes_without_its_pods(tmp_path: Path) -> N
 
 
 def test_a_node_that_stays_cordoned_is_told() -> None:
-    title = "Say that the node stays out of Kubernetes' work"
-    (task,) = [task for task in role_helper.tasks_of("nomad/tasks/leave.yml") if task["name"] == title]
+    (task,) = role_helper.tasks_of("node_maintenance/tasks/stays_out.yml")
     told = trust_as_template(f"{{{{ {task['when']} }}}}")
     for given, check, wanted in (
         ({"__node_maintenance_pods": {"maintenance": "its removal from the farm"}}, False, True),

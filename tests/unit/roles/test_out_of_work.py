@@ -112,6 +112,21 @@ def test_who_is_taken_out_of_work(name: str, given: dict[str, Any], out: bool) -
     assert role_helper.value("asked", known) is out
 
 
+def test_a_removal_tells_of_a_node_that_nothing_puts_back() -> None:
+    """One that is a part of a whole removal has been told of where the host left the farm."""
+    paths = [path for name in ("absent", "leave") for path in role_helper.ROLES.glob(f"*/tasks/{name}.yml")]
+    entered = {str(path.relative_to(role_helper.ROLES)): str(role_helper.tasks_of(str(path))) for path in paths}
+    takes_out = {name for name, text in entered.items() if "take_out.yml" in text}
+    parts = {f"{role}/tasks/absent.yml" for role in ("container_toolkit", "docker", "nvidia_driver")}
+    assert takes_out == parts | {"nomad/tasks/leave.yml"}
+    for name in takes_out:
+        tasks = role_helper.tasks_of(name)
+        *_before, told = [task for task in tasks if "node_maintenance" in role_helper.included(task)]
+        assert "stays_out.yml" in role_helper.included(told), name
+        if name in parts:
+            assert told == tasks[-1] and told["when"] == "__nomad_left is not defined"
+
+
 def test_an_exchange_asks_first_whose_containers_end() -> None:
     asks, takes_out, *_rest = role_helper.tasks_of(EXCHANGE)
     assert "containers.yml" in role_helper.included(asks) and "take_out.yml" in role_helper.included(takes_out)
