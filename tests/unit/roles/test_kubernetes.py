@@ -168,10 +168,15 @@ def test_another_device_plugin_and_an_old_one_are_refused() -> None:
             }
         },
         {"__kubernetes_device_plugin_listed": {"stdout_lines": [own, operators]}},
-        {"kubernetes_device_plugin_version": "0.15.1", "__kubernetes_device_plugin_listed": {"stdout_lines": []}},
+        *(
+            {"kubernetes_device_plugin_version": version, "__kubernetes_device_plugin_listed": {"stdout_lines": []}}
+            for version in ("0.15.1", "v0.15.1", "latest", "v0.18.0")
+        ),
     ]
-    fine, other, old = role_helper.values("__kubernetes_device_plugin_refusal", roles, cases)
-    assert fine == ""
+    fine, other, old, older, named, newer = role_helper.values("__kubernetes_device_plugin_refusal", roles, cases)
+    assert fine == newer == ""
+    for refused, version in ((older, "v0.15.1"), (named, "latest")):
+        assert refused.startswith(f"the version asked for is {version}. Expected: 0.16.0 or newer. Next step:")
     assert "another device plugin of NVIDIA's (gpu-operator/nvidia-device-plugin-daemonset). Expected: one" in other
     assert old.startswith("the version asked for is 0.15.1. Expected: 0.16.0 or newer. Next step:")
 
@@ -207,7 +212,8 @@ def test_what_the_device_plugin_is_asked_for() -> None:
         {
             "kubernetes_device_plugin_mig_strategy": "mixed",
             "kubernetes_device_plugin_runtime_class": "",
-            "kubernetes_device_plugin_environment": {"DP_DISABLE_HEALTHCHECKS": "all"},
+            "kubernetes_device_plugin_version": "v0.17.1",
+            "kubernetes_device_plugin_environment": {"DP_DISABLE_HEALTHCHECKS": "all", "NUMBER": 1, "BOOLEAN": True},
         },
     ]
     plain, divided = (
@@ -225,7 +231,8 @@ def test_what_the_device_plugin_is_asked_for() -> None:
     settings = {each["name"]: each["value"] for each in container["env"]}
     assert "runtimeClassName" not in divided
     assert (settings["MIG_STRATEGY"], settings["NVIDIA_MIG_MONITOR_DEVICES"]) == ("mixed", "all")
-    assert settings["DP_DISABLE_HEALTHCHECKS"] == "all"
+    assert [settings[name] for name in ("DP_DISABLE_HEALTHCHECKS", "NUMBER", "BOOLEAN")] == ["all", "1", "true"]
+    assert container["image"] == "nvcr.io/nvidia/k8s-device-plugin:v0.17.1"
     assert container["securityContext"]["capabilities"] == {"add": ["SYS_ADMIN"]}
 
 
