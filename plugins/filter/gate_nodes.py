@@ -16,7 +16,8 @@ description:
     C(playbooks/kubernetes_health.yml).
   - A node is sick when its probe is critical, or when the scheduler's view of it is wrong.
   - A node that could not be probed and that the scheduler holds for well is not judged, because a broken way to it says
-    nothing about its GPUs.
+    nothing about its GPUs. Nor is one whose host cannot be reached and that Kubernetes does not know, because the host
+    says what its node is called.
 positional: verdicts
 options:
   _input:

@@ -47,7 +47,8 @@ def judge_farm(
 
     - C(nodes): what nomad_gpu_gate and kubernetes_gpu_gate take, for every node that can be judged,
     - C(unprobed): node and C(message) of those that could not be probed and that the scheduler holds for well: they
-      stay as they are, because a broken way to them says nothing about their GPUs,
+      stay as they are, because a broken way to them says nothing about their GPUs; and of hosts that nobody reaches
+      and whose node has another name in Kubernetes,
     - C(missing): names of nodes that the scheduler does not know, and so cannot close,
     - C(sick): node, C(reason) and C(message) of all that are not healthy, the missing ones included,
     - C(warnings): node and C(reason) of those that are healthy with a warning.
@@ -65,10 +66,12 @@ def judge_farm(
         sick_by_probe = closes(verdict, entry.get("close_on") or close_on)
         told = ["not_probed"] if verdict is None else [probe["reason"]] if sick_by_probe else []
         reason = _reason(told, codes, scheduler)
-        if verdict is None and not codes:
-            judged["unprobed"].append(
-                {"node": name, "message": _why_unprobed(entry.get("host") or name, probe, scheduler)}
-            )
+        # Kubernetes' name of a node is its host's to say.
+        stranger = scheduler == KUBERNETES and bool(probe.get("unreachable")) and "node_missing" in codes
+        if verdict is None and (not codes or stranger):
+            host = entry.get("host") or name
+            message = _why_unknown(host, name, probe) if stranger else _why_unprobed(host, probe, scheduler)
+            judged["unprobed"].append({"node": name, "message": message})
             continue
         sick = bool(codes) or sick_by_probe
         if sick:
@@ -108,4 +111,13 @@ def _why_unprobed(host: str, probe: Mapping[str, Any], scheduler: str) -> str:
         f"{host}: {what} ({clean_reason(str(found))}). Expected: a host that Ansible reaches, with Python and root "
         f"rights. Next step: run `ansible {host} -m ansible.builtin.ping --become`. Its node stays as it is in "
         f"{scheduler.capitalize()}."
+    )
+
+
+def _why_unknown(host: str, node: str, probe: Mapping[str, Any]) -> str:
+    found = clean_reason(str(probe.get("msg") or "no answer"))
+    return (
+        f"{host}: cannot be reached ({found}), and Kubernetes has no node {node}. Expected: a host that says what its "
+        "node is called. Next step: mend the connection to it, or set kubernetes_node_name to what 'kubectl get nodes' "
+        "calls it. Its node stays as it is in Kubernetes."
     )

@@ -527,6 +527,23 @@ def test_what_kubernetes_has_wrong_is_told_in_its_words() -> None:
     assert judged["unprobed"][0]["message"].endswith("Its node stays as it is in Kubernetes.")
 
 
+def test_a_host_that_nobody_reaches_cannot_say_what_kubernetes_calls_its_node() -> None:
+    """A reachable one has said it, and Nomad's name is the farm's own."""
+    away, failed = {"unreachable": True, "msg": "timed out"}, {"msg": "no python"}
+    for probe, scheduler, judged_as in (
+        (away, "kubernetes", "unprobed"), (failed, "kubernetes", "sick"), (away, "nomad", "sick"),
+    ):  # fmt: skip
+        judged = gate.judge_farm([entry("a", **probe)], [verdict("a", "node_missing")], scheduler=scheduler)
+        assert [each["node"] for each in judged[judged_as]] == ["a"], judged
+        assert judged["missing"] == (["a"] if judged_as == "sick" else []) and judged["nodes"] == []
+    (told,) = gate.judge_farm([entry("a", **away)], [verdict("a", "node_missing")], scheduler="kubernetes")["unprobed"]
+    assert told["message"] == (
+        "host-a: cannot be reached (timed out), and Kubernetes has no node a. Expected: a host that says what its node "
+        "is called. Next step: mend the connection to it, or set kubernetes_node_name to what 'kubectl get nodes' "
+        "calls it. Its node stays as it is in Kubernetes."
+    )
+
+
 # --- the node's own agent --------------------------------------------------------------------
 
 
