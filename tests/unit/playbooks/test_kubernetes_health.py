@@ -193,3 +193,21 @@ esac
     closed = [node["metadata"]["name"] for node in cluster.nodes if node["spec"].get("unschedulable")]
     assert result.returncode == 2 and closed == ["node00000", "node00001", "node00002"], said
     assert "timed out waiting for the condition on pods" in said and "Node node00001: found " in said, said
+
+
+@pytest.mark.parametrize("name", ["kubernetes.yml", "kubernetes_verify.yml", "kubernetes_health.yml"])
+def test_two_clusters_are_refused_before_any_host_is_asked(tmp_path: Path, name: str) -> None:
+    """Hosts are asked once for all nodes of a play; those that name none are asked by themselves."""
+    away = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1, "ansible_ssh_retries": 0}
+    hosts: dict[str, Any] = {host: {"kubernetes_api_host": host[0], **away} for host in ("a1", "a2", "b1")}
+    inventory = {"all": {"children": {"kubernetes_nodes": {"hosts": {**hosts, "a": away}}}}}
+    told = (
+        "the nodes are of clusters that are asked by a, b. Expected: those of one cluster, because it is asked once "
+        "for all of them. Next step: run this for each by itself, by --limit, or correct kubernetes_api_host."
+    )
+    result = playbook_helper.run_playbook(tmp_path, inventory, name)
+    said = " ".join((result.stdout + result.stderr).split())
+    assert result.returncode == 2 and told in said and "UNREACHABLE" not in said, said
+    result = playbook_helper.run_playbook(tmp_path, inventory, name, "--limit", "a,a1,a2")
+    said = " ".join((result.stdout + result.stderr).split())
+    assert result.returncode != 0 and told not in said and "UNREACHABLE" in said, said
