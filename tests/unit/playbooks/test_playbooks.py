@@ -220,13 +220,15 @@ def test_a_limit_that_leaves_something_to_do(tmp_path: Path, name: str, limit: s
     assert result.stdout.count("PLAY [") > 1, result.stdout
 
 
-@pytest.mark.parametrize("limit", [(), ("--limit", ""), ("--limit", " , ")])
+@pytest.mark.parametrize(
+    "limit", [(), ("--limit", ""), ("--limit", " , "), ("--limit", "!other"), ("--limit", "!other[1:3]:!another")]
+)
 def test_no_farm_is_removed_by_mistake(tmp_path: Path, limit: tuple[str, ...]) -> None:
-    """Ansible takes a limit that names nobody for no limit."""
+    """Ansible takes a limit that names nobody, or only who is to stay, for all others."""
     result = playbook_helper.run_playbook(tmp_path, FARM, "remove.yml", *limit, *NOTHING_ELSE)
     assert result.returncode == 2
     assert (
-        "control: no machine is named, so all of the inventory would leave the farm (control, node). "
+        "control: no machine is named that is to leave, so all of these would: control, node. "
         "Expected: those that are to leave. Next step: name them with --limit, or set remove_whole_farm."
     ) in words(result.stdout + result.stderr)
 

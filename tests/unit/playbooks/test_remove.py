@@ -130,7 +130,23 @@ def test_windows_keeps_what_a_node_that_has_not_left_needs(tmp_path: Path) -> No
     ) in " ".join((result.stdout + result.stderr).split())
 
 
-@pytest.mark.parametrize(("limit", "unknown"), [("a,b2,c", "b2"), ("a:b2:gpu*", "b2, gpu*"), ("a,!b2,nomad_*", None)])
+@pytest.mark.parametrize(
+    ("limit", "unknown"),
+    [
+        ("a,b2,c", "b2"),
+        ("a:b2:gpu*", "b2, gpu*"),
+        # What it was to leave out would go.
+        ("nomad_servers:!b2", "b2"),
+        ("nomad_servers, !b2, &nomad_*", "b2"),
+        ("nomad_servers:!~b2|c2", "~b2|c2"),
+        ("nomad_servers:!nomad_servers[5:7]", "nomad_servers[5:7]"),
+        # With a comma, Ansible splits at nothing else.
+        ("nomad_servers,!a:!b", "a:!b"),
+        ("a,!b,nomad_*,~[ab]", None),
+        ("nomad_*:!nomad_servers[1:2]:&~a|b", None),
+        ("nomad_servers[0:1]", None),
+    ],
+)
 def test_a_machine_that_is_not_there_is_told(tmp_path: Path, limit: str, unknown: str | None) -> None:
     groups = {"nomad_servers": {"hosts": {name: {} for name in "abc"}}}
     inventory = {"all": {"vars": LOCAL, "children": groups}}
