@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -29,8 +30,8 @@ pytestmark = pytest.mark.controller
 class Farm(nomad_helper.Agent):
     """A server of a farm, as the modules of a removal ask it."""
 
-    def __init__(self, *servers: str) -> None:
-        super().__init__()
+    def __init__(self, *servers: str, at: tuple[str, int] = ("127.0.0.1", 0)) -> None:
+        super().__init__(at=at)
         self.servers = servers
         self.answer = self.tell
 
@@ -525,4 +526,61 @@ def test_the_last_server_does_not_go_beneath_clients(tmp_path: Path, farms: list
     code, said = guard(tmp_path, farms[0], "a")
     assert code == 2
     assert "a: no server is to stay, and gpu1 would go on without one. Expected: " in said
-    assert farms[0].requests[-1][1]["filter"] == '(Status == "ready")'
+    # Jobs of a client that Nomad has as disconnected may run on.
+    assert farms[0].requests[-1][1]["filter"] == '(Status != "down")'
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has files of its own in /etc")
+def test_the_last_server_does_not_go_beneath_one_that_this_run_has_lost(tmp_path: Path) -> None:
+    """A GPU node that is a server, too, is not leaving because it was named."""
+    farm, node = Farm("a", "b", at=(ADDRESS, 4646)), LaunchNode(tmp_path)
+    own = node.inventory["all"]["children"]["gpu_nodes"]["hosts"].pop("gpu0")
+    # It fails before anything changes.
+    groups = {
+        "nomad_servers": {"hosts": {"a": own, "b": {**own, "remove_also": ["misspelt"]}}},
+        "gpu_nodes": {"hosts": {"b": {}}},
+    }
+    node.inventory["all"]["children"] = groups
+    # No agent of W&B is here.
+    shutil.rmtree(node.inside / "wandb")
+    configuration = node.inside / "etc/nomad.d/nomad.hcl"
+    farm.nodes = [{**OWN, "Name": "b"}]
+    try:
+        code, said = node.remove("--limit", "a,b")
+        assert code == 2 and "b: remove_also has misspelt." in said, said
+        assert "a: no server is to stay, and b would go on without one. Expected: " in said, said
+        assert farm.writes == [] and configuration.exists()
+
+        # Nomad has it as down, so nothing of it goes on.
+        farm.nodes = []
+        code, said = node.remove("--limit", "a,b")
+        assert code == 2 and not configuration.exists(), said
+    finally:
+        farm.close()
+
+
+@pytest.mark.parametrize(
+    ("hosts", "of_play", "lost"),
+    [
+        # Those before it have left, and those after it are to.
+        ({"a": {"__nomad_left": True}, "b": {}, "c": {}}, "abc", []),
+        # Ansible has them no more.
+        ({"a": {"__farm_leaving": []}, "b": {}, "c": {}}, "bc", ["a"]),
+        ({"a": {"__nomad_left": True}, "b": {}, "c": {}}, "bc", []),
+        # The play is that of servers that are GPU nodes: of the others, one has passed all checks, one has not.
+        ({"a": {}, "b": {"__farm_leaving": []}, "c": {}}, "a", ["c"]),
+    ],
+)
+def test_a_server_that_was_lost_is_not_leaving(hosts: dict[str, Any], of_play: str, lost: list[str]) -> None:
+    (task,) = (
+        task for task in role_helper.tasks_of("nomad/tasks/leave_server.yml")
+        if task["name"] == "Require that no client is left without servers"
+    )  # fmt: skip
+    given = {
+        **role_helper.variables("nomad"), "inventory_hostname": "a", "hostvars": hosts, "__nomad_servers": list("abc"),
+        "__farm_leaving": list("abc"), "ansible_play_hosts": list(of_play),
+        "ansible_play_hosts_all": ["a"] if of_play == "a" else list("abc"),
+        "__nomad_nodes": {"nodes": [{"name": name} for name in "abc"]},
+        "left": trust_as_template(task["vars"]["__nomad_nodes_left"]),
+    }  # fmt: skip
+    assert role_helper.value("left", given) == lost
