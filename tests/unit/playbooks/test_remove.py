@@ -521,6 +521,21 @@ def test_servers_that_stay_have_a_leader(
         ) in said
 
 
+@pytest.mark.parametrize("servers", [("b", "old-a"), ("b", "c", "old-a")])
+def test_a_server_that_was_renamed_in_the_inventory_does_not_leave_unknown(
+    tmp_path: Path, farms: list[Farm], servers: tuple[str, ...]
+) -> None:
+    """It would count as one that stays, and none of them forgot it."""
+    farms[0].servers = servers
+    code, said = guard(tmp_path, farms[0], "a")
+    assert code == 2, said
+    assert (
+        f"a: nomad_node_name is a, and the servers of its agent's region are {', '.join(servers)}. Expected: its own "
+        "name among them, by which they count and forget it. Next step: set nomad_node_name of this host to the name "
+        "that it has in `nomad server members`, without the region."
+    ) in said
+
+
 def test_the_last_server_does_not_go_beneath_clients(tmp_path: Path, farms: list[Farm]) -> None:
     farms[0].nodes = [OWN, {**nomad_helper.make_node(1, 0), "Name": "gpu1"}]
     code, said = guard(tmp_path, farms[0], "a")
