@@ -95,6 +95,51 @@ def test_the_variable_at_fault_is_named(tmp_path: Path) -> None:
     assert "nomad_server_bootstrap_expect" in output
 
 
+TEXTS = {"nomad_client_servers": "10.0.0.5", "node_tuning_services": "docker"}
+BLANK = {"nomad_advertise_addr": None, "node_tuning_memlock": None}
+TOLD_TEXTS = (
+    "node_tuning_services, nomad_client_servers is a text, as INI files and `-e name=value` give it. Expected: a list "
+    "such as [a, b]. Next step: write it so in a YAML file, or give it to -e as JSON."
+)
+TOLD_BLANK = (
+    'node_tuning_memlock, nomad_advertise_addr is blank. Expected: a value, or "" or [] for none. Next step: give it '
+    "one, or take it out."
+)
+
+
+def test_a_text_for_a_list_and_nothing_for_a_value_are_refused_before_a_node_is_asked(tmp_path: Path) -> None:
+    """Ansible takes the first for a list, of whose letters each would be an address, and nothing for the text None."""
+    # GPUs are named by text as well, and a text that is empty is a value.
+    right = {"nomad_device_nvidia_ignored_gpu_ids": "GPU-1,GPU-2", "nomad_server_gossip_key": "", "cuda_packages": []}
+    output, recap = run_site(tmp_path, {"texts": TEXTS, "blank": BLANK, "right": right})
+    flat = " ".join(output.split())
+    assert f"texts: {TOLD_TEXTS}" in flat and f"blank: {TOLD_BLANK}" in flat, output
+    found = {host: (counts["failed"], counts["unreachable"]) for host, counts in recap.items()}
+    assert found == {"texts": (1, 0), "blank": (1, 0), "right": (0, 1)}, output
+
+
+def test_a_role_alone_refuses_them_of_the_roles_that_it_brings(tmp_path: Path) -> None:
+    """And looks at nothing of others, whose variables may be such as this run cannot work out."""
+    inventory = tmp_path / "inventory.ini"
+    inventory.write_text(
+        "a nomad_client_servers=10.0.0.5\nb nomad_advertise_addr=\nc node_tuning_services=docker\n[all:vars]\n"
+        "ansible_host=127.0.0.1\nansible_port=1\ndocker_packages={{ nowhere }}\n"
+    )
+    (tmp_path / "host_vars").mkdir()
+    (tmp_path / "host_vars/b.yml").write_text(yaml.safe_dump({"nomad_advertise_addr": None}))
+    roles = ["gpufarm.core.nomad_device_nvidia", "gpufarm.core.nomad_client"]
+    (tmp_path / "play.yml").write_text(yaml.safe_dump([{"hosts": "all", "gather_facts": False, "roles": roles}]))
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("ansible-playbook")), "-i", str(inventory), str(tmp_path / "play.yml")],
+        cwd=ROOT, env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "COLUMNS": "1000"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    flat = " ".join(done.stdout.split())
+    assert "a: nomad_client_servers is a text, as INI files" in flat, done.stdout + done.stderr
+    assert "b: nomad_advertise_addr is blank. Expected: a value" in flat, done.stdout
+    assert dict(re.findall(r"^(\S+) +: .*unreachable=(\d)", done.stdout, re.M)) == {"a": "0", "b": "0", "c": "1"}
+
+
 @pytest.mark.parametrize("length", [22, 32, 43])
 def test_gossip_keys(length: int) -> None:
     variables = yaml.safe_load((ROOT / "roles/nomad_server/vars/main.yml").read_text(encoding="utf-8"))
