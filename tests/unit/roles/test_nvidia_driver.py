@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import fnmatch
 import hashlib
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 import yaml
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import trust_as_template
+from ansible_collections.gpufarm.core.tests.unit.playbooks.playbook_helper import LOCAL, run_playbook
 from ansible_collections.gpufarm.core.tests.unit.roles import role_helper
 
 ROLE = Path(__file__).resolve().parents[3] / "roles/nvidia_driver"
@@ -324,10 +326,37 @@ def test_locks_that_rhel_10_has() -> None:
     # By `dnf install` alone, and locked by nobody.
     given["__nvidia_driver_locks"] = {"stdout_lines": []}
     for there, other in (("590.44.01", True), ("580.95.05", False)):
-        host = role_helper.host(packages=(f"installed nvidia-open=3:{there}-1.el10",))
+        host = role_helper.host(packages=(f"installed nvidia-open={there}-1.el10",))
         assert value("__nvidia_driver_branch_is_other", **given, _common_host=host) is other
         to_come = {"ansible_check_mode": True, "_common_host": host, "nvidia_driver_managed": True}
         assert value("__nvidia_driver_to_come", **given, **to_come) is other
+
+
+@pytest.mark.parametrize("platform", ["RedHat: RedHat 9.4", "RedHat: RedHat 10.0"])
+def test_a_driver_that_is_to_come_is_not_verified_by_check_mode(platform: str) -> None:
+    """Its repository is there, and it is not: dnf is asked for no packages before the branch is chosen."""
+    given = {"platform": platform, "ansible_check_mode": True, "nvidia_driver_managed": True}
+    nothing = {"__nvidia_driver_stream_file": {"failed": False}, "__nvidia_driver_locks": {"stdout_lines": []}}
+    assert value("__nvidia_driver_to_come", **given, **nothing) is True
+
+
+def test_check_mode_tells_what_dnf_would_do_for_another_branch(tmp_path: Path) -> None:
+    install = role_helper.tasks_of("nvidia_driver/tasks/install-dnf.yml")
+    (sync,) = [task for task in install if "distro-sync" in str(task.get("ansible.builtin.command"))]
+    include = [
+        {"ansible.builtin.include_role": {
+            "name": "gpufarm.core.nvidia_driver", "tasks_from": f"branch-{by}.yml", "rolespec_validate": False,
+        }} for by in ("stream", "lock")
+    ]  # fmt: skip
+    other = {
+        "__nvidia_driver_stream_now": "570-open", "__nvidia_driver_stream": "580-open",
+        "__nvidia_driver_locks_of_others": ["nvidia-driver-3:570.195.03-1.el10.*"], "nvidia_driver_branch": "580",
+        "__nvidia_driver_branch_is_new": True, "__nvidia_driver_branch_is_other": True,
+    }  # fmt: skip
+    play = {"hosts": "localhost", "gather_facts": False, "vars": LOCAL, "tasks": [*include, sync]}
+    (tmp_path / "play.yml").write_text(json.dumps([play]), encoding="utf-8")
+    ran = run_playbook(tmp_path, "localhost,", str(tmp_path / "play.yml"), "--check", "-e", json.dumps(other))
+    assert ran.returncode == 0 and re.search(r"changed=5 ", ran.stdout), ran.stdout + ran.stderr
 
 
 @pytest.mark.parametrize(
@@ -495,7 +524,7 @@ nvidia-open.noarch    3:580.126.20-1.el10    nvidia-cuda
 def test_dnf_brings_the_driver_to_the_branch_and_nothing_of_the_container_toolkit() -> None:
     """Which others keep at their version, and whose exchange ends what runs in containers."""
     tasks = {task["name"]: task for task in role_helper.tasks_of("nvidia_driver/tasks/install-dnf.yml")}
-    argv = tasks["Bring the installed packages to the driver branch"]["ansible.builtin.command"].split()
+    argv = tasks["Bring the installed packages to the driver branch"]["ansible.builtin.command"]["cmd"].split()
     command = argv.index("distro-sync")
     options, wanted = argv[:command], argv[command + 1 :]
     excluded = [option.removeprefix("--exclude=") for option in options if option.startswith("--exclude=")]
