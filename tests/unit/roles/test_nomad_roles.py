@@ -99,6 +99,30 @@ def test_services_are_told_of_in_check_mode(role: str) -> None:
                 assert "ansible_check_mode" not in str(task.get("when")), f"{path}: {task['name']}"
 
 
+def test_what_an_agent_reads_at_its_start_is_looked_at_where_a_run_was_cut() -> None:
+    """Or it would never read what a run has written that ended before it restarted the agent."""
+    roles = ("nomad", "nomad_server", "nomad_client", "nomad_device_nvidia")
+    known = {**role_helper.variables("_common", *roles), "__nomad_has_keyring": False}
+
+    def worth(text: Any) -> Any:
+        return role_helper.value("text", {**known, "text": trust_as_template(text)})
+
+    looked_at = set(worth("{{ __nomad_files }}"))
+    for role in ("nomad_server", "nomad_client"):
+        (runs,) = [task for task in tasks(ROOT / f"roles/{role}/tasks/service.yml") if "__nomad_wait_for" in str(task)]
+        looked_at.update(worth(runs["vars"]["__nomad_own_files"]))
+    written = {
+        worth(task[module]["dest"])
+        for path in files(*(f"roles/{role}/tasks" for role in roles))
+        for task in tasks(path)
+        for module in ("ansible.builtin.copy", "ansible.builtin.template")
+        if module in task and "Restart Nomad" in str(task.get("notify"))
+    }
+    assert len(written) > 6
+    # The next run has a client that never used its token introduced anew.
+    assert written - looked_at == {worth("{{ __nomad_client_jwt_path }}")}
+
+
 def test_systemd_is_reloaded_for_a_changed_unit_alone() -> None:
     """It takes GPUs from running containers."""
     reloads = {
