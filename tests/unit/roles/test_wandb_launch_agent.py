@@ -8,6 +8,8 @@ import json
 from typing import Any
 
 import pytest
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar, trust_as_template
 from ansible_collections.gpufarm.core.tests.unit.roles import role_helper
 
 pytestmark = pytest.mark.controller
@@ -49,6 +51,9 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     (given(api_key=KEY + "\n"), "wandb_launch_agent_api_key has 41 characters"),
     (given(base_url="wandb.example.com"), "wandb_launch_agent_base_url is wandb.example.com. Expected: an address"),
     (given(base_url="https://a:b@w.example"), "wandb_launch_agent_base_url is"),
+    (given(base_url="https://w.example\n"), "wandb_launch_agent_base_url is https://w.example\n."),
+    (given(base_url="https://w.example/\n"), "wandb_launch_agent_base_url is https://w.example/\n."),
+    (given(name="agent\n"), 'wandb_launch_agent_name is "agent\n".'),
     (given(name="Big Agent"), 'wandb_launch_agent_name is "Big Agent". Expected: at most 50 lower-case'),
     (given(max_jobs=0), "wandb_launch_agent_max_jobs is 0. Expected: 1 or more, or -1"),
     (given(options={"queues": []}), "wandb_launch_agent_options has queues. Expected: keys that have no variable"),
@@ -112,6 +117,26 @@ def test_the_configuration_has_what_was_asked_for() -> None:
 def test_counts_have_a_job_each_and_the_first_comes_first() -> None:
     (found,) = role_helper.values("__wandb_launch_agent_run_jobs", ROLES, [given(gpus=[2, "1", 2])])
     assert list(json.loads(found).items()) == [("2", "wandb-launch-gpus-2"), ("1", "wandb-launch-gpus-1")]
+
+
+def test_check_mode_tells_that_another_wandb_would_come() -> None:
+    (task,) = [
+        task for task in role_helper.tasks_of("wandb_launch_agent/tasks/install.yml")
+        if task.get("register") == "__wandb_launch_agent_pip"
+    ]  # fmt: skip
+    # Without either the module is passed over there.
+    assert task["ansible.builtin.command"]["removes"] == "/sys"
+
+
+def test_a_variable_of_several_lines_stays_one_line_of_the_unit() -> None:
+    """systemd would read the rest as a line of its own, and say so in its log alone."""
+    text = (role_helper.ROLES / "wandb_launch_agent/templates/gpufarm-wandb-launch.service.j2").read_text()
+    case = {**given(environment={"A": "x\ny", "B": 'a "quoted" 5% \\n'}), "ansible_managed": "ours"}
+    templar = Templar(DataLoader(), variables={**role_helper.variables(*ROLES), **case})
+    # As a file, whose backslashes are its own.
+    lines = templar.template(trust_as_template(text), escape_backslashes=False).splitlines()
+    assert r'Environment="A=x\ny"' in lines and r'Environment="B=a \"quoted\" 5%% \\n"' in lines, lines
+    assert "y" + '"' not in lines
 
 
 def test_the_key_is_in_no_configuration() -> None:
