@@ -41,6 +41,9 @@ def test_versions_of_the_repository(said: str | None, found: list[str]) -> None:
     [
         ("13.0", "", {}, ""),
         ("13", "", {}, 'cuda_version is "13". Expected: major and minor version'),
+        (13.0, "", {}, "cuda_version is the number 13.0, and YAML takes 12.10 for 12.1. Expected: major and minor "
+         'version such as "13.0", in quotes. Next step: correct cuda_version.'),
+        ("13.0\n", "", {}, 'cuda_version is "13.0\n"'),
         ("13.0.1", "", {}, 'cuda_version is "13.0.1". Expected: major and minor version'),
         ("13.0", "it is Mint. Next step:", {}, "it is Mint. Next step: install CUDA yourself"),
         # What the role would refuse only when the driver has been exchanged.
@@ -56,7 +59,7 @@ def test_versions_of_the_repository(said: str | None, found: list[str]) -> None:
         ("13.0", "", {**OLD, "common_scope": "remove"}, ""),
     ],
 )  # fmt: skip
-def test_what_is_refused(version: str, refusal: str, more: dict[str, object], told: str) -> None:
+def test_what_is_refused(version: object, refusal: str, more: dict[str, object], told: str) -> None:
     given = {"cuda_version": version, "__nvidia_repository_refusal": refusal, "_common_is_wsl": False, **more}
     found = role_helper.value("__cuda_refusal", {**role_helper.variables("cuda"), **given})
     assert found.startswith(told) and bool(found) is bool(told)
