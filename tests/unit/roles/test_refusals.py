@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -272,3 +273,20 @@ def test_the_gate_asks_for_an_interval_that_systemd_reads(interval: object, read
         "" if reads else f'node1: gpu_health_interval is "{interval}". Expected: a span of time as systemd writes it, '
         "longer than nothing, such as 90s, 5min or 1h 30min. Next step: correct it."
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("role", "pattern", "right"),
+    [
+        ("container_toolkit", "__container_toolkit_version", "1.20.1"),
+        ("node_tuning", "__node_tuning_service", "docker"),
+        ("nomad_server", "__nomad_server_gossip_pattern", "A" * 43 + "="),
+        ("shared_data", "__shared_data_client", "192.0.2.0/24"),
+        ("shared_data", "__shared_data_option", "soft"),
+        ("shared_data", "__shared_data_folder", "/srv/data"),
+    ],
+)
+def test_what_is_written_into_files_ends_no_line(role: str, pattern: str, right: str) -> None:
+    """As the text of `|` in YAML does, of which $ takes the end."""
+    known = role_helper.variables(role)
+    assert re.match(known[pattern], right) and not re.match(known[pattern], f"{right}\n")
