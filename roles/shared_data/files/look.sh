@@ -20,6 +20,8 @@ grep -lsx 'Description=Shared data of .*' "$units"/*.mount "$units"/*.automount 
     sed -n 's/^Where=/former /p' "$file"
 done | grep -vx "former $path" | sort -u
 echo "automount $(systemctl is-active "$unit.automount")"
+# By a run that was cut off before it had systemd read them.
+systemctl show "$unit.mount" "$unit.automount" --property=NeedDaemonReload | grep -qx NeedDaemonReload=yes && echo unread
 [ -z "$(pidof cachefilesd)" ] || echo "cache runs"
 awk -v path="$path" '$2 == path && $3 != "autofs" { print "mount", $1, $3, $4 }' /proc/self/mounts
 awk -v path="$path" '$1 !~ /^#/ && $2 == path { print "fstab", $1 }' /etc/fstab 2>/dev/null

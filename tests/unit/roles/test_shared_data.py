@@ -177,6 +177,25 @@ def test_look_at_a_folder(tmp_path: Path) -> None:
     assert "export /srv/data 192.0.2.0/24(sync,ro)" in said
 
 
+def test_units_that_a_cut_run_has_left_unread_are_read(tmp_path: Path) -> None:
+    """Its handler never came, and the next run finds their files as they should be."""
+    (task,) = [
+        task for task in role_helper.tasks_of("shared_data/tasks/mount.yml", templates=True)
+        if task["name"] == "Have the data mounted when somebody looks, with every boot"
+    ]  # fmt: skip
+    due = {
+        "__shared_data_due": trust_as_template("{{ " + task["when"] + " }}"),
+        "__shared_data_units": {"changed": False},
+    }
+    reload = {"__shared_data_reload": task["ansible.builtin.systemd_service"].get("daemon_reload", False)}
+    for said, unread in (("NeedDaemonReload=no", False), ("NeedDaemonReload=no\nNeedDaemonReload=yes", True)):
+        lines = look(tmp_path / "data", {"systemctl": said})
+        assert ("unread" in lines) is unread
+        found = "\n".join(["automount active", *(line for line in lines if line == "unread")])
+        assert value("due", found, ansible_check_mode=False, **due) is unread
+        assert value("reload", found, **reload) is unread
+
+
 def test_look_at_nothing_and_at_a_link(tmp_path: Path) -> None:
     assert not [line for line in look(tmp_path / "data", {}) if re.match("beneath|nofolder|mount", line)]
     (tmp_path / "x").mkdir()
