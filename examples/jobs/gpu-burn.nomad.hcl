@@ -1,5 +1,6 @@
 # Keeps every GPU of every node busy for a while and fails where one computes wrongly; the logs have TFLOP/s.
 # A node takes it as a whole, so each of its GPUs must be free; nodes of another number of GPUs are left out.
+# Nomad 1.10 takes no job of this type without a block `reschedule` in its group, which 1.11 refuses.
 #
 #   nomad job run -var gpus=8 examples/jobs/gpu-burn.nomad.hcl
 #   nomad job run -var gpus=1 -var seconds=600 examples/jobs/gpu-burn.nomad.hcl
@@ -34,6 +35,11 @@ variable "command" {
 job "gpu-burn" {
   type        = "sysbatch"
   datacenters = var.datacenters
+
+  # Nomad takes a job that has ended, and is told once more as it was, for done.
+  meta {
+    run = uuidv4()
+  }
 
   constraint {
     attribute = "${meta.gpu_count}"

@@ -42,6 +42,11 @@ job "gpu-docker" {
   type        = "batch"
   datacenters = var.datacenters
 
+  # Nomad takes a job that has ended, and is told once more as it was, for done.
+  meta {
+    run = uuidv4()
+  }
+
   constraint {
     attribute = "${node.unique.name}"
     operator  = "regexp"

@@ -63,6 +63,11 @@ job "mlflow" {
   type        = "batch"
   datacenters = var.datacenters
 
+  # Nomad takes a job that has ended, and is told once more as it was, for done.
+  meta {
+    run = uuidv4()
+  }
+
   group "run" {
     volume "results" {
       type   = "host"

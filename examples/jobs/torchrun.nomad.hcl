@@ -50,6 +50,11 @@ job "torchrun" {
   type        = "batch"
   datacenters = var.datacenters
 
+  # Nomad takes a job that has ended, and is told once more as it was, for done.
+  meta {
+    run = uuidv4()
+  }
+
   group "training" {
     restart {
       attempts = 1

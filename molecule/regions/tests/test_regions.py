@@ -127,6 +127,7 @@ def test_the_printed_job_goes_to_both_regions() -> None:
 
         wait_for(f"the job of {region} has ended", lambda: {state for _, state in states()} & {"complete", "failed"})
         assert states() == [(node, "complete")]
+        nomad("regions-east", "job", "stop", "-purge", f"-region={region}", "gpu-docker")
 
 
 def test_teams_are_those_of_the_authoritative_region() -> None:

@@ -186,15 +186,12 @@ def plan(farm: str, job: str, variables: dict[str, Any]) -> str:
 def run(farm: str, job: str, variables: dict[str, Any], timeout: float = PATIENCE) -> dict[str, Any]:
     """Run examples/jobs/<job>.nomad.hcl to its end and return its allocation."""
     arguments = _with_files(farm, job, variables)
-    subprocess.run(
-        [docker_binary(), "exec", f"{farm}-server", "nomad", "job", "stop", "-purge", job],
-        capture_output=True, check=False,
-    )  # fmt: skip
+    before = {each["ID"] for each in api(farm, f"/v1/job/{job}/allocations")}
     nomad(farm, "job", "run", "-detach", *arguments, workdir=WORK)
     deadline = time.monotonic() + timeout
     allocation: dict[str, Any] = {}
     while time.monotonic() < deadline:
-        found = api(farm, f"/v1/job/{job}/allocations")
+        found = [each for each in api(farm, f"/v1/job/{job}/allocations") if each["ID"] not in before]
         if found:
             allocation = max(found, key=lambda item: item["CreateIndex"])
             if allocation["ClientStatus"] in ("complete", "failed", "lost"):

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -22,12 +23,14 @@ import pytest
 from tests.simulator import cache
 from tests.simulator.cache import ROOT
 from tests.simulator.mirror import build
-from tests.unit.patience import PATIENCE_S
+from tests.unit.patience import PATIENCE_S, wait_for
 
 JOBS = sorted((ROOT / "examples/jobs").glob("*.nomad.hcl"))
 # What has no default, as the heads of the files say.
 NEEDED = {"gpu-burn": {"gpus": "4"}, "triton": {"models": "https://example.com/models.tar.gz"}}
 
+# So says Nomad 1.10 of each job of the type sysbatch; later ones refuse the policy.
+REFUSED = "should have a reschedule policy"
 
 CONFIG = """
 data_dir  = "{folder}"
@@ -46,19 +49,32 @@ server {{
   enabled          = true
   bootstrap_expect = 1
 }}
+client {{
+  enabled           = true
+  network_interface = "lo"
+  options {{
+    # They ask addresses that nobody has here.
+    "fingerprint.denylist" = "env_aws,env_azure,env_digitalocean,env_gce"
+  }}
+}}
+plugin "raw_exec" {{
+  config {{
+    enabled = true
+  }}
+}}
 """
 
 
 @pytest.fixture(scope="module", params=build.NOMADS, ids=lambda product: product.version)
-def validate(
+def nomad(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
-    """Have a job validated by a server of the oldest and the newest Nomad that are built; a client alone knows less."""
+    """Ask an agent of the oldest and the newest Nomad that are built, server and node; a client alone knows less."""
     product = request.param
     # What takes minutes to build is not built for a unit test.
     if not (cache.cache_dir() / f"mirror-{product.name}" / cache.key_of(product.inputs())).is_dir():
         pytest.skip("Nomad is not built: python -m tests.simulator.farm build")
-    nomad = build.nomads()[product.version] / "nomad"
+    program = build.nomads()[product.version] / "nomad"
     folder = tmp_path_factory.mktemp("nomad")
     with contextlib.ExitStack() as held:
         sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _port in range(3)]
@@ -67,17 +83,16 @@ def validate(
     address = f"http://127.0.0.1:{http}"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("NOMAD_")}
 
-    def ask(path: Path, **values: str) -> subprocess.CompletedProcess[str]:
-        options = [option for name, value in values.items() for option in ("-var", f"{name}={value}")]
+    def ask(*arguments: str | Path, text: str | None = None) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [nomad, "job", "validate", *options, path], cwd=ROOT, env={**environment, "NOMAD_ADDR": address},
+            [program, *arguments], cwd=ROOT, env={**environment, "NOMAD_ADDR": address}, input=text,
             capture_output=True, text=True, timeout=PATIENCE_S, check=False,
         )  # fmt: skip
 
     with (
         (folder / "log").open("wb") as log,
         subprocess.Popen(
-            [nomad, "agent", "-config", folder / "nomad.hcl"], env=environment, stdout=log, stderr=log
+            [program, "agent", "-config", folder / "nomad.hcl"], env=environment, stdout=log, stderr=log
         ) as agent,
     ):
         try:
@@ -86,6 +101,9 @@ def validate(
                 assert agent.poll() is None and time.monotonic() < deadline, (folder / "log").read_text("utf-8")
                 time.sleep(0.1)
             yield ask
+            # Else what it has mounted for its tasks stays.
+            assert ask("system", "gc").returncode == 0
+            wait_for(lambda: not list(folder.glob("data/alloc/*")))
         finally:
             agent.kill()
 
@@ -98,22 +116,57 @@ def leads(address: str) -> bool:
         return False
 
 
+def options(values: dict[str, str]) -> list[str]:
+    return [option for name, value in values.items() for option in ("-var", f"{name}={value}")]
+
+
 @pytest.mark.parametrize("path", JOBS, ids=lambda path: path.name)
-def test_every_job_of_the_examples_is_one(path: Path, validate: Callable[..., Any]) -> None:
+def test_every_job_of_the_examples_is_one(path: Path, nomad: Callable[..., Any]) -> None:
     text = path.read_text(encoding="utf-8")
     blocks = re.findall(r'^variable "(\w+)" \{\n(.*?)^\}', text, re.MULTILINE | re.DOTALL)
     needed = NEEDED.get(path.name.removesuffix(".nomad.hcl"), {})
     assert {name for name, block in blocks if not re.search(r"^\s+default\s+=", block, re.MULTILINE)} == set(needed)
     head = text.partition("\nvariable ")[0]
     assert [name for name in needed if f"-var={name}=" not in head and f"-var {name}=" not in head] == []
-    told = validate(path, **needed)
-    if "should have a reschedule policy" in told.stderr:
-        # So says Nomad before 1.11 of each job of this type, takes it all the same, and later ones refuse the policy.
+    told = nomad("job", "validate", *options(needed), path)
+    if REFUSED in told.stderr:
         assert re.search(r'^  type += "sysbatch"$', text, re.MULTILINE) and told.stderr.count("error occurred") == 2
         return
     assert (told.returncode, told.stdout.strip()) == (0, "Job validation successful"), told.stdout + told.stderr
     # Nobody has to guess what is missing.
-    assert not needed or "Unset variable" in validate(path).stderr
+    assert not needed or "Unset variable" in nomad("job", "validate", path).stderr
+
+
+def test_a_job_that_is_run_again_runs_again(nomad: Callable[..., Any]) -> None:
+    """Nomad takes a job that has ended and is the same to the letter for done, says so to nobody and ends with 0."""
+    wait_for(lambda: '"Status": "ready"' in nomad("node", "status", "-json").stdout)
+    for times in (1, 2):
+        ran = set()
+        for path in JOBS:
+            needed = NEEDED.get(path.name.removesuffix(".nomad.hcl"), {})
+            job = json.loads(nomad("job", "run", "-output", *options(needed), path).stdout)["Job"]
+            if job["Type"] != "service":
+                run = nomad("job", "run", "-detach", "-json", "-", text=json.dumps(placeable(job)))
+                if REFUSED in run.stderr:
+                    continue
+                assert run.returncode == 0, run.stdout + run.stderr
+                ran.add(job["ID"])
+        assert len(ran) > 1
+        wait_for(lambda: '"Status": "pending"' not in nomad("eval", "list", "-json").stdout)
+        assert {name: len(statuses(nomad, name)) for name in ran} == dict.fromkeys(ran, times)
+        for name in ran:
+            wait_for(lambda name=name: set(statuses(nomad, name)) == {"complete"})
+
+
+def statuses(nomad: Callable[..., Any], job: str) -> list[str]:
+    return [each["ClientStatus"] for each in json.loads(nomad("job", "allocs", "-json", job).stdout)]
+
+
+def placeable(job: dict[str, Any]) -> dict[str, Any]:
+    """The job without what this node has not: GPUs, images, volumes and networks."""
+    task = {"Name": "ends", "Driver": "raw_exec", "Config": {"command": "/bin/true"}}
+    groups = [{**group, "Volumes": None, "Tasks": [task]} for group in job["TaskGroups"]]
+    return {**job, "Constraints": None, "TaskGroups": groups}
 
 
 SMI = """\
@@ -180,12 +233,12 @@ def near(folder: Path, devices: str, numactl: bool, node: str = "0") -> subproce
     )  # fmt: skip
 
 
-def test_what_is_no_job_is_refused(tmp_path: Path, validate: Callable[..., Any]) -> None:
+def test_what_is_no_job_is_refused(tmp_path: Path, nomad: Callable[..., Any]) -> None:
     text = (ROOT / "examples/jobs/gpu-docker.nomad.hcl").read_text(encoding="utf-8")
     for wrong in (text.replace("driver", "diver", 1), re.sub(r"constraint \{", "constrain {", text, count=1)):
         assert wrong != text
         (tmp_path / "wrong.nomad.hcl").write_text(wrong, encoding="utf-8")
-        assert validate(tmp_path / "wrong.nomad.hcl").returncode != 0
+        assert nomad("job", "validate", tmp_path / "wrong.nomad.hcl").returncode != 0
 
 
 def test_torchrun_without_a_network_is_told_where_its_processes_meet() -> None:
