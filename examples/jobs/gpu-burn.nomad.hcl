@@ -74,8 +74,9 @@ job "gpu-burn" {
       }
 
       resources {
-        cpu    = 500
-        memory = 2048
+        cpu = 500
+        # PyTorch takes 600 MB for each GPU, in a process of its own, and 500 MB for the one that waits for them.
+        memory = 1024 * (1 + var.gpus)
 
         device "nvidia/gpu" {
           count = var.gpus

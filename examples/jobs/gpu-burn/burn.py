@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
 import time
@@ -25,13 +26,26 @@ def burn(device: int, seconds: float, size: int = 8192) -> float:
     return rounds * 4 * 2 * size**3 / (time.monotonic() - begun) / 1e12
 
 
+def tell(device: int, seconds: float) -> None:
+    name = torch.cuda.get_device_name(device)
+    # In one piece, for others write there, too.
+    print(f"GPU {device} {name}: {burn(device, seconds):.1f} TFLOP/s\n", end="", flush=True)
+
+
 def main() -> None:
-    if not torch.cuda.device_count():
+    devices = range(torch.cuda.device_count())
+    if not devices:
         sys.exit("no GPU was given")
     seconds = float(os.environ.get("BURN_SECONDS", "60"))
-    for device in range(torch.cuda.device_count()):
-        name = torch.cuda.get_device_name(device)
-        print(f"GPU {device} {name}: {burn(device, seconds):.1f} TFLOP/s", flush=True)
+    # What an error of CUDA leaves of a process is of no use, so each GPU has its own; CUDA does not survive a fork.
+    start = multiprocessing.get_context("spawn")
+    processes = [start.Process(target=tell, args=(device, seconds)) for device in devices]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    failed = [f"GPU {device} failed" for device in devices if processes[device].exitcode]
+    sys.exit("\n".join(failed) or 0)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -246,6 +247,65 @@ def test_torchrun_without_a_network_is_told_where_its_processes_meet() -> None:
     text = (ROOT / "examples/jobs/torchrun.nomad.hcl").read_text(encoding="utf-8")
     assert 'network_mode = "none"' in text
     assert re.search(r'^ +default = \["torchrun", "--standalone", "--local-addr=127.0.0.1"\]$', text, re.MULTILINE)
+
+
+TORCH = """
+import os, sys, time, types
+
+class Matrix:
+    def __init__(self, device):
+        self.device = int(device.removeprefix("cuda:"))
+
+    def __matmul__(self, other):
+        with open(os.environ["SPANS"], "a") as file:
+            file.write(f"{self.device} {time.time()}\\n")
+        if os.environ.get("SICK") == str(self.device):
+            os._exit(9)
+        time.sleep(0.01)
+        return self
+
+def randn(number, *size, dtype, device):
+    return [Matrix(device)] * number
+
+# Not before all have begun, as far as they begin at once: how long that takes is for the machine to say.
+def synchronize(device):
+    until = time.monotonic() + 30
+    while len({line[0] for line in open(os.environ["SPANS"])}) < 4 and time.monotonic() < until:
+        time.sleep(0.01)
+
+def equal(one, other):
+    return os.environ.get("WRONG") != str(one.device)
+
+bfloat16, manual_seed = None, lambda device: None
+cuda = types.SimpleNamespace(
+    device_count=lambda: 4, synchronize=synchronize, get_device_name=lambda device: "NVIDIA H100"
+)
+"""
+
+
+@pytest.mark.parametrize(
+    ("sick", "told"),
+    [
+        ({}, ""),
+        ({"WRONG": "2"}, "RuntimeError: GPU 2: a product of round 1 differs from the first of the same matrices"),
+        ({"SICK": "0"}, ""),
+    ],
+)
+def test_all_gpus_burn_at_once_and_one_that_fails_is_named(tmp_path: Path, sick: dict[str, str], told: str) -> None:
+    (tmp_path / "torch.py").write_text(TORCH, "ascii")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "SPANS": str(tmp_path / "spans"), "BURN_SECONDS": "1"}
+    run = subprocess.run(
+        [sys.executable, ROOT / "examples/jobs/gpu-burn/burn.py"], env={**environment, **sick}, capture_output=True,
+        text=True, timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+    failed = "".join(sick.values())
+    well = [device for device in "0123" if device != failed]
+    assert run.returncode == (1 if sick else 0), run.stderr
+    assert sorted(re.findall(r"^GPU (\d) NVIDIA H100: \d+\.\d TFLOP/s$", run.stdout, re.MULTILINE)) == well
+    assert told in run.stderr and run.stderr.splitlines()[-1:] == [f"GPU {failed} failed" for _each in sick]
+    spans = [line.split() for line in (tmp_path / "spans").read_text("ascii").splitlines()]
+    times = {device: [float(at) for which, at in spans if which == device] for device in well}
+    assert max(min(each) for each in times.values()) < min(max(each) for each in times.values())
 
 
 @pytest.mark.parametrize("job", ["gpu-python", "mlflow"])
