@@ -357,6 +357,26 @@ def test_a_run_in_which_every_node_failed_leaves_no_report_of_an_earlier_one(tmp
     assert "Next step: " in failed["why"] and words(failed["why"]) in said
 
 
+@pytest.mark.parametrize(
+    ("playbook", "option", "name"),
+    [("verify.yml", "verify_report", "new.json"), ("report.yml", "report_history", "new.jsonl")],
+)
+@pytest.mark.parametrize("check", [False, True])
+def test_the_folder_of_a_written_report_is_made_before_anything_is_asked(
+    tmp_path: Path, playbook: str, option: str, name: str, check: bool
+) -> None:
+    told, page = tmp_path / "reports" / "new" / name, tmp_path / "page.html"
+    hosts = inventory(gpu_nodes=["gone"])
+    hosts["all"]["children"]["gpu_nodes"]["hosts"]["gone"] = {
+        "ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1, "ansible_become": False,
+        "nomad_client_servers": ["192.0.2.10"],
+    }  # fmt: skip
+    asked = json.dumps({option: str(told), "report_path": str(page)})
+    result = playbook_helper.run_playbook(tmp_path, hosts, playbook, "--extra-vars", asked, *["--check"] * check)
+    said = words(result.stdout + result.stderr)
+    assert "does not exist" not in said and told.exists() is not check, said
+
+
 def test_where_nomad_has_no_gpu_the_nodes_say_what_their_plugins_do(
     tmp_path: Path, agent: nomad_helper.Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:

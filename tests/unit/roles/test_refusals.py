@@ -59,18 +59,21 @@ REQUIRED: list[tuple[str, str, dict[str, Any], str]] = [
         "with --extra-vars.",
     ),
     (
-        "farm/tasks/report_options.yml",
+        "farm/tasks/report_folder.yml",
         "Require a folder that can be written to",
         # One that is to be made has no such answer.
         {"__farm_report_folder": {"stat": {"exists": False}}},
         "",
     ),
     (
-        "farm/tasks/report_options.yml",
+        "farm/tasks/report_folder.yml",
         "Require a folder that can be written to",
-        {"__farm_report_folder": {"stat": {"writeable": False, "path": "/srv", "pw_name": "root"}}},
-        "found /srv, where report_path lies, owned by root and not writable for who runs Ansible. Expected: a folder "
-        "to write the report to. Next step: set report_path to a file in a folder of your own.",
+        {
+            "__farm_report_folder": {"stat": {"writeable": False, "path": "/srv", "pw_name": "root"}},
+            "__farm_report_option": "verify_report",
+        },
+        "found /srv, where verify_report lies, owned by root and not writable for who runs Ansible. Expected: a folder "
+        "to write the report to. Next step: set verify_report to a file in a folder of your own.",
     ),
     ("node_tuning/tasks/main.yml", "Require that a host may restart that would have to",
      {"__node_tuning_boot_foreseen": []}, ""),
