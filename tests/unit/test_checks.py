@@ -10,7 +10,8 @@ import re
 import pytest
 import yaml
 from ansible_collections.gpufarm.core.plugins.module_utils import health
-from ansible_collections.gpufarm.core.plugins.module_utils.health.problems import NUMBERED
+from ansible_collections.gpufarm.core.plugins.module_utils.health.problems import NUMBERED, PROBLEMS
+from ansible_collections.gpufarm.core.plugins.module_utils.xid import WARNING
 from ansible_collections.gpufarm.core.plugins.modules import nomad_gpu_verify, nvidia_gpu_benchmark, nvidia_gpu_health
 
 from tests.simulator.cache import ROOT
@@ -82,3 +83,10 @@ def test_each_point_of_the_lists_has_its_row_and_each_row_a_point() -> None:
     }
     told = {(letter, row[0]) for row in [*ROWS, *rows(LEFT_OUT)] for letter in row[1].split()}
     assert (sorted(asked - told), sorted(told - asked)) == ([], [])
+
+
+def test_what_does_not_close_a_node_while_its_gpu_works_is_named() -> None:
+    text = (ROOT / "docs/checks.md").read_text(encoding="utf-8")
+    (told,) = re.findall(r"^A GPU that fails closes the node.*?\n\n", text, re.MULTILINE | re.DOTALL)
+    warnings = {code for code, kind in PROBLEMS.items() if code.startswith("benchmark_") and kind.severity == WARNING}
+    assert set(re.findall(r"`(benchmark_\w+)`", told)) == warnings and len(warnings) > 1
