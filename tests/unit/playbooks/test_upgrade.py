@@ -325,7 +325,7 @@ def test_site_exchanges_a_release_only_for_one_that_fits(tmp_path: Path, agents:
     shared = {
         "nomad_config_dir": "/n/etc", "nomad_data_dir": "/n/data", "nomad_bin_dir": str(tmp_path / "bin"),
         "nomad_release_url": "/nowhere", "nomad_release_key_url": "/nowhere/key", "_common_verifiers_missing": False,
-        "_common_bundle": "", "entry": "install",
+        "_common_bundle": "", "_common_download_environment": {}, "entry": "install",
     }  # fmt: skip
     new = {"server_url": agents("1.11.3", "1.11.3", "1.12.0")}
     left = {"entry": "exchange", "__nomad_installed": {"binary_changed": True, "previous_version": "1.11.2"}}

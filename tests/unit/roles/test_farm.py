@@ -299,6 +299,7 @@ def collected(folder: Path, *options: str, rc: int = 2, **given: Any) -> str:
         "__farm_bundle_of_all": {"repositories": [], "releases": [], "wanted": []},
         "__farm_bundle_known": {"repositories": [], "origins": {}}, "__farm_bundle_partial": False,
         "_common_bundle_collect": str(folder / "collect"),
+        "_common_download_environment": {},
     } | given  # fmt: skip
     # Of another run, which goes on.
     (folder / "collect/other").mkdir(parents=True)
