@@ -363,8 +363,10 @@ exec "$@"
 class Node:
     """A node on which the tasks run as a role has them."""
 
-    def __init__(self, folder: Path, fingerprint: str, server: helper.Server) -> None:
-        self.folder, self.server, self.apt = folder, server, folder / "etc/apt"
+    def __init__(self, home: Path, fingerprint: str, server: helper.Server) -> None:
+        # Who logs in is not where paths of the node begin, either.
+        self.home, self.server, folder = home, server, home / "node"
+        self.folder, self.apt = folder, folder / "etc/apt"
         for name in (
             "etc/apt/apt.conf.d",
             "etc/apt/auth.conf.d",
@@ -393,14 +395,14 @@ class Node:
             "name": f"gpufarm.core.{role}", "tasks_from": entry, "rolespec_validate": False,
         }}]  # fmt: skip
         play = {"hosts": "all", "gather_facts": False, "tasks": tasks}
-        (self.folder / "play.yml").write_text(yaml.safe_dump([play]))
+        (self.home / "play.yml").write_text(yaml.safe_dump([play]))
         variables = {
             "_common_bundle": "", "_common_family": {"packages": "apt"}, "_common_host": role_helper.host(),
             "common_repository": {**self.repository, "url": url}, **more,
         }  # fmt: skip
         inventory = {"all": {"hosts": {"node1": LOCAL}}}
         options = ("--extra-vars", json.dumps(variables))
-        ran = run_playbook(self.folder, inventory, str(self.folder / "play.yml"), *options, under=self.under())
+        ran = run_playbook(self.home, inventory, str(self.home / "play.yml"), *options, under=self.under())
         return " ".join((ran.stdout + ran.stderr).split())
 
     def files(self) -> dict[str, tuple[int, str]]:
