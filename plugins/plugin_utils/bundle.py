@@ -302,6 +302,14 @@ def update(
     # What no host could be given is told where it can be mended.
     for repository in collected["repositories"]:
         entry(repository, platform)
+    # The control machine trusts no host with its own files, or with those of other platforms.
+    places = (*places_of(platform), "releases/")
+    strange = [name for name in collected["files"] if not (is_inside(name) and name.startswith(places))]
+    if strange:
+        raise BundleError(
+            f"the host has collected {strange[0]!r}", f"files below {', '.join(places)}",
+            "find out who has changed what the collection runs on this host, and collect with another one",
+        )  # fmt: skip
     with locked(folder):
         manifest = read_or_new(folder)
         before = manifest["platforms"].get(platform) if partial else None

@@ -240,6 +240,20 @@ def test_a_repository_that_no_host_could_be_given_is_told_while_it_is_collected(
     assert not (tmp_path / "b").exists()
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../x", "/dev/null/x", f"apt/{TRIXIE}/../../x", "apt/debian-bookworm-amd64/x.deb",
+        "keys/debian-bookworm-amd64/x.asc", "manifest.json", ".lock", "",
+    ],
+)  # fmt: skip
+def test_a_host_that_collects_writes_nowhere_else(tmp_path: Path, host: Host, name: str) -> None:
+    collected = host.collected(KEY="key")
+    collected["files"][name] = collected["files"].pop(KEY)
+    assert f"has collected {name!r}" in refusal(bundle.update, tmp_path / "b", TRIXIE, collected, host.fetch)
+    assert host.fetched == [] and not (tmp_path / "b").exists()
+
+
 def test_a_host_is_handed_what_it_wants_and_what_vouches_for_it(folder: Path) -> None:
     manifest = bundle.read(folder)
     assert bundle.names_for(manifest, TRIXIE, ["driver=580.*"]) == sorted([INDEX, DRIVER, KEY])
