@@ -24,7 +24,7 @@ from ansible_collections.gpufarm.core.tests.unit.playbooks import playbook_helpe
 from ansible_collections.gpufarm.core.tests.unit.roles import role_helper
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 TLS = "/etc/nomad.d/tls"
 CONFIGURED = "/etc/nomad.d/nomad.hcl"
@@ -154,7 +154,7 @@ def test_a_certificate_is_renewed_before_an_agent_is_asked_only_where_it_would_e
     assert found == [ends for _case, ends in cases]
 
 
-def run_authority(folder: Path) -> tuple[int, str]:
+def run_authority(folder: Path, *, refused: bool = False) -> tuple[int, str]:
     """Enter what keeps the farm's CA, and return how many tasks changed something, and what was said."""
     play = {
         "hosts": "localhost", "connection": "local", "gather_facts": False,
@@ -170,8 +170,8 @@ def run_authority(folder: Path) -> tuple[int, str]:
         timeout=PATIENCE_S, check=False, env={**os.environ, "ANSIBLE_CONFIG": str(root / "ansible.cfg"),
         "ANSIBLE_COLLECTIONS_PATH": str(root / ".collections")},
     )  # fmt: skip
-    assert told.returncode == 0, told.stdout + told.stderr
-    return told.stdout.count("\nchanged: "), told.stdout
+    assert (told.returncode != 0) is refused, told.stdout + told.stderr
+    return told.stdout.count("\nchanged: "), " ".join((told.stdout + told.stderr).split())
 
 
 def aged(folder: Path, days: float) -> tuple[x509.Certificate, x509.Certificate]:
@@ -223,6 +223,65 @@ def test_a_ca_that_holds_longer_than_any_certificate_is_left(tmp_path: Path) -> 
     before = (folder / "nomad-ca.pem").read_bytes()
     run_authority(folder)
     assert (folder / "nomad-ca.pem").read_bytes() == before
+
+
+def pem(key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey, passphrase: bytes = b"") -> bytes:
+    """Return a key as it is in a file."""
+    kept = serialization.BestAvailableEncryption(passphrase) if passphrase else serialization.NoEncryption()
+    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, kept)
+
+
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.glob("*.pem")}
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_key_of_the_ca_that_cannot_be_read_stays(tmp_path: Path, *, alone: bool) -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    for index, damaged in enumerate((pem(key)[:100], pem(key, b"secret"), b"")):
+        folder = tmp_path / f"secrets{index}"
+        authority(folder, key)
+        (folder / "nomad-ca-key.pem").write_bytes(damaged)
+        if alone:
+            (folder / "nomad-ca.pem").unlink()
+        before = bytes_of(folder)
+        _changed, said = run_authority(folder, refused=True)
+        assert bytes_of(folder) == before, said
+        assert f"{folder}/nomad-ca-key.pem cannot be read" in said and "Expected: a key of PEM" in said, said
+
+
+def test_a_key_of_another_ca_replaces_none(tmp_path: Path) -> None:
+    for index, other in enumerate((
+        ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP384R1()),
+        rsa.generate_private_key(65537, 2048),
+    )):  # fmt: skip
+        folder = tmp_path / f"secrets{index}"
+        authority(folder, ec.generate_private_key(ec.SECP256R1()))
+        (folder / "nomad-ca-key.pem").write_bytes(pem(other))
+        before = bytes_of(folder)
+        _changed, said = run_authority(folder, refused=True)
+        assert bytes_of(folder) == before, said
+        assert f"{folder}/nomad-ca-key.pem is not the key of the CA in {folder}/nomad-ca.pem" in said, said
+
+
+def test_a_ca_that_was_brought_is_used_and_stays(tmp_path: Path) -> None:
+    folder = tmp_path / "secrets"
+    key = ec.generate_private_key(ec.SECP384R1())
+    authority(folder, key, name="Company CA")
+    (folder / "nomad-ca-key.pem").write_bytes(pem(key))
+    before = bytes_of(folder)
+    run_authority(folder)
+    now = bytes_of(folder)
+    assert {name: now[name] for name in before} == before
+    people = x509.load_pem_x509_certificate(now["nomad-cli.pem"])
+    people.verify_directly_issued_by(x509.load_pem_x509_certificate(now["nomad-ca.pem"]))
+    # Another name would be known by no agent.
+    authority(folder, key, 300, name="Company CA")
+    (folder / "nomad-ca-key.pem").write_bytes(pem(key))
+    before = bytes_of(folder)
+    _changed, said = run_authority(folder, refused=True)
+    assert bytes_of(folder) == before, said
+    assert "ends on 20" in said and 'is "Company CA", which was brought' in said, said
 
 
 def test_certificate_has_the_names_under_which_the_agent_is_asked(secrets: Path) -> None:
@@ -383,12 +442,14 @@ def test_which_servers_would_not_understand_an_agent_yet(secrets: Path) -> None:
     ]  # fmt: skip
 
 
-def authority(folder: Path, key: ec.EllipticCurvePrivateKey, days: float = 3650) -> None:
+def authority(
+    folder: Path, key: ec.EllipticCurvePrivateKey, days: float = 3650, name: str = "gpufarm Nomad CA"
+) -> None:
     """Have a CA of this key in a folder of secrets."""
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "gpufarm Nomad CA")])
+    named = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
     now, identifier = datetime.datetime.now(datetime.UTC), x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     made = x509.CertificateBuilder(
-        name, name, key.public_key(), x509.random_serial_number(), now - DAY, now + days * DAY,
+        named, named, key.public_key(), x509.random_serial_number(), now - DAY, now + days * DAY,
         [x509.Extension(identifier.oid, False, identifier)],
     ).sign(key, hashes.SHA256())  # fmt: skip
     folder.mkdir(exist_ok=True)
