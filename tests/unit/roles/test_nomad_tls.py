@@ -217,6 +217,24 @@ def test_a_ca_is_renewed_in_time_and_agents_with_the_former_know_it(tmp_path: Pa
     assert changed == 0, said
 
 
+def test_a_renewal_that_was_cut_is_gone_on_with(tmp_path: Path) -> None:
+    """The CA is new by then, and the certificate of people still the former one."""
+    folder = tmp_path / "secrets"
+    folder.mkdir()
+    run_authority(folder)
+    key = serialization.load_pem_private_key((folder / "nomad-ca-key.pem").read_bytes(), None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    (folder / "nomad-cli.pem").write_text(certificate(["cli.global.nomad"], 100, signer=key), encoding="ascii")
+    before = bytes_of(folder)
+    assert role_helper.values("__nomad_authority_due", ["nomad", "_common"], [node(folder)]) == [True]
+    run_authority(folder)
+    now = bytes_of(folder)
+    assert {name for name in before if now[name] != before[name]} == {"nomad-cli.pem"}
+    people = x509.load_pem_x509_certificate(now["nomad-cli.pem"])
+    assert people.not_valid_after_utc - datetime.datetime.now(datetime.UTC) > 3640 * DAY
+    assert role_helper.values("__nomad_authority_due", ["nomad", "_common"], [node(folder)]) == [False]
+
+
 def test_a_ca_that_holds_longer_than_any_certificate_is_left(tmp_path: Path) -> None:
     folder = tmp_path / "secrets"
     aged(folder, 396)
