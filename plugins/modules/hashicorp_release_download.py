@@ -62,7 +62,8 @@ options:
     default: https://www.hashicorp.com/.well-known/pgp-key.txt
   key_fingerprints:
     description:
-      - Full fingerprints of the primary keys that may sign. A file in the folder that holds none of them is replaced.
+      - Full fingerprints of the primary keys that may sign. A file in the folder that holds none of them is replaced,
+        and the lists and signatures are downloaded again.
     type: list
     elements: str
     default: [C874011F0AB405110D02105534365D9472D7468F]
@@ -140,6 +141,8 @@ from ansible_collections.gpufarm.core.plugins.module_utils import openpgp, relea
 
 # As upstream calls it.
 KEY = "pgp-key.txt"
+ARMORED = b"-----BEGIN PGP SIGNATURE-----"
+TAG_SIGNATURE = 2
 
 
 @contextlib.contextmanager
@@ -168,6 +171,26 @@ def has_key(path: Path, pinned: list[str]) -> bool:
         return any(key.fingerprint in pinned for key in openpgp.read_keys(path.read_bytes()))
     except (OSError, openpgp.OpenPGPError):
         return False
+
+
+def is_signature(path: Path) -> bool:
+    """Whether it is one at all, which a page that asks for a login is not; whoever installs verifies it."""
+    try:
+        data = path.read_bytes()
+        return data.startswith(ARMORED) or any(each.tag == TAG_SIGNATURE for each in openpgp.packets(data))
+    except (OSError, openpgp.OpenPGPError):
+        return False
+
+
+def require_signature(path: Path, url: str) -> None:
+    """Keep nothing else that was served for one."""
+    if not is_signature(path):
+        path.unlink()
+        raise release.ReleaseError(
+            found=f"{url} is no OpenPGP signature",
+            expected="that of the list of checksums",
+            next_step="check the address; a login page or an error page of a proxy is a common cause",
+        )
 
 
 @functools.lru_cache(maxsize=1024)
@@ -202,15 +225,17 @@ def apply(module: AnsibleModule) -> dict[str, Any]:
     def missing() -> dict[Path, str]:
         """What is not there or not whole, and where it comes from. A list and its signature belong together."""
         found = {}
+        keyed = has_key(there / KEY, pinned)
         try:
-            wanted = listed() if signature.is_file() else None
+            wanted = listed() if is_signature(signature) else None
         except (FileNotFoundError, release.ReleaseError):
             wanted = None
-        if wanted is None:
+        # Another key has signed what is there.
+        if wanted is None or not keyed:
             found = {signature: upstream.signature_url, sums: upstream.sums_url}
         if not is_whole(archive, wanted):
             found[archive] = upstream.archive_url
-        if not has_key(there / KEY, pinned):
+        if not keyed:
             found[there / KEY] = params["key_url"]
         return found
 
@@ -224,6 +249,7 @@ def apply(module: AnsibleModule) -> dict[str, Any]:
         for target in (signature, sums):
             if target in found:
                 fetch(target, found[target])
+        require_signature(signature, upstream.signature_url)
         wanted = listed()
         if not is_whole(archive, wanted):
             fetch(archive, upstream.archive_url)
@@ -235,7 +261,11 @@ def apply(module: AnsibleModule) -> dict[str, Any]:
                     next_step="download again; if it stays so, the file on this server is damaged or was replaced",
                 )
         if there / KEY in found:
+            replaced = (there / KEY).exists()
             fetch(there / KEY, found[there / KEY])
+            # The former key has signed those of other releases, which are fetched anew when they are wanted.
+            for other in set(there.glob("*/*/*_SHA256SUMS.sig")) - {signature} if replaced else ():
+                other.unlink(missing_ok=True)
 
     downloaded: list[Path] = []
     # A folder that has everything is not written to.

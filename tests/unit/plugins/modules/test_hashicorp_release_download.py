@@ -142,8 +142,10 @@ def test_a_file_that_is_too_large_is_none_of_a_release(tmp_path: Path) -> None:
         (SUMS, b"<html>please log in</html>", [SUMS, SIGNATURE]),
         (SUMS, None, [SUMS, SIGNATURE]),
         (SIGNATURE, None, [SUMS, SIGNATURE]),
-        (KEY, b"<html>please log in</html>", [KEY]),
-        (KEY, None, [KEY]),
+        (SIGNATURE, b"<html>please log in</html>", [SUMS, SIGNATURE]),
+        (SIGNATURE, b"", [SUMS, SIGNATURE]),
+        (KEY, b"<html>please log in</html>", [SUMS, SIGNATURE, KEY]),
+        (KEY, None, [SUMS, SIGNATURE, KEY]),
     ],
 )
 def test_what_is_damaged_or_gone_is_downloaded_again(
@@ -160,6 +162,46 @@ def test_what_is_damaged_or_gone_is_downloaded_again(
     assert again["changed"] and sorted(again["downloaded"]) == sorted(asked)
     assert control.asked() == sorted(asked) and (control.folder / name).read_bytes() == whole
     assert (control.folder / name).stat().st_mode & 0o777 == 0o644
+
+
+def test_a_signature_in_armor_is_one(control: Control, releases: helper.Releases, gpg: helper.Gpg) -> None:
+    sums = releases.server.files[f"/{SUMS}"]
+    armored = gpg.run("--local-user", releases.signer, "--armor", "--detach-sign", data=sums)
+    releases.server.files[f"/{SIGNATURE}"] = armored
+    control.run()
+    assert (control.folder / SIGNATURE).read_bytes() == armored and not control.run()["changed"]
+
+
+def test_what_is_served_for_a_signature_and_is_none_does_not_stay(control: Control, releases: helper.Releases) -> None:
+    releases.server.files[f"/{SIGNATURE}"] = b"<html>please log in</html>"
+    assert control.run()["msg"] == (
+        f"{platform.node()}: {releases.server.url}/{SIGNATURE} is no OpenPGP signature. Expected: that of the list of "
+        "checksums. Next step: check the address; a login page or an error page of a proxy is a common cause."
+    )
+    assert not (control.folder / SIGNATURE).exists()
+
+
+def test_another_key_has_signed_all_that_is_there_anew(
+    control: Control, releases: helper.Releases, gpg: helper.Gpg
+) -> None:
+    releases.publish("nomad-device-nvidia", "1.1.0", b"plugin ")
+    plugin = {"product": "nomad-device-nvidia", "version": "1.1.0"}
+    control.run()
+    control.run(**plugin)
+    releases.signer = gpg.new_key("another")
+    releases.server.files["/key.txt"] = gpg.export(releases.signer)
+    for product, version in (("nomad", "1.2.3"), plugin.values()):
+        sums = releases.server.files[f"/{product}/{version}/{product}_{version}_SHA256SUMS"]
+        releases.list_sums(product, version, sums)
+    control.asked()
+    again = {"key_fingerprints": [releases.signer]}
+    assert sorted(control.run(**again)["downloaded"]) == sorted([SUMS, SIGNATURE, KEY])
+    assert len(control.run(**again, **plugin)["downloaded"]) == 2
+    for name in (SIGNATURE, "nomad-device-nvidia/1.1.0/nomad-device-nvidia_1.1.0_SHA256SUMS.sig"):
+        assert (control.folder / name).read_bytes() == releases.server.files[f"/{name}"]
+    control.asked()
+    assert not control.run(**again)["changed"] and not control.run(**again, **plugin)["changed"]
+    assert control.asked() == []
 
 
 @pytest.mark.parametrize(("name", "times"), [(None, 1), (SUMS, 1), (SIGNATURE, 1), (KEY, 1), (ZIP, 2)])
