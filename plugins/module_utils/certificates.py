@@ -62,6 +62,22 @@ def end_above(certificate: bytes, others: Sequence[bytes], depth: int = 4) -> in
     return max(ends, default=None)
 
 
+def authorities(chain: Sequence[bytes], held: Sequence[bytes]) -> list[bytes]:
+    """Those of the held certificates that have the name at the top of a chain; all of them where none has it."""
+    tops = _tops(chain[0], [*chain, *held]) if chain else set()
+    return [each for each in held if _read(each)[2] in tops] or list(held)
+
+
+def _tops(certificate: bytes, others: Sequence[bytes], depth: int = 4) -> set[bytes]:
+    """The names from which nobody leads further up, as far as that is among others."""
+    issuer = _read(certificate)[0]
+    signers = [each for each in others if _read(each)[2] == issuer]
+    above = [each for each in signers if _read(each)[0] != issuer] if depth else []
+    # Who has signed itself, or is not there, is a top.
+    found = {issuer} if not above or len(above) < len(signers) else set()
+    return found.union(*(_tops(each, others, depth - 1) for each in above))
+
+
 def _read(certificate: bytes) -> tuple[bytes, int, bytes]:
     """The issuer as it stands there, the end, and the subject."""
     try:

@@ -42,14 +42,17 @@ def of_agent(connection: nomad.Connection, days: int, now: float | None = None) 
     held: dict[str, list[bytes]] = {}
     for kind, path in (("file", connection.client_cert), ("ca", connection.ca_cert)):
         with contextlib.suppress(OSError, ValueError):
-            held[kind] = certificates.certificates_of(Path(path or "").read_bytes())
-            ends = [certificates.end_of(each) for each in held[kind]]
-            # What follows an agent's own are those that lead to its CA; a CA that is renewed stands beside the former.
-            found += [(kind, path, ends[0] if kind == "file" else max(ends))] if ends else []
+            read = certificates.certificates_of(Path(path or "").read_bytes())
+            ends = {each: certificates.end_of(each) for each in read}
+            held[kind] = read
+            # What follows an agent's own are those that lead to its CA; a CA that is renewed stands beside the former,
+            # and those of others may, too.
+            own = read[:1] if kind == "file" else certificates.authorities(held.get("file", []), read)
+            found += [(kind, path, max(ends[each] for each in own))] if own else []
     with contextlib.suppress(IndexError, KeyError, ValueError):
-        own = held["file"][0]
-        above = certificates.end_above(own, [*held["file"], *held.get("ca", [])])
-        if above is not None and above < certificates.end_of(own):
+        agent = held["file"][0]
+        above = certificates.end_above(agent, [*held["file"], *held.get("ca", [])])
+        if above is not None and above < certificates.end_of(agent):
             found.append(("chain", connection.client_cert, above))
     with contextlib.suppress(OSError, ValueError):
         found.insert(0, ("agent", None, certificates.end_of(_running(connection))))

@@ -131,6 +131,40 @@ def test_the_chain_of_an_agent_is_told_where_it_ends_first(tmp_path: Path) -> No
     assert [each["of"] for each in nomad_certificates.of_agent(whole, 30, now)] == ["file", "ca"]
 
 
+OLD, NEW, OTHER = ("root", "root", 2030), ("root", "root", 2040), ("other", "other", 2050)
+
+
+@pytest.mark.parametrize(
+    ("chain", "held", "year"),
+    [
+        ([("leaf", "root", 2029)], [OLD, OTHER], 2030),
+        ([("leaf", "root", 2029)], [OTHER, OLD, NEW], 2040),
+        ([("leaf", "inter", 2029), ("inter", "root", 2029)], [OTHER, OLD], 2030),
+        ([("leaf", "inter", 2029)], [("inter", "root", 2029), OTHER, OLD], 2030),
+        # By another one as well, from which it can be told, and by itself alone.
+        ([("leaf", "root", 2029), ("root", "other", 2029)], [OLD, OTHER], 2050),
+        ([("leaf", "root", 2029), ("root", "other", 2029)], [OLD], 2030),
+        ([("leaf", "leaf", 2029)], [("leaf", "leaf", 2029), OTHER], 2029),
+        # Of none of them, and of nobody knows whom.
+        ([("leaf", "nobody", 2029)], [OLD, OTHER], 2050),
+        ([], [OLD, OTHER], 2050),
+        # One that lets in whom a company has signed for.
+        ([("leaf", "inter", 2029)], [("inter", "company", 2035)], 2035),
+    ],
+)
+def test_the_ca_is_that_of_the_agents_own_chain(
+    tmp_path: Path, chain: list[tuple[str, str, int]], held: list[tuple[str, str, int]], year: int
+) -> None:
+    for name, those in (("agent.pem", chain), ("ca.pem", held)):
+        text = "".join(ssl.DER_cert_to_PEM_cert(signed(*each)) for each in those)
+        (tmp_path / name).write_text(text, encoding="ascii")
+    asked = nomad.Connection(
+        address="https://127.0.0.1:1", client_cert=str(tmp_path / "agent.pem"), ca_cert=str(tmp_path / "ca.pem")
+    )
+    found = nomad_certificates.of_agent(asked, 30)
+    assert [each["not_after"][:4] for each in found if each["of"] == "ca"] == [str(year)]
+
+
 def test_what_is_no_certificate_is_told() -> None:
     key = ec.generate_private_key(ec.SECP256R1())
     der = made(datetime.datetime(2030, 1, 1, tzinfo=UTC), key).public_bytes(serialization.Encoding.DER)
