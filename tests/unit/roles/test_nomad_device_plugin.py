@@ -78,6 +78,7 @@ class Node:
             "__nomad_handed": str(folder / "handed"),
             "_common_host": {"files": []},
             "_common_bundle": "",
+            "_common_download_environment": {},
             "ansible_facts": {"architecture": "x86_64"},
         }
 
@@ -210,7 +211,8 @@ def test_a_download_that_does_not_start_replaces_none(node: Node, files: str) ->
 
 
 def test_a_download_that_fails_tells_no_login(node: Node, files: str) -> None:
-    cases = (("robot:s3cret@", "none", "404"), ("robot:s3cret@", "good", "checksum"), ("robot:s3@cret@", "good", ""))
+    cases = (("robot:s3cret@", "none", "404"), ("robot:s3cret@", "good", "checksum"), ("robot:s3@cret@", "good", ""),
+             ("robot:s3/cret@", "good", ""))  # fmt: skip
     for login, name, found in cases:
         given = {"url": f"{files.replace('://', f'://{login}')}/{name}", "checksum": "0" * 64}
         code, told = node.run("nomad_device_nvidia/install_own", "-vvv", nomad_device_nvidia_program=given)

@@ -178,9 +178,16 @@ def test_an_address_whose_password_would_be_taken_for_a_part_of_it() -> None:
         **role_helper.variables("_common"), "ansible_facts": role_helper.facts(DEBIAN), "_common_host": BOOTED,
         "ansible_check_mode": False,
     }  # fmt: skip
+    wrong = ("https://me:p#s3cret@h/x", "https://me:1/s3cret@h/x", "http://me:p?s3cret@h")
     for name in names:
-        for url in ("https://me:p#s3cret@h/x", "https://me:1/s3cret@h/x", "http://me:p?s3cret@h"):
+        for url in wrong:
             assert role_helper.value("_common_refusal", {**known, name: url}) == NO_LOGIN.format(name)
+    for url in wrong:
+        given = {**known, "nomad_device_nvidia_program": {"url": url, "checksum": "0" * 64}}
+        told = NO_LOGIN.format("nomad_device_nvidia_program.url")
+        assert role_helper.value("_common_refusal", given) == told
+    for program in ({}, {"path": "/srv/@plugin"}, {"url": "https://me:p%2Fs@h/x"}):
+        assert role_helper.value("_common_refusal", {**known, "nomad_device_nvidia_program": program}) == ""
     right = ("https://me:p%23%2Fs@h/x", "https://me:p@ss@h:80/x", "https://h/x", "/srv/@mirror", "https://h/a%40b?c#d")
     for url in right:
         assert role_helper.value("_common_refusal", {**known, names[0]: url}) == ""

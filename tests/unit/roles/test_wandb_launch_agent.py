@@ -61,6 +61,11 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
         given(pip_options=["--index-url=https://me:secret@pypi.example.com/simple"]),
         "wandb_launch_agent_pip_options has an address with a password. Expected: none",
     ),
+    (
+        given(pip_options=["--index-url=https://me:se/cret@pypi.example.com/simple"]),
+        "wandb_launch_agent_pip_options has an address with a password. Expected: none",
+    ),
+    (given(pip_options=["--find-links=https://pypi.example.com/a@b"]), ""),
     (given(gpus=[]), "wandb_launch_agent_gpus is []. Expected: numbers of GPUs"),
     (given(gpus=[1, -2]), "wandb_launch_agent_gpus is [1, -2]."),
     (given(way="nomad", nomad_acl_enabled=True), "found no /nowhere/nomad-management-token.txt on the control machine"),
