@@ -59,7 +59,7 @@ def server(gpg: helper.Gpg, signer: str) -> Iterator[helper.Server]:
 
 def rendered(task: str, repository: dict[str, Any]) -> str:
     """What one of the tasks writes."""
-    tasks = {each["name"].split(" {{")[0]: each for each in yaml.safe_load((TASKS / "apt_repository.yml").read_text())}
+    tasks = {each["name"].split(" {{")[0]: each for each in role_helper.tasks_of("_common/tasks/apt_repository.yml")}
     templar = Templar(DataLoader(), variables={**role_helper.variables("_common"), "common_repository": repository})
     return str(templar.template(trust_as_template(tasks[task]["ansible.builtin.copy"]["content"])))
 
@@ -112,7 +112,7 @@ def test_what_needs_no_list(entry: bool, packages: dict[str, Any], installed: li
 
 def test_older_entries_go_before_the_own_one_is_there() -> None:
     """cuda-keyring brings its list again where nothing else is to be done, and apt would read nothing any more."""
-    tasks = yaml.safe_load((TASKS / "apt_repository.yml").read_text())
+    tasks = role_helper.tasks_of("_common/tasks/apt_repository.yml")
     names = [task["name"].split(" {{")[0] for task in tasks]
     removal = tasks[names.index("Remove older entries of")]
     assert removal["ansible.builtin.file"]["state"] == "absent" and "when" not in removal
@@ -146,7 +146,7 @@ def test_who_else_has_an_entry_of_the_repository_is_named(tmp_path: Path, said: 
         "_common_bundle": "", "_common_repository_entry": {"changed": False}, "inventory_hostname": "node1",
         "_common_repository_list": {"msg": said}, "_common_repository_packages": {"msg": "no tool"},
     }  # fmt: skip
-    look, _restored, told = role_helper.tasks_of("_common/tasks/apt_lists.yml")[-3:]
+    look, told = role_helper.tasks_of("_common/tasks/apt_lists.yml")[-2:]
     argv = look["ansible.builtin.command"]["argv"]
     asked = [trust_as_template(part.replace("/etc/apt", str(tmp_path))) for part in argv]
     known["_common_repository_entry_path"] = f"{folder}/cuda.sources"
@@ -344,7 +344,7 @@ def test_an_address_without_a_login_is_kept_as_it_is() -> None:
 
 
 def test_logins_are_shown_to_nobody() -> None:
-    tasks = yaml.safe_load((TASKS / "apt_repository.yml").read_text())
+    tasks = role_helper.tasks_of("_common/tasks/apt_repository.yml")
     task = next(each for each in tasks if each["name"].startswith("Have the login"))
     assert task["no_log"] is True and task["ansible.builtin.copy"]["mode"] == "0600"
     for path in TASKS.glob("*repository.yml"):
@@ -356,6 +356,7 @@ def test_logins_are_shown_to_nobody() -> None:
 # An apt whose settings and lists are its own, on this machine.
 APART = """
 for place in /etc/apt /var/lib/apt /var/cache/apt /run; do mount --bind "$0$place" $place; done
+echo $$ >"$0/pid"
 exec "$@"
 """
 
@@ -491,3 +492,31 @@ def test_a_version_that_cannot_be_had_unpins_nothing(node: Node, former: str) ->
     said = node.have(f"{node.server.url}/repo", **given, container_toolkit_version="9.9.9")
     assert "failed=0" in said and "Pin: version 9.9.9-*" in pin.read_text(), said
     assert [path.name for path in pin.parent.iterdir()] == [pin.name]
+
+
+@pytest.mark.controller
+def test_a_run_after_one_that_was_killed_knows_what_there_was(node: Node) -> None:
+    by_hand(node)
+    before = node.files()
+    killing = node.apt / "apt.conf.d/kill"
+    # Once: the module, which nobody waits for any more, tries again.
+    once = f"cd {node.folder}; [ -e killed ] || {{ mv pid killed; kill -KILL $(cat killed); }}"
+    killing.write_text(f'APT::Update::Pre-Invoke {{"{once}";}};')
+    said = node.have(f"{node.server.url}/nowhere")
+    killing.unlink()
+    assert "RECAP" not in said and "etc/apt/sources.list.d/mine.sources" in node.files(), said
+    said = node.have(f"{node.server.url}/nowhere/either")
+    assert "failed=1" in said and node.files() == before, said
+
+
+@pytest.mark.controller
+def test_a_run_that_fails_in_between_takes_nothing_away(node: Node, gpg: helper.Gpg) -> None:
+    said = node.have(f"{node.server.url}/repo")
+    before = node.files()
+    assert "failed=0" in said and "etc/apt/keyrings/mine.asc" in before, said
+    other = gpg.new_key("between")
+    node.server.files["/key"] = gpg.export(other)
+    node.repository["fingerprints"] = [other]
+    (node.apt / "auth.conf.d").rmdir()
+    said = node.have(node.server.url.replace("://", "://robot:secret@") + "/repo")
+    assert "failed=1" in said and node.files() == before and "secret" not in said, said
