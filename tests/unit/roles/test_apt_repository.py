@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -492,6 +493,31 @@ def test_a_version_that_cannot_be_had_unpins_nothing(node: Node, former: str) ->
     said = node.have(f"{node.server.url}/repo", **given, container_toolkit_version="9.9.9")
     assert "failed=0" in said and "Pin: version 9.9.9-*" in pin.read_text(), said
     assert [path.name for path in pin.parent.iterdir()] == [pin.name]
+
+
+@pytest.mark.controller
+def test_a_key_that_its_owner_has_prolonged_is_fetched_anew(node: Node, gpg: helper.Gpg) -> None:
+    early = ("--faked-system-time", "20250101T000000")
+    key = gpg.new_key("prolonged", expire="1d", faked_time=early[1])
+    text = gpg.run("--decrypt", data=node.server.files["/repo/InRelease"])
+    node.server.files["/repo/InRelease"] = gpg.run(*early, "--local-user", key, "--clearsign", data=text)
+    node.repository["fingerprints"] = [key]
+    (node.apt / "keyrings/mine.asc").write_bytes(gpg.export(key))
+    gpg.run("--quick-set-expire", key, "0")
+    node.server.files["/key"] = gpg.export(key)
+    said = node.have(f"{node.server.url}/repo")
+    assert "failed=0" in said and node.knows_the_package(), said
+    # One that has not been prolonged is told as apt tells it.
+    gpg.run("--quick-set-expire", key, "seconds=1")
+    time.sleep(2)
+    node.server.files["/key"] = gpg.export(key)
+    (node.apt / "keyrings/mine.asc").write_bytes(gpg.export(key))
+    (node.apt / "sources.list.d/mine.sources").unlink()
+    for path in (node.folder / "var/lib/apt/lists").glob("*Release"):
+        path.unlink()
+    before = node.files()
+    said = node.have(f"{node.server.url}/repo")
+    assert "failed=1" in said and "EXPKEYSIG" in said and node.files() == before, said
 
 
 @pytest.mark.controller
