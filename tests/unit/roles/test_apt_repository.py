@@ -327,9 +327,9 @@ def test_nothing_is_trusted_that_is_not_signed() -> None:
 
 
 def test_a_login_is_apts_alone(apt: Apt, server: helper.Server) -> None:
-    server.ask_for_login("/repo/InRelease", "robot:s3/cret")
-    server.ask_for_login("/repo/Packages", "robot:s3/cret")
-    url = f"{server.url}/repo".replace("://", "://robot:s3%2Fcret@")
+    server.ask_for_login("/repo/InRelease", "ro+bot:s3/c+ret")
+    server.ask_for_login("/repo/Packages", "ro+bot:s3/c+ret")
+    url = f"{server.url}/repo".replace("://", "://ro+bot:s3%2Fc+ret@")
     (apt.root / "auth/scenario.conf").write_text(
         rendered("Have the login of the repository", {"name": "x", "url": url})
     )

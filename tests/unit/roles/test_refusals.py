@@ -195,6 +195,30 @@ def test_an_address_whose_password_would_be_taken_for_a_part_of_it() -> None:
     assert role_helper.value("_common_refusal", given) == ""
 
 
+def test_a_login_that_apts_file_cannot_hold() -> None:
+    known = {
+        **role_helper.variables("_common"), "ansible_facts": role_helper.facts(DEBIAN), "_common_host": BOOTED,
+        "ansible_check_mode": False,
+    }  # fmt: skip
+    for name in ("nvidia_repository_url", "container_toolkit_repository_url"):
+        for url in (
+            "https://me:s3%20cret@h/x",
+            "https://m%20e:s3cret@h",
+            "https://me:s3%0Acret@h",
+            "https://me:s3 c@h",
+        ):
+            assert role_helper.value("_common_refusal", {**known, name: url}) == (
+                f"{name} has a name or a password with a blank or the end of a line in it. Expected: neither, because "
+                "apt reads logins from a file that cannot hold it. Next step: have another password for this mirror."
+            )
+            dnf = {**known, name: url, "ansible_facts": role_helper.facts("RedHat: RedHat 9.6")}
+            assert role_helper.value("_common_refusal", dnf) == ""
+            given = {**known, name: url, "common_scope": "remove"}
+            assert role_helper.value("_common_refusal", given) == ""
+        for url in ("https://me:s3+cr%2Fet@h/x", "https://h/a%20b"):
+            assert role_helper.value("_common_refusal", {**known, name: url}) == ""
+
+
 def test_what_downloads_has_the_environment_of_the_farm_and_no_login() -> None:
     known = {
         **role_helper.variables("_common"), "ansible_facts": role_helper.facts(DEBIAN), "_common_host": BOOTED,
