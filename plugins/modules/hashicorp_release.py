@@ -248,6 +248,7 @@ import platform
 import re
 import shlex
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -259,6 +260,9 @@ from ansible_collections.gpufarm.core.plugins.module_utils.text import clean
 # Of what a command that refuses a program prints.
 WORDS = 1000
 VALIDATE_S = 300
+# How programs begin that are not in their place yet; Python adds eight letters.
+STAGED = ".gpufarm-"
+LEFT_S = 3600
 
 
 @dataclasses.dataclass(frozen=True)
@@ -422,8 +426,12 @@ def install(module: AnsibleModule, params: dict[str, Any], plan: Plan, before: s
                 next_step="download again; if it stays so, the file on this server is damaged or was replaced",
             )
         release.make_folder(target.parent)
+        # Of installations that were killed; one that goes on is done long before.
+        for path in target.parent.glob(f"{STAGED}????????"):
+            if time.time() - path.lstat().st_mtime > LEFT_S:
+                path.unlink(missing_ok=True)
         # Next to its place, because only within one file system a rename replaces in one step.
-        with tempfile.NamedTemporaryFile(prefix=".gpufarm-", dir=target.parent, delete=False) as staged:
+        with tempfile.NamedTemporaryFile(prefix=STAGED, dir=target.parent, delete=False) as staged:
             try:
                 release.unpack_member(archive, plan.binary, staged, files.archive_url)
                 staged.flush()

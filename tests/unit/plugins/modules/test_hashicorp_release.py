@@ -12,6 +12,7 @@ import platform
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -163,6 +164,18 @@ def test_a_program_that_is_refused_replaces_none(
     node.receipt.unlink()
     assert node.run(validate="/nowhere %s")["changed"]
     assert node.run(check=True, version="1.3.0", validate="/nowhere %s")["changed"]
+
+
+def test_what_killed_installations_have_left_goes(node: Node, releases: helper.Releases) -> None:
+    releases.publish("nomad", "1.2.3", b"program ")
+    node.dest.mkdir()
+    # One that another process writes at this moment, and what others have.
+    ages = {".gpufarm-abcd1234": 4000, ".gpufarm-new_0000": 3000, ".gpufarm-of-theirs": 4000, "gpufarm-abcd1234": 4000}
+    for name, age in ages.items():
+        (node.dest / name).write_bytes(b"half a program")
+        os.utime(node.dest / name, (time.time() - age, time.time() - age))
+    assert node.run()["changed"]
+    assert {path.name for path in node.dest.iterdir()} == {"nomad", *ages} - {".gpufarm-abcd1234"}
 
 
 def test_second_run_uses_no_network(node: Node, releases: helper.Releases) -> None:
