@@ -108,8 +108,6 @@ display = Display()
 
 # wsl.exe ends with -1 for an error of its own; Linux keeps the last byte.
 OWN_ERROR = 255
-# How long wsl.exe may take to end after its command has. What is left behind in the distribution keeps it (WSL#12886).
-FAREWELL_S = 0.5
 CHUNK = 65_536
 
 
@@ -277,23 +275,11 @@ class Connection(ConnectionBase):  # type: ignore[misc] # ansible-core has no ty
     @contextlib.contextmanager
     def _conversing(self, arguments: list[str]) -> Iterator[tuple[subprocess.Popen[bytes], dict[IO[bytes], bytearray]]]:
         """A running wsl.exe, and what it has printed so far on standard output and on standard error."""
-        process = self._program.started(arguments)
-        stdin, stdout, stderr = (cast("IO[bytes]", each) for each in (process.stdin, process.stdout, process.stderr))
-        try:
-            for stream in (stdin, stdout, stderr):
+        with self._program.running(arguments) as process:
+            streams = [cast("IO[bytes]", each) for each in (process.stdin, process.stdout, process.stderr)]
+            for stream in streams:
                 os.set_blocking(stream.fileno(), False)
-            yield process, {stdout: bytearray(), stderr: bytearray()}
-        except BaseException:
-            process.kill()
-            raise
-        finally:
-            try:
-                process.wait(FAREWELL_S)
-            except subprocess.TimeoutExpired:
-                # It is left alone, for it carries what was left behind; Popen's destructor need not warn.
-                process.returncode = 0
-            for stream in (stdin, stdout, stderr):
-                stream.close()
+            yield process, {stream: bytearray() for stream in streams[1:]}
 
     def _escalate(self, process: subprocess.Popen[bytes], seen: dict[IO[bytes], bytearray], mark: bytes) -> None:
         """Answer a password prompt, and take out what was printed until privilege escalation had succeeded."""
@@ -337,7 +323,7 @@ class Connection(ConnectionBase):  # type: ignore[misc] # ansible-core has no ty
         with self._program.source(to_text(in_path)) as source:
             size = os.fstat(source.fileno()).st_size
             arguments = self._arguments(f"cat >{target} && wc -c <{target}", mark, (">&2",))
-            with self._program.started(arguments, stdin=source) as process:
+            with self._program.running(arguments, stdin=source) as process:
                 stdout, stderr = process.communicate()
         self._said_of_file(process.returncode, stdout, stderr, mark, f"{out_path} cannot be written")
         if stdout.strip() != str(size).encode():
@@ -367,7 +353,7 @@ class Connection(ConnectionBase):  # type: ignore[misc] # ansible-core has no ty
         with target.open("wb") as file:
             # The size goes ahead on another stream, so that a file that ends too early is told from a short one.
             arguments = self._arguments(f"wc -c <{source} >&2 && cat {source}", mark, (">&2",))
-            with self._program.started(arguments, stdout=file) as process:
+            with self._program.running(arguments, stdout=file) as process:
                 _nothing, stderr = process.communicate(b"")
             arrived = os.fstat(file.fileno()).st_size
         try:

@@ -155,7 +155,7 @@ class Connection(ConnectionBase):  # type: ignore[misc] # ansible-core has no ty
         ready = READY.fullmatch(command)
         arguments = ready[1].replace("'", "").split() if ready else arguments_of(command + EXIT)
         self._program.require_short(arguments, command)
-        with self._program.started(arguments) as process:
+        with self._program.running(arguments) as process:
             stdout, stderr = process.communicate(in_data or b"")
         self._refuse_silence(process.returncode, stdout, stderr)
         return process.returncode, stdout, readable_errors(stderr)
@@ -174,7 +174,7 @@ class Connection(ConnectionBase):  # type: ignore[misc] # ansible-core has no ty
         size = 0
         with (
             self._program.source(to_text(in_path)) as source,
-            self._program.started(arguments_of(PUT.format(path=single_quoted(out_path)))) as process,
+            self._program.running(arguments_of(PUT.format(path=single_quoted(out_path)))) as process,
         ):
             stdin: IO[bytes] = cast("IO[bytes]", process.stdin)
             # Where it ends early, it says why.
@@ -197,7 +197,7 @@ class Connection(ConnectionBase):  # type: ignore[misc] # ansible-core has no ty
         try:
             with (
                 target.open("wb") as file,
-                self._program.started(arguments_of(script), stdin=subprocess.DEVNULL) as process,
+                self._program.running(arguments_of(script), stdin=subprocess.DEVNULL) as process,
             ):
                 stdout, stderr = (cast("IO[bytes]", each) for each in (process.stdout, process.stderr))
                 # The size goes ahead, so that a file that ends too early is told from a short one.
@@ -207,6 +207,7 @@ class Connection(ConnectionBase):  # type: ignore[misc] # ansible-core has no ty
                     with contextlib.suppress(binascii.Error):
                         arrived += file.write(base64.b64decode(line))
                 said = stderr.read()
+                process.wait()
             self._require(process.returncode, size, said, f"{in_path} cannot be read")
             # A log may have grown meanwhile.
             if not size.isdigit() or arrived < int(size):

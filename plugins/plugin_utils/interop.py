@@ -6,10 +6,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
@@ -23,6 +24,8 @@ LONGEST_COMMAND_LINE = 32_766
 SAYS = (b"<3>WSL (", b"<3>init: (")
 # For a question, however slow Windows starts.
 ANSWER_S = 300
+# How long wsl.exe may take to end after its command has. What is left behind in the distribution keeps it (WSL#12886).
+FAREWELL_S = 0.5
 
 
 def said(raw: bytes) -> str:
@@ -58,8 +61,31 @@ class Program:
                 f"{length}. Expected: at most {LONGEST_COMMAND_LINE}. Next step: put it into a file (copy, script)."
             )
 
-    def started(self, arguments: Sequence[str], **streams: Any) -> subprocess.Popen[bytes]:
-        """The running program."""
+    @contextlib.contextmanager
+    def running(self, arguments: Sequence[str], **streams: Any) -> Iterator[subprocess.Popen[bytes]]:
+        """The running program, which is killed where its user is cut off, as a task is by its timeout.
+
+        Popen itself would wait for its end then, however long that takes.
+        """
+        process = self._started(arguments, **streams)
+        try:
+            yield process
+        except BaseException:
+            process.kill()
+            raise
+        finally:
+            try:
+                process.wait(FAREWELL_S)
+            except subprocess.TimeoutExpired:
+                # It is left alone, for it carries what was left behind; Popen's destructor need not warn.
+                process.returncode = 0
+            for stream in (process.stdin, process.stdout, process.stderr):
+                # What is not sent yet has nobody to go to.
+                with contextlib.suppress(OSError):
+                    if stream:
+                        stream.close()
+
+    def _started(self, arguments: Sequence[str], **streams: Any) -> subprocess.Popen[bytes]:
         streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
         try:
             # A folder of Windows' own: of one of Linux, wsl.exe and cmd.exe would complain.
@@ -95,11 +121,10 @@ class Program:
 
     def answered(self, arguments: Sequence[str]) -> tuple[int, bytes, bytes]:
         """Exit code and output of a program that is asked something, and given nothing."""
-        with self.started(arguments, stdin=subprocess.DEVNULL) as process:
+        with self.running(arguments, stdin=subprocess.DEVNULL) as process:
             try:
                 stdout, stderr = process.communicate(timeout=ANSWER_S)
             except subprocess.TimeoutExpired:
-                process.kill()
                 raise AnsibleConnectionFailure(
                     f"{self.host}: {self.path} did not answer within {ANSWER_S} s. Expected: an answer in seconds. "
                     "Next step: run it by hand; where it hangs there, too, `wsl.exe --shutdown` from Windows."
