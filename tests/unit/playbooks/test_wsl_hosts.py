@@ -68,6 +68,8 @@ class Lab:
     def __init__(self, folder: Path, **machine: Any) -> None:
         self.folder = folder
         known: dict[str, Any] = {"gpus": [GPU], "distributions": [Distribution("Debian", default=True)], **machine}
+        for each in known["distributions"]:
+            each.users = {"root": os.geteuid()}
         self.windows = Windows.create(folder / "windows", Machine("gaming-pc", **known))
         self.config = self.windows.mounted(r"C:\Users\alice\.wslconfig")
         self.config.parent.mkdir(parents=True)
@@ -1137,6 +1139,19 @@ def test_an_agent_of_nomad_counts_in_whatever_group(tmp_path: Path) -> None:
         "end it. Expected: it is a host of the inventory, and can be taken out of work. Next step: run this again with "
         "--flush-cache, or list it there."
     ) in lab.bad(wsl_shutdown=True)
+    assert lab.called("--shutdown") == 0
+
+
+@pytest.mark.parametrize("silent", [{"without": ["/bin/sh"]}, {"broken": "Wsl/Service/E_FAIL"}, {"seconds": HANGS}])
+def test_what_does_not_say_whether_nomad_runs_in_it_is_not_ended(tmp_path: Path, silent: dict[str, Any]) -> None:
+    lab = Lab(tmp_path, distributions=[Distribution("Debian", default=True), Distribution("Zoo", **silent)])
+    lab.nodes, lab.unlisted = {"Debian": {}}, ("Zoo",)
+    said = lab.bad(wsl_shutdown=True, __wsl_windows_patience=15)
+    assert (
+        "gaming-pc: Zoo does not say whether Nomad runs in it, and a shutdown of WSL on gaming-pc would end it. "
+        "Expected: an answer of its /bin/sh and grep. Next step: see what runs there (`wsl.exe -d Zoo`), end it "
+        "(`wsl.exe --terminate Zoo`), and run this again."
+    ) in said
     assert lab.called("--shutdown") == 0
 
 
