@@ -91,7 +91,8 @@ options:
       list_addresses:
         description:
           - Whether a machine with V(local) tells its addresses, too, as the others do. It takes a start of
-            C(powershell.exe) beside those of C(wsl.exe); where that gives none, none are listed.
+            C(powershell.exe) beside those of C(wsl.exe). Where that gives none, the machine has the reason in
+            C(wsl_addresses_error), and a warning tells it.
         type: bool
         default: false
       distribution_connection:
@@ -296,10 +297,27 @@ def windows_variables(host: wsl.Host, answer: Mapping[str, Any] | None) -> dict[
         found["wsl_exe"] = answer["program"]
         found["wsl_computer_name"] = answer["computer_name"]
         found["wsl_addresses"] = answer["addresses"]
+        found["wsl_addresses_error"] = addresses_error(answer)
         found["wsl_distributions"] = [each["name"] for each in answer["distributions"]]
     if host.connection != "local":
         found |= machine_variables(host, answer)
     return {key: value for key, value in found.items() if value is not None}
+
+
+def addresses_error(answer: Mapping[str, Any]) -> str | None:
+    """Why addresses that were asked for are not known."""
+    if not answer.get("addresses_error"):
+        return None
+    return sentences(
+        f"the addresses of Windows are not known ({answer['addresses_error']})",
+        "an answer of powershell.exe, because list_addresses is true",
+        "run `powershell.exe -NoProfile -Command 1` here and mend what it says, or raise the option timeout",
+    )
+
+
+def is_whole(answer: Mapping[str, Any]) -> bool:
+    """Whether all has been told that was asked for, so that a cache may have it."""
+    return not addresses_error(answer) and not any(each.get("error") for each in answer["distributions"])
 
 
 def machine_variables(host: wsl.Host, answer: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -594,7 +612,9 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
             answers |= zip([host.name for host in missing], pool.map(ask, missing), strict=True)
         if cached and missing:
             self._cache[self.get_cache_key(path)] = {
-                keys[name]: answer for name, answer in answers.items() if not isinstance(answer, wsl.WslError)
+                keys[name]: answer
+                for name, answer in answers.items()
+                if not isinstance(answer, wsl.WslError) and is_whole(answer)
             }
         return answers
 
@@ -606,6 +626,8 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
         if failure:
             variables["wsl_error"] = str(failure)
             self.display.warning(str(failure))
+        elif "wsl_addresses_error" in variables:
+            self.display.warning(f"{host.name}: {variables['wsl_addresses_error']}")
         self._set(name, variables)
 
     def _add_distribution(self, host: wsl.Host, answer: Mapping[str, Any], distribution: Mapping[str, Any]) -> None:

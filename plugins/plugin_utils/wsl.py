@@ -123,6 +123,8 @@ class Answer:
     computer_name: str | None = None
     shell: str | None = None
     addresses: Sequence[Mapping[str, Any]] | None = None
+    # Why they are not known, though they were asked for.
+    addresses_error: str | None = None
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -221,6 +223,7 @@ def read(host: Host, answer: Answer, question: Question) -> dict[str, Any]:
         "computer_name": clean(answer.computer_name or "") or None,
         "shell": answer.shell,
         "addresses": answer.addresses,
+        "addresses_error": answer.addresses_error,
         "distributions": distributions,
     }
 
@@ -293,22 +296,34 @@ def ask_local(host: Host, question: Question) -> dict[str, Any]:
         listed = listing.result()
         every = _interop(place, ["--list", "--quiet"], b"", until) if listed.code else None
         probes = {name: probe.result() for name, probe in asked.items()}
-    addresses = network.result() if network else None
-    return read(host, Answer(place, names, listed, probes, every, addresses=addresses), question)
+    addresses = error = None
+    try:
+        addresses = network.result() if network else None
+    except ValueError as refusal:
+        error = str(refusal)
+    answer = Answer(place, names, listed, probes, every, addresses=addresses, addresses_error=error)
+    return read(host, answer, question)
 
 
-def _addresses(wsl_exe: str, until: float) -> Sequence[Mapping[str, Any]] | None:
-    """The addresses of this machine's Windows, if it has a PowerShell that tells them."""
+def _addresses(wsl_exe: str, until: float) -> Sequence[Mapping[str, Any]]:
+    """The addresses of this machine's Windows; a ValueError says why its PowerShell does not tell them."""
+    refusal = ""
     code = base64.b64encode(NETWORK_SCRIPT.encode("utf-16-le")).decode("ascii")
     for place in wsl.powershells(wsl_exe):
         said = _interop(place, ["-NoProfile", "-NonInteractive", "-EncodedCommand", code], b"", until)
         answered = re.search(f"^{MARK} (.*)$", said.stdout.decode("utf-8", errors="replace"), re.MULTILINE)
         if answered:
             try:
-                return _network(json.loads(answered[1]))
-            except (ValueError, TypeError, AttributeError):
-                return None
-    return None
+                network = json.loads(answered[1])
+                found = _network(network)
+            except (ValueError, TypeError, AttributeError) as error:
+                raise ValueError(f"the answer of {place} is damaged: {clean(str(error))}") from error
+            if not network["network"]:
+                # A policy keeps a script from them; there is always the loopback.
+                raise ValueError(f"{place} names no interface")
+            return found
+        refusal = f"{place}: {said.said()}"
+    raise ValueError(refusal)
 
 
 def _interop(program: str, arguments: Sequence[str], given: bytes, until: float) -> Output:

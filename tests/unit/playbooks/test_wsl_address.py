@@ -33,13 +33,14 @@ PLAY = [
         ],
     }
 ] * 2
+LOST = "the addresses of Windows are not known (too slow). Expected: x. Next step: y."
 ASKED = "pc has 192.0.2.31/24 (Ethernet, default route), 198.51.100.7/24 (Lab net). Which does Nomad advertise for {}"
 
 
 def run(folder: Path, hosts: dict[str, dict[str, Any]], answer: str, *options: str) -> str:
     """Run the role's part at a terminal, and return what was shown there; all who are asked get the same answer."""
     inventory = {
-        "wsl_hosts": {"hosts": {"pc": {"wsl_addresses": ADDRESSES}, "old": {}}},
+        "wsl_hosts": {"hosts": {"pc": {"wsl_addresses": ADDRESSES}, "old": {}, "slow": {"wsl_addresses_error": LOST}}},
         "others": {"hosts": hosts, "vars": LOCAL},
     }
     (folder / "hosts.yml").write_text(yaml.safe_dump(inventory), encoding="utf-8")
@@ -108,3 +109,15 @@ def test_an_answer_that_fits_none_is_refused(tmp_path: Path) -> None:
         "a: the IPv4 addresses of its Windows machine are 192.0.2.31/24 (Ethernet), 198.51.100.7/24 (Lab net). "
         "Expected: one of an interface named Wi-Fi"
     ) in shown
+
+
+def test_addresses_that_were_asked_for_and_not_given_change_nothing(tmp_path: Path) -> None:
+    """The agent's configuration would lose the address that it has."""
+    shown = run(
+        tmp_path,
+        {"a": {"wsl_host": "slow"}, "b": {"wsl_host": "slow", "nomad_advertise_addr": "203.0.113.9"}},
+        "",
+    )
+    assert f"a: {LOST}" in shown
+    assert "a has ." not in shown
+    assert "b has 203.0.113.9." in shown

@@ -24,7 +24,7 @@ from ansible_collections.gpufarm.core.tests.unit.playbooks import playbook_helpe
 from tests.simulator import community_general
 from tests.simulator.tools import BuildError
 from tests.simulator.windows import PACKAGES, powershell
-from tests.simulator.windows.host import PROGRAM_FILES, SYSTEM32, Distribution, Machine, Windows
+from tests.simulator.windows.host import POWERSHELL, PROGRAM_FILES, SYSTEM32, Distribution, Machine, Windows
 from tests.simulator.windows.sshd import PATIENCE, Sshd, can_have_users
 
 pytestmark = pytest.mark.controller
@@ -397,6 +397,36 @@ def test_what_failed_is_not_cached(here: Windows, tmp_path: Path) -> None:
     assert (len(here.calls()), len(other.calls())) == (asked, 3)
     listed(tmp_path, config)
     assert (len(here.calls()), len(other.calls())) == (asked, 3)
+
+
+def test_what_could_not_be_asked_is_not_cached(here: Windows, tmp_path: Path) -> None:
+    """Neither of a distribution nor the addresses; a warning says so, and a variable."""
+    with here.changed() as machine:
+        machine.distributions[0].broken = "Wsl/Service/CreateInstance/E_FAIL"
+    config = {"windows_hosts": [local(here, list_addresses=True)], **cached(tmp_path)}
+    assert "wsl_error" in listed(tmp_path, config)[0]["_meta"]["hostvars"]["pc-Debian"]
+    with here.changed() as machine:
+        machine.distributions[0].broken = None
+    program = here.mounted(POWERSHELL)
+    real = program.read_bytes()
+    program.write_text("#!/bin/sh\necho refused >&2\nexit 1\n", encoding="utf-8")
+    inventory, warnings = listed(tmp_path, config)
+    variables = inventory["_meta"]["hostvars"]
+    assert "wsl_error" not in variables["pc-Debian"]
+    assert "wsl_addresses" not in variables["pc"]
+    assert variables["pc"]["wsl_addresses_error"] == (
+        f"the addresses of Windows are not known ({program}: refused). Expected: an answer of powershell.exe, because "
+        "list_addresses is true. Next step: run `powershell.exe -NoProfile -Command 1` here and mend what it says, or "
+        "raise the option timeout."
+    )
+    assert f"[WARNING]: pc: {variables['pc']['wsl_addresses_error']}" in " ".join(warnings.split())
+    program.write_bytes(real)
+    variables = listed(tmp_path, config)[0]["_meta"]["hostvars"]["pc"]
+    assert variables["wsl_addresses"]
+    assert "wsl_addresses_error" not in variables
+    asked = len(here.calls())
+    listed(tmp_path, config)
+    assert len(here.calls()) == asked
 
 
 # An ssh whose machine answers when so many connections are there at the same time; it notes how many it saw.

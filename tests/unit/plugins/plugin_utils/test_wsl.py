@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -285,17 +286,38 @@ def test_its_own_windows_tells_its_addresses_on_request(windows: Windows) -> Non
     host = wsl.Host("pc", "local", wsl_exe=str(windows.mounted(SYSTEM32)))
     assert wsl.ask_local(host, QUESTION)["addresses"] is None
     assert started() == 0
+    program = windows.mounted(POWERSHELL)
     asking = dataclasses.replace(host, list_addresses=True)
     assert wsl.ask_local(asking, QUESTION)["addresses"] == by_script(windows)["addresses"]
     assert started() == 1
     # No PowerShell, or none that may, is no reason to miss the distributions.
     with windows.changed() as changed:
         changed.constrained = True
-    assert wsl.ask_local(asking, QUESTION)["distributions"]
-    assert not wsl.ask_local(asking, QUESTION)["addresses"]
-    windows.mounted(POWERSHELL).unlink()
-    assert wsl.ask_local(asking, QUESTION)["distributions"]
-    assert not wsl.ask_local(asking, QUESTION)["addresses"]
+    lacking = wsl.ask_local(asking, QUESTION)
+    assert lacking["distributions"]
+    assert (lacking["addresses"], lacking["addresses_error"]) == (None, f"{program} names no interface")
+    program.unlink()
+    lacking = wsl.ask_local(asking, QUESTION)
+    assert lacking["distributions"]
+    assert lacking["addresses"] is None
+    assert lacking["addresses_error"].startswith(f"{program}: [Errno 2] No such file or directory")
+
+
+@pytest.mark.parametrize(
+    ("script", "error"),
+    [
+        ("exec sleep 600", "{}: no end in time"),
+        ("echo refused >&2; exit 1", "{}: refused"),
+        ('echo \'gpufarm-wsl {{"network": ["x"\'', "the answer of {} is damaged: "),
+        ('echo \'gpufarm-wsl {{"network": [""]}}\'', "the answer of {} is damaged: "),
+    ],
+)
+def test_why_a_windows_tells_no_addresses(windows: Windows, script: str, error: str) -> None:
+    program = windows.mounted(POWERSHELL)
+    program.write_text(f"#!/bin/sh\n{script.format()}\n", encoding="utf-8")
+    patience = 0.2 if "sleep" in script else PATIENCE
+    with pytest.raises(ValueError, match=re.escape(error.format(program))):
+        wsl._addresses(str(windows.mounted(SYSTEM32)), time.monotonic() + patience)
 
 
 def test_a_machine_without_a_default_route_has_addresses(windows: Windows) -> None:
