@@ -109,6 +109,8 @@ display = Display()
 # wsl.exe ends with -1 for an error of its own; Linux keeps the last byte.
 OWN_ERROR = 255
 CHUNK = 65_536
+# Without any it succeeds, too.
+RUNNING = ("--list", "--running", "--quiet")
 
 
 class End(NamedTuple):
@@ -194,7 +196,7 @@ class Connection(ConnectionBase):  # type: ignore[misc] # ansible-core has no ty
         return str(self.get_option("distribution"))
 
     def _require_running(self) -> None:
-        code, stdout, stderr = self._program.answered(["--list", "--running", "--quiet"])
+        code, stdout, stderr = self._program.answered(RUNNING)
         self._refuse_own_error(code, stdout)
         if code:
             self._refuse_unfinished(code, stdout, stderr)
@@ -246,7 +248,9 @@ class Connection(ConnectionBase):  # type: ignore[misc] # ansible-core has no ty
                 f"{self._name}: the distribution cannot start /bin/sh{interop.said(stderr)}. Expected: it has one. "
                 f"Next step: `wsl.exe -d {self._name}` in a terminal of Windows."
             )
-        self._program.refuse_silence(stderr)
+        # A distribution that was ended before it had said anything leaves interop as it was.
+        if stderr or self._program.answered(RUNNING)[0]:
+            self._program.refuse_silence(stderr)
 
     def _refuse_unfinished(self, code: int, stdout: bytes, stderr: bytes) -> NoReturn:
         """Raise why something has not come to its end, at which it would have left its mark."""

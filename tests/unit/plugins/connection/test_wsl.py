@@ -419,9 +419,10 @@ def test_what_a_command_says_of_wsl_is_the_commands_own(windows: Windows) -> Non
     assert connect(windows).exec_command(f"echo {said}; exit 255") == (255, f"{said}\n".encode(), b"")
 
 
-def test_a_distribution_that_ends_meanwhile_is_no_command_that_failed(windows: Windows) -> None:
+@pytest.mark.parametrize("after", [0, 3])
+def test_a_distribution_that_ends_meanwhile_is_no_command_that_failed(windows: Windows, after: int) -> None:
     with windows.changed() as machine:
-        machine.distributions[0].cut_after = 3
+        machine.distributions[0].cut_after = after
     with pytest.raises(AnsibleConnectionFailure) as failure:
         connect(windows).exec_command("echo out; sleep 600")
     assert str(failure.value) == (
