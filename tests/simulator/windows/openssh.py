@@ -79,12 +79,6 @@ def start(windows: Windows, program: str, rest: str) -> int:
 
         windows.log("powershell.exe", rest)
         return powershell.main(windows, rest)
-    if program in ("schtasks.exe", "whoami.exe"):
-        from tests.simulator.windows import programs  # noqa: PLC0415
-
-        code, said = programs.run(windows, program, rest)
-        sys.stdout.write(said.decode())
-        return code
     places = {"wsl": SYSTEM32, "wsl.exe": SYSTEM32, SYSTEM32: SYSTEM32, PROGRAM_FILES: PROGRAM_FILES}
     if program in places and windows.machine.installed:
         return wsl.main(windows, places[program], rest, {}, session=0) & 0xFF

@@ -1,4 +1,4 @@
-"""Windows' own programs as tasks, scripts and modules start them: wsl.exe, netsh.exe, schtasks.exe and others."""
+"""Windows' own programs as tasks, scripts and modules start them: wsl.exe, netsh.exe and others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tests.simulator.windows import command_line, life, powershell
+from tests.simulator.windows import command_line, powershell
 from tests.simulator.windows.host import HANGS, PROGRAM_FILES, ROOT, SYSTEM32, Windows
 
 NVIDIA_SMI = r"C:\Windows\System32\nvidia-smi.exe"
@@ -27,9 +27,7 @@ def run(windows: Windows, path: str, arguments: str, environment: Mapping[str, s
         raise FileNotFoundError(path)
     if name == "wsl.exe" and windows.machine.installed:
         return _wsl(windows, PROGRAM_FILES if path == PROGRAM_FILES else SYSTEM32, arguments, environment or {})
-    known: dict[str, Callable[[Windows, str], tuple[int, str]]] = {
-        "netsh.exe": netsh, "powershell.exe": _script, "schtasks.exe": schtasks, "whoami.exe": whoami
-    }  # fmt: skip
+    known: dict[str, Callable[[Windows, str], tuple[int, str]]] = {"netsh.exe": netsh, "powershell.exe": _script}
     if windows.machine.gpus:
         known["nvidia-smi.exe"] = nvidia_smi
     if name not in known:
@@ -100,25 +98,6 @@ def netsh(windows: Windows, arguments: str) -> tuple[int, str]:
         else:
             return 1, "The system cannot find the file specified.\r\n\r\n"
     return 0, "\r\n"
-
-
-def schtasks(windows: Windows, arguments: str) -> tuple[int, str]:
-    """Run ``schtasks.exe /Run``, which waits for no end; names of tasks are told apart without their case."""
-    words = command_line.split(f"schtasks.exe {arguments}")[1:]
-    if len(words) != 3 or words[:2] != ["/Run", "/TN"]:
-        raise ValueError(f"schtasks.exe {arguments} is not doubled")
-    found = [name for name in windows.machine.tasks if name.lower() == words[2].lower()]
-    if not found or not windows.machine.administrator:
-        return 1, "ERROR: The system cannot find the file specified.\r\n"
-    life.task(windows, found[0])
-    return 0, f'SUCCESS: Attempted to run the scheduled task "{words[2]}".\r\n'
-
-
-def whoami(windows: Windows, arguments: str) -> tuple[int, str]:
-    """Print the account, in small letters."""
-    if arguments:
-        raise ValueError(f"whoami.exe {arguments} is not doubled")
-    return 0, f"{windows.machine.account.lower()}\r\n"
 
 
 def _proxies(windows: Windows) -> str:

@@ -228,12 +228,19 @@ AGAIN = [
 ]
 
 
-@pytest.mark.parametrize("held", [True, False])
-@pytest.mark.parametrize("shell", ["cmd", "powershell"])
-def test_what_is_ended_for_its_settings_is_held_again_where_it_was(tmp_path: Path, shell: str, held: bool) -> None:
+@pytest.mark.parametrize(
+    ("shell", "user", "held"),
+    [("cmd", "alice", True), ("cmd", "alice", False), ("powershell", "Jürgen Groß", True)],
+)
+def test_what_is_ended_for_its_settings_is_held_again_where_it_was(
+    tmp_path: Path, shell: str, user: str, held: bool
+) -> None:
     """Idle, it would end 15 s after Ansible has left, and its task begins by itself within five minutes only."""
-    lab = Lab(tmp_path, banner="Welcome\r\n", default_shell=POWERSHELL if shell == "powershell" else None)
+    lab = Lab(tmp_path, banner="Welcome\r\n", user=user, default_shell=POWERSHELL if shell == "powershell" else None)
+    lab.windows.mounted(rf"C:\Users\{user}").mkdir(exist_ok=True)
     lab.good()
+    holds = lab.windows.machine.holds
+    assert holds == {rf"\gpufarm\GAMING-PC.{user.replace(' ', '.')}\keep Debian": "Debian"}
     if not held:
         with lab.windows.changed() as machine:
             machine.tasks, machine.holds = {}, {}
@@ -258,8 +265,8 @@ def test_what_is_ended_for_its_settings_is_held_again_where_it_was(tmp_path: Pat
         )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert lab.called("--terminate Debian") == 1
-    assert (lab.state, lab.windows.machine.holds) == ("Running", {KEEP: "Debian"} if held else {})
-    assert lab.called("schtasks.exe") == held
+    assert (lab.state, lab.windows.machine.holds) == ("Running", holds if held else {})
+    assert lab.called(r"^powershell\.exe") == held
 
 
 def test_a_password_is_stored_where_one_is_given(tmp_path: Path) -> None:

@@ -164,14 +164,6 @@ def test_a_sibling_is_ended_by_a_command(windows: Windows) -> None:
     assert connect(windows).exec_command("& 'wsl.exe' --terminate Nobody")[0] == 255
 
 
-def test_a_task_is_started_by_a_command(windows: Windows) -> None:
-    """The role wsl does so after it has ended a sibling."""
-    code, account, _stderr = connect(windows).exec_command("& whoami.exe")
-    assert (code, account.decode().strip()) == (0, windows.machine.account.lower())
-    assert connect(windows).exec_command(r'& schtasks.exe /Run /TN "\gpufarm\PC.alice\keep Debian"')[0] == 1
-    assert windows.calls()[-1] == ["schtasks.exe", r'/Run /TN "\gpufarm\PC.alice\keep Debian"']
-
-
 @pytest.mark.parametrize("size", [0, 1, 196_608, 700_001])
 def test_files_arrive_as_they_are(windows: Windows, tmp_path: Path, size: int) -> None:
     raw = random.Random(size).randbytes(size)  # noqa: S311
