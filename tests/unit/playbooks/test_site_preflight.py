@@ -140,6 +140,20 @@ def test_a_role_alone_refuses_them_of_the_roles_that_it_brings(tmp_path: Path) -
     assert dict(re.findall(r"^(\S+) +: .*unreachable=(\d)", done.stdout, re.M)) == {"a": "0", "b": "0", "c": "1"}
 
 
+def test_a_distribution_that_did_not_answer_the_inventory_is_refused_alone(tmp_path: Path) -> None:
+    """A task in it would have no end, and all hosts would wait for it."""
+    hung = {"wsl_host": "pc", "wsl_distribution": "Debian", "wsl_error": "it did not answer in time"}
+    output, recap = run_site(tmp_path, {"server": {}, "hung": hung, "node": {}})
+    assert {host: (counts["failed"], counts["unreachable"]) for host, counts in recap.items()} == {
+        "server": (0, 1), "hung": (1, 0), "node": (0, 1)
+    }, output  # fmt: skip
+    assert (
+        "hung: the inventory had no answer of Debian: it did not answer in time. Expected: one, because a task in what "
+        "hangs there has no end. Next step: run `wsl.exe -d Debian` in Windows, end it by `wsl.exe --terminate Debian` "
+        "where that hangs, too, and run this again."
+    ) in " ".join(output.split())
+
+
 @pytest.mark.parametrize("length", [22, 32, 43])
 def test_gossip_keys(length: int) -> None:
     variables = yaml.safe_load((ROOT / "roles/nomad_server/vars/main.yml").read_text(encoding="utf-8"))
