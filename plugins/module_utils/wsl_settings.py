@@ -196,5 +196,8 @@ def _with(text: str, name: tuple[str, str], value: str, windows: bool) -> str:
     ours = [each for each in known if each.section == section.lower() and each.value is not None]
     if ours:
         return f"{text[: ours[-1].end]}{newline}{line}{text[ours[-1].end :]}"
+    # A newline would continue a value that a backslash breaks off at the end; so it stays one that cannot be read.
+    if text.endswith("\\") and known and known[-1].value is None and known[-1].end == len(text):
+        text += "#"
     gap = "" if not text.strip("\ufeff \t\r\n") else newline if text.endswith("\n") else newline * 2
     return f"{text}{gap}[{section}]{newline}{line}{newline}"

@@ -52,6 +52,16 @@ def test_what_was_experimental_is_changed_where_it_is() -> None:
     assert changed(before, wsl2={"networkingMode": "mirrored"}) == before.replace("nat", "mirrored")
 
 
+@pytest.mark.parametrize("text", ["[general]\nx=a\\", '[general]\nx="a\\', "[general]\r\ny=1\r\nx=a\\"])
+def test_a_value_that_breaks_off_with_the_file_stays_left_out(text: str) -> None:
+    """A newline behind its backslash would continue it."""
+    after = wsl_settings.changed(text, {"wsl2": {"vmIdleTimeout": -1}}, windows=True)
+    before = wsl_settings.read(text, windows=True)
+    assert wsl_settings.read(after, windows=True) == {**before, "wsl2": {"vmidletimeout": "-1"}}
+    assert wslconfig.parse(after) == {**wslconfig.parse(text), "wsl2.vmidletimeout": "-1"}
+    assert wsl_settings.changed(after, {"wsl2": {"vmIdleTimeout": -1}}, windows=True) == after
+
+
 def test_booleans_are_words() -> None:
     assert changed("[wsl2]\nfirewall=TRUE\n", wsl2={"firewall": True}) == "[wsl2]\nfirewall=TRUE\n"
     assert changed("[wsl2]\nfirewall=TRUE\n", wsl2={"firewall": False}) == "[wsl2]\nfirewall=false\n"
