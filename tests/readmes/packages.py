@@ -157,7 +157,7 @@ def kept_by(given: dict[str, Any]) -> str:
     """Return the package or the command that does it."""
     way = value("_common_platform", given)["driver"]["branch_by"]
     where = ("nvidia_driver", f"branch-{way}.yml", KEEPS[way])
-    return str(argument(*where, "name" if way == "pinning" else "", given))
+    return str(argument(*where, "name" if way == "pinning" else "cmd", given))
 
 
 def fabric_manager(host: Host, branch: str, device: dict[str, Any]) -> list[str]:

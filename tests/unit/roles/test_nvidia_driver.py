@@ -375,7 +375,9 @@ def test_check_mode_tells_what_dnf_would_do_for_another_branch(tmp_path: Path) -
 def test_the_choice_of_a_branch_goes_with_the_driver(platform: str, given: dict[str, Any], argv: str) -> None:
     """Or the machine would have none but this branch when somebody installs a driver again."""
     by = value("by", platform=platform, by=trust_as_template("{{ _common_platform.driver.branch_by }}"))
-    absent = yaml.safe_load((ROLE / "tasks/absent.yml").read_text(encoding="utf-8"))[-1]
+    absent = next(
+        task for task in tasks_of("absent.yml") if task["name"] == "Have no branch of the driver chosen for dnf"
+    )
     path = absent["ansible.builtin.include_tasks"].replace("{{ _common_platform.driver.branch_by }}", by)
     removal = yaml.safe_load((ROLE / "tasks" / path).read_text(encoding="utf-8"))[-1]
     wanted = trust_as_template("{{ " + removal["when"] + " }}")
