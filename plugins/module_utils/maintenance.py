@@ -283,17 +283,14 @@ class Maintenance(Waiting):
             )
         self.closed = bool(change)
         if staying and plan.policy == REFUSE:
-            # No change has begun where the drain for it goes on, which would end them.
-            drained = bool(change) and node.draining and _drained_for_this(node)
-            if drained and not plan.check_mode:
-                self._undo(node, {})
-            raise _refused(plan, staying, change if drained else None)
+            raise _refused(plan, staying, change if node.draining and _drained_for_this(node) else None)
         foreign = self._others(plan)
-        if change and not work and not node.eligible and not foreign:
-            return Result("none", f"already out for {change}", node, maintenance=change)
+        if change and not work and not node.eligible:
+            late = self._empty(node, plan, drain=False) if foreign and not plan.check_mode else None
+            return Result("none", f"already out for {change}", node, maintenance=change, warning=late)
         message = f"out for {plan.change}" + (f", after it was drained of {told(staying)}" if staying else "")
         late = None if plan.check_mode else self._empty(node, plan, drain=bool(staying))
-        warnings = [at_it(node.meta) if change and (work or node.eligible) else None, late]
+        warnings = [at_it(node.meta) if change else None, late]
         return Result("out", message, node, staying, change or plan.change, " ".join(filter(None, warnings)) or None)
 
     def _others(self, plan: Plan) -> Sequence[str]:
@@ -347,13 +344,13 @@ class Maintenance(Waiting):
         self._patiently(lambda: self._write(node, marks), PATIENCE_S)
         self._patiently(lambda: self._close(node, plan, marks, drain), PATIENCE_S)
         patience_s = GRACE_S + (plan.deadline_s if plan.policy == DRAIN else 0)
-        deadline, others_end = self._clock() + patience_s, self._clock() + plan.deadline_s
+        deadline, others_end = self._clock() + patience_s, 0.0
         looks, opened, pause_s, late = 0, False, PAUSE_S, None
         while looks < LOOKS:
             try:
                 waiting = drain and not looks and self._clock() <= deadline
                 now, work = self._look(node.id, plan, stale=waiting)
-                if waiting and (now.eligible or not work or _left_by_drain(now, work)):
+                if waiting and (now.eligible or not work or _left_by_gate(now, work)):
                     # What is acted on, the leader says.
                     now, work = self._look(node.id, plan)
                 self._require(plan, marks[SINCE_KEY], now.meta)
@@ -362,9 +359,9 @@ class Maintenance(Waiting):
                     # It was placed before the node was closed.
                     if not before:
                         self._undo(now, marks)
-                    raise _refused(plan, staying)
+                    raise _refused(plan, staying, None)
                 # Who puts it back opens it before the mark goes, and may be just at it.
-                if (now.eligible and opened) or (staying and not drain) or (drain and _left_by_drain(now, work)):
+                if (now.eligible and opened) or (staying and not drain) or (drain and _left_by_gate(now, work)):
                     drains = drain or bool(staying)
                     self._patiently(functools.partial(self._close, now, plan, marks, drains), PATIENCE_S)
                     drain = drains
@@ -372,6 +369,7 @@ class Maintenance(Waiting):
                 looks = 0 if work or now.eligible else looks + 1
                 others = self._others_of(plan, now, {} if before or drain else marks) if looks else ()
                 late = _late(plan, others) if others else None
+                others_end = others_end or (self._clock() + plan.deadline_s if others else 0.0)
                 looks = 0 if others and self._clock() <= others_end else looks
             except nomad.NomadError as error:
                 if not error.transient or self._clock() > deadline:
@@ -479,9 +477,10 @@ def _staying(work: tuple[Work, ...]) -> tuple[Work, ...]:
     return tuple(each for each in work if not each.ending)
 
 
-def _left_by_drain(node: gate.GateNode, work: tuple[Work, ...]) -> bool:
-    """Whether a drain is over that has left allocations: that of others may leave those of system jobs."""
-    return not node.draining and any(each.job for each in _staying(work))
+def _left_by_gate(node: gate.GateNode, work: tuple[Work, ...]) -> bool:
+    """Whether a drain of the gate is over, which leaves the allocations of system jobs."""
+    over = not node.eligible and not node.draining and not _drained_for_this(node)
+    return over and bool(node.marks) and not node.drained_by_others and any(each.job for each in _staying(work))
 
 
 def _drained_for_this(node: gate.GateNode) -> bool:
@@ -494,12 +493,18 @@ def _late(plan: Plan, found: Sequence[str]) -> str:
     return f"{told(found)}, which no scheduler has started, {late}"
 
 
-def _refused(plan: Plan, work: tuple[Work, ...], drained_for: str | None = None) -> nomad.NomadError:
+def _refused(plan: Plan, work: tuple[Work, ...], drained_for: str | None) -> nomad.NomadError:
     number = f"{len(work)} running allocation{'s' * (len(work) > 1)}"
-    stopped = f", for an earlier run's drain for {drained_for} is stopped" if drained_for else ""
+    found = f"{number}, which {plan.change} would end: {told(work)}"
+    if drained_for:
+        return nomad.NomadError(
+            found=f"{found}; Nomad drains the node for {drained_for} of another run, which may have ended early",
+            expected="a node on which none runs; that drain goes on, and ends batch jobs at its deadline",
+            next_step="let both end and run this again, or stop the drain for them to go on (`nomad node drain -disable`)",
+        )
     return nomad.NomadError(
-        found=f"{number}, which {plan.change} would end: {told(work)}",
-        expected=f"a node on which none runs; they go on{stopped}",
+        found=found,
+        expected="a node on which none runs; they go on",
         next_step="wait for their end, or set policy (node_maintenance_policy of the roles) to drain, which moves "
         "services away and gives batch jobs time to end",
     )

@@ -637,7 +637,8 @@ def test_with_consent_gpu_work_of_no_scheduler_has_the_time_of_batch_jobs(site: 
     assert 600 < site.now < 640
     site.now = 0
     # On a node that is out already, too.
-    assert site.maintenance.take_out(plan).warning == out.warning and site.now > 600
+    again = site.maintenance.take_out(plan)
+    assert again.warning == out.warning and site.now > 600 and again.action == "none"
 
     site.now, wait = 0, site.wait
 
@@ -718,8 +719,8 @@ def test_a_node_that_is_opened_while_gpu_work_of_no_scheduler_is_waited_for(site
 
 
 @pytest.mark.parametrize("opens", [True, False])
-def test_a_drain_that_was_interrupted_ends_where_a_later_run_refuses(site: Site, opens: bool) -> None:
-    """Nobody has consented any more to what it would end at its deadline."""
+def test_a_drain_that_was_interrupted_is_told_where_a_later_run_refuses(site: Site, opens: bool) -> None:
+    """It ends at its deadline what runs there, whoever has consented to that, and may be of a run that lives."""
     train, wait = site.farm.run_job("id-0", "train", "batch"), site.wait
     if not opens:
         site.node["SchedulingEligibility"] = "ineligible"
@@ -731,20 +732,51 @@ def test_a_drain_that_was_interrupted_ends_where_a_later_run_refuses(site: Site,
     site.wait = interrupted  # type: ignore[method-assign]
     with pytest.raises(problem.FoundError, match="nobody waits"):
         site.maintenance.take_out(DRAINED)
-    assert site.node["DrainStrategy"]
     site.alone, site.wait = False, wait  # type: ignore[method-assign]
     for check in (True, False):
         with pytest.raises(problem.FoundError) as raised:
             site.maintenance.take_out(dataclasses.replace(DRIVER, check_mode=check))
-        assert bool(site.node["DrainStrategy"]) is check
         assert str(raised.value) == (
-            "1 running allocation, which driver branch 580 would end: train.group[0] (train-00). Expected: a node on "
-            "which none runs; they go on, for an earlier run's drain for driver branch 580 is stopped. Next step: wait "
-            "for their end, or set policy (node_maintenance_policy of the roles) to drain, which moves services away "
-            "and gives batch jobs time to end."
+            "1 running allocation, which driver branch 580 would end: train.group[0] (train-00); Nomad drains the node "
+            "for driver branch 580 of another run, which may have ended early. Expected: a node on which none runs; "
+            "that drain goes on, and ends batch jobs at its deadline. Next step: let both end and run this again, or "
+            "stop the drain for them to go on (`nomad node drain -disable`)."
         )
-    assert not site.meta and train["DesiredStatus"] == "run"
+        assert site.node["DrainStrategy"] and site.meta
+    # Who puts the node back ends it.
+    site.back()
+    assert not site.node["DrainStrategy"] and not site.meta and train["DesiredStatus"] == "run"
     assert site.node["SchedulingEligibility"] == ("eligible" if opens else "ineligible")
+
+
+@pytest.mark.parametrize("how", ["a run", "a person", "the deadline"])
+def test_a_drain_of_this_that_is_over_is_not_begun_again(site: Site, how: str) -> None:
+    site.farm.run_job("id-0", "train", "batch")
+    wait, write = site.wait, site.farm.write
+
+    def over(seconds: float) -> None:
+        wait(seconds)
+        if site.now > (600 if how == "the deadline" else 30) and site.node["DrainStrategy"]:
+            site.node["DrainStrategy"] = None
+            if how == "a run":
+                # Its mark goes after that.
+                site.node["SchedulingEligibility"] = "eligible"
+
+    def then(path: str, body: Any) -> Any:
+        assert not path.endswith("/drain") or not site.farm.drains, "drained again"
+        return write(path, body)
+
+    def gone(seconds: float) -> None:
+        over(seconds)
+        if site.node["SchedulingEligibility"] == "eligible" and seen.append(site.now) is None and len(seen) > 1:
+            site.meta.clear()
+
+    seen: list[float] = []
+    site.wait, site.farm.write = gone, then  # type: ignore[method-assign]
+    with pytest.raises(problem.FoundError, match="put back" if how == "a run" else "900 s after the node was closed"):
+        site.maintenance.take_out(DRAINED)
+    assert site.node["SchedulingEligibility"] == ("eligible" if how == "a run" else "ineligible")
+    assert site.farm.drains == 1 and not site.node["DrainStrategy"]
 
 
 def test_a_drain_of_the_gate_leaves_system_jobs_for_one_of_this(site: Site) -> None:
