@@ -500,7 +500,7 @@ def _refused(plan: Plan, work: tuple[Work, ...], drained_for: str | None) -> nom
         return nomad.NomadError(
             found=f"{found}; Nomad drains the node for {drained_for} of another run, which may have ended early",
             expected="a node on which none runs; that drain goes on, and ends batch jobs at its deadline",
-            next_step="let both end and run this again, or stop the drain for them to go on (`nomad node drain -disable`)",
+            next_step="let both end and run this again, or keep them by `nomad node drain -disable`",
         )
     return nomad.NomadError(
         found=found,

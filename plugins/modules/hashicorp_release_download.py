@@ -132,7 +132,7 @@ import functools
 import platform
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -153,24 +153,26 @@ def one_at_a_time(folder: Path) -> Iterator[None]:
         yield
 
 
-def keep(source: IO[bytes], target: Path) -> None:
-    """Have the whole file at this path, or the old one."""
+def keep(source: IO[bytes], target: Path, require: Callable[[Path], None]) -> None:
+    """Have the whole file at this path, or the old one where C(require) fails for it."""
     with tempfile.NamedTemporaryFile(prefix=".gpufarm-", dir=target.parent, delete=False) as staged:
         try:
             shutil.copyfileobj(source, staged)
             staged.close()
             path = Path(staged.name)
+            require(path)
             path.chmod(0o644)
             path.replace(target)
         finally:
             Path(staged.name).unlink(missing_ok=True)
 
 
-def has_key(path: Path, pinned: list[str]) -> bool:
+def keys_of(path: Path) -> list[str]:
+    """The fingerprints of a file's keys, none where it holds none."""
     try:
-        return any(key.fingerprint in pinned for key in openpgp.read_keys(path.read_bytes()))
+        return [key.fingerprint for key in openpgp.read_keys(path.read_bytes())]
     except (OSError, openpgp.OpenPGPError):
-        return False
+        return []
 
 
 def is_signature(path: Path) -> bool:
@@ -183,13 +185,21 @@ def is_signature(path: Path) -> bool:
 
 
 def require_signature(path: Path, url: str) -> None:
-    """Keep nothing else that was served for one."""
     if not is_signature(path):
-        path.unlink()
         raise release.ReleaseError(
             found=f"{url} is no OpenPGP signature",
             expected="that of the list of checksums",
             next_step="check the address; a login page or an error page of a proxy is a common cause",
+        )
+
+
+def require_key(path: Path, url: str, pinned: list[str]) -> None:
+    found = keys_of(path)
+    if not set(found) & set(pinned):
+        raise release.ReleaseError(
+            found=f"{url} holds {', '.join(found) or 'no OpenPGP key'}",
+            expected=f"a key with the fingerprint {' or '.join(pinned)}",
+            next_step="check key_url and key_fingerprints; a login page or an error page of a proxy is a common cause",
         )
 
 
@@ -225,7 +235,7 @@ def apply(module: AnsibleModule) -> dict[str, Any]:
     def missing() -> dict[Path, str]:
         """What is not there or not whole, and where it comes from. A list and its signature belong together."""
         found = {}
-        keyed = has_key(there / KEY, pinned)
+        keyed = bool(set(keys_of(there / KEY)) & set(pinned))
         try:
             wanted = listed() if is_signature(signature) else None
         except (FileNotFoundError, release.ReleaseError):
@@ -239,17 +249,22 @@ def apply(module: AnsibleModule) -> dict[str, Any]:
             found[there / KEY] = params["key_url"]
         return found
 
-    def fetch(target: Path, url: str) -> None:
+    def fetch(target: Path, url: str, require: Callable[[Path], None] = lambda _path: None) -> None:
         downloaded.append(target)
         with release.download(url, network) as source:
-            keep(source, target)
+            keep(source, target, require)
 
     def complete() -> None:
         found = missing()
-        for target in (signature, sums):
-            if target in found:
-                fetch(target, found[target])
-        require_signature(signature, upstream.signature_url)
+        if there / KEY in found:
+            former = keys_of(there / KEY)
+            fetch(there / KEY, params["key_url"], lambda path: require_key(path, params["key_url"], pinned))
+            # Another key has signed those of other releases, which are fetched anew when they are wanted.
+            for other in set(there.glob("*/*/*_SHA256SUMS.sig")) - {signature} if former else ():
+                other.unlink(missing_ok=True)
+        if signature in found:
+            fetch(signature, found[signature], lambda path: require_signature(path, upstream.signature_url))
+            fetch(sums, found[sums])
         wanted = listed()
         if not is_whole(archive, wanted):
             fetch(archive, upstream.archive_url)
@@ -260,12 +275,6 @@ def apply(module: AnsibleModule) -> dict[str, Any]:
                     expected="the zip of this release",
                     next_step="download again; if it stays so, the file on this server is damaged or was replaced",
                 )
-        if there / KEY in found:
-            replaced = (there / KEY).exists()
-            fetch(there / KEY, found[there / KEY])
-            # The former key has signed those of other releases, which are fetched anew when they are wanted.
-            for other in set(there.glob("*/*/*_SHA256SUMS.sig")) - {signature} if replaced else ():
-                other.unlink(missing_ok=True)
 
     downloaded: list[Path] = []
     # A folder that has everything is not written to.
@@ -273,7 +282,8 @@ def apply(module: AnsibleModule) -> dict[str, Any]:
         downloaded = list(missing())
     elif missing():
         release.make_folder(archive.parent)
-        with one_at_a_time(archive.parent):
+        # A key is that of all releases in the folder.
+        with one_at_a_time(there):
             complete()
     return {
         "changed": bool(downloaded),

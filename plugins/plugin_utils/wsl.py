@@ -318,7 +318,7 @@ def _addresses(wsl_exe: str, until: float) -> Sequence[Mapping[str, Any]]:
                 found = _network(network)
             except (ValueError, TypeError, AttributeError) as error:
                 raise ValueError(f"the answer of {place} is damaged: {clean(str(error))}") from error
-            if not network["network"]:
+            if not network.get("network"):
                 # A policy keeps a script from them; there is always the loopback.
                 raise ValueError(f"{place} names no interface")
             return found

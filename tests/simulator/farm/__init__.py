@@ -216,12 +216,14 @@ def remove(farm: str) -> list[str]:
     names: list[str] = []
     deadline = time.monotonic() + PATIENCE
     while left := docker("ps", "--all", "--format", "{{.Names}}", *selection).split():
+        if names and time.monotonic() > deadline:
+            raise DockerError(f"{', '.join(left)} did not go in {PATIENCE} s. Next step: docker rm --force {left[0]}")
         names = names or left
         try:
             docker("rm", "--force", "--volumes", *left)
         except DockerError as error:
             # What a killed run began the daemon brings to its end.
-            if not re.search("already in progress|No such container", str(error)) or time.monotonic() > deadline:
+            if not re.search("already in progress|No such container", str(error)):
                 raise
             time.sleep(0.5)
     networks = docker("network", "ls", "--format", "{{.Name}}", *selection).split()

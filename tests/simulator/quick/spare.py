@@ -106,8 +106,13 @@ def ask(path: str, more: Any = None, begun: Any = None) -> int | None:
         begun(int(process))
     status = spare.recv(8)
     if not status:
-        with open(f"{path}.said", errors="replace") as file:
-            os.write(2, f"{path}: it or what it ran was killed. It said: {file.read()[-4000:] or 'nothing'}\n".encode())
+        said = ""
+        try:
+            with open(f"{path}.said", errors="replace") as file:
+                said = file.read()[-4000:]
+        except OSError:
+            pass
+        os.write(2, f"{path}: it or what it ran was killed. It said: {said or 'nothing'}\n".encode())
     return int(status or 256)
 
 

@@ -202,8 +202,9 @@ def test_two_clusters_are_refused_before_any_host_is_asked(tmp_path: Path, name:
     hosts: dict[str, Any] = {host: {"kubernetes_api_host": host[0], **away} for host in ("a1", "a2", "b1")}
     inventory = {"all": {"children": {"kubernetes_nodes": {"hosts": {**hosts, "a": away}}}}}
     told = (
-        "the nodes are of clusters that are asked by a, b. Expected: those of one cluster, because it is asked once "
-        "for all of them. Next step: run this for each by itself, by --limit, or correct kubernetes_api_host."
+        "the nodes' cluster is asked by a, b. Expected: one host that asks it, once for all of them. Next step: name "
+        "one in kubernetes_api_host where it is one cluster, and run this for each by itself, by --limit, where they "
+        "are several."
     )
     result = playbook_helper.run_playbook(tmp_path, inventory, name)
     said = " ".join((result.stdout + result.stderr).split())

@@ -146,10 +146,11 @@ def test_windows_keeps_what_a_node_that_has_not_left_needs(tmp_path: Path) -> No
         ("a,!b,nomad_*,~[ab]", None),
         ("nomad_*:!nomad_servers[1:2]:&~a|b", None),
         ("nomad_servers[0:1]", None),
+        ("nomad_servers:!nobody", None),
     ],
 )
 def test_a_machine_that_is_not_there_is_told(tmp_path: Path, limit: str, unknown: str | None) -> None:
-    groups = {"nomad_servers": {"hosts": {name: {} for name in "abc"}}}
+    groups = {"nomad_servers": {"hosts": {name: {} for name in "abc"}}, "nobody": {}}
     inventory = {"all": {"vars": LOCAL, "children": groups}}
     result = playbook_helper.run_playbook(tmp_path, inventory, "remove.yml", "--limit", limit)
     said = " ".join((result.stdout + result.stderr).split())

@@ -140,10 +140,29 @@ def test_a_role_alone_refuses_them_of_the_roles_that_it_brings(tmp_path: Path) -
     assert dict(re.findall(r"^(\S+) +: .*unreachable=(\d)", done.stdout, re.M)) == {"a": "0", "b": "0", "c": "1"}
 
 
+def test_what_is_made_of_facts_that_come_later_keeps_nobody_from_the_rest(tmp_path: Path) -> None:
+    address = {"nomad_advertise_addr": "{{ ansible_facts['default_ipv4']['address'] }}"}
+    away = {"ansible_host": "127.0.0.1", "ansible_port": 1, **address}
+    inventory = tmp_path / "hosts.yml"
+    hosts = {"a": {**away, "nomad_client_servers": "10.0.0.5"}, "b": away}
+    inventory.write_text(yaml.safe_dump({"all": {"hosts": hosts, "vars": {"common_scope": "site"}}}))
+    task = {"ansible.builtin.import_role": {"name": "gpufarm.core._common", "tasks_from": "requirements.yml"}}
+    (tmp_path / "play.yml").write_text(yaml.safe_dump([{"hosts": "all", "gather_facts": False, "tasks": [task]}]))
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("ansible-playbook")), "-i", str(inventory), str(tmp_path / "play.yml")],
+        cwd=ROOT, env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "COLUMNS": "1000"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "a: nomad_client_servers is a text, as INI files" in done.stdout, done.stdout + done.stderr
+    assert dict(re.findall(r"^(\S+) +: .*unreachable=(\d)", done.stdout, re.M)) == {"a": "0", "b": "1"}, done.stdout
+
+
 def test_a_distribution_that_did_not_answer_the_inventory_is_refused_alone(tmp_path: Path) -> None:
     """A task in it would have no end, and all hosts would wait for it."""
-    hung = {"wsl_host": "pc", "wsl_distribution": "Debian", "wsl_error": "it did not answer in time"}
-    output, recap = run_site(tmp_path, {"server": {}, "hung": hung, "node": {}})
+    late = {"wsl_host": "pc", "wsl_distribution": "Debian", "wsl_error": "it did not answer in time"}
+    hung = {**late, "ansible_connection": "gpufarm.core.wsl"}
+    # By SSH a task needs no wsl.exe.
+    output, recap = run_site(tmp_path, {"server": {}, "hung": hung, "node": {**late, "wsl_host": "other"}})
     assert {host: (counts["failed"], counts["unreachable"]) for host, counts in recap.items()} == {
         "server": (0, 1), "hung": (1, 0), "node": (0, 1)
     }, output  # fmt: skip

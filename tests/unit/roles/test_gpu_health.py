@@ -31,8 +31,11 @@ def names(file: str) -> Iterator[str]:
 def test_no_run_of_the_timer_writes_old_metrics_after_they_were_removed(file: str, before: str) -> None:
     """A run that has read the former configuration ends by writing where that says, and the timer begins another."""
     order = list(names(file))
-    wanted = [before, "Have no run of the gate going on", "Have no metrics in a folder that is not wanted"]
-    assert [name for name in order if name in wanted] == wanted
+    gone = "Have no metrics in a folder that is not wanted"
+    wanted = [before, "Have no run of the gate going on", gone]
+    # What is cut off behind the new configuration knows the former folder no more.
+    earlier = [gone] if file == "install.yml" else []
+    assert [name for name in order if name in wanted] == earlier + wanted
     known = order.index("Know where the gate writes metrics")
     assert all(known < order.index(name) for name in order if name.startswith(("Have the config", "Have nothing of")))
 
@@ -53,6 +56,17 @@ def test_folders_whose_metrics_nobody_writes_any_more(state: str, before: str | 
     read = {} if before is None else {"content": base64.b64encode(json.dumps({"textfile_dir": before}).encode())}
     given = {"gpu_health_state": state, "gpu_health_textfile_dir": wanted, "__gpu_health_before": read}
     assert sorted(value("__gpu_health_metrics_left", {**variables("gpu_health"), **given})) == sorted(left)
+
+
+def test_a_removal_spares_no_metrics_whatever_the_state_is_that_was_wanted() -> None:
+    (found,) = (
+        task
+        for task in tasks_of("gpu_health/tasks/absent.yml")
+        if task.get("ansible.builtin.import_tasks") == "old_metrics.yml"
+    )
+    given = {"gpu_health_state": "present", "gpu_health_textfile_dir": "/srv/metrics", "__gpu_health_before": {}}
+    told = value("__gpu_health_metrics_left", {**variables("gpu_health"), **given, **found["vars"]})
+    assert told == ["/srv/metrics"]
 
 
 def test_a_second_run_stops_nothing() -> None:

@@ -26,6 +26,13 @@ HANGS = """\
 import os, pathlib, signal, time
 folder = pathlib.Path({folder!r})
 (folder / "begun").write_text(str(os.getpid()))
+def waits():
+    state = pathlib.Path(f"/proc/{{os.getppid()}}/stat").read_text().rpartition(") ")[2][0]
+    time.sleep(0.02)
+    return state == "S"
+# Who has just started this runs, or is about to; whoever waits for it sleeps.
+while {cuts} and not all(waits() for _time in range(10)):
+    pass
 if {cuts}:
     os.kill(os.getppid(), signal.SIGALRM)
 time.sleep({seconds})

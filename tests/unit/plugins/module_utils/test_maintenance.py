@@ -740,7 +740,7 @@ def test_a_drain_that_was_interrupted_is_told_where_a_later_run_refuses(site: Si
             "1 running allocation, which driver branch 580 would end: train.group[0] (train-00); Nomad drains the node "
             "for driver branch 580 of another run, which may have ended early. Expected: a node on which none runs; "
             "that drain goes on, and ends batch jobs at its deadline. Next step: let both end and run this again, or "
-            "stop the drain for them to go on (`nomad node drain -disable`)."
+            "keep them by `nomad node drain -disable`."
         )
         assert site.node["DrainStrategy"] and site.meta
     # Who puts the node back ends it.

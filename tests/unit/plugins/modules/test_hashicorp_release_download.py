@@ -89,7 +89,7 @@ def test_a_release_is_downloaded_once(control: Control) -> None:
     second = control.run()
     assert not second["changed"] and second["downloaded"] == [] and control.asked() == []
     # Nor is a folder that has everything written to, which may be somebody else's.
-    lock = control.folder / "nomad/1.2.3/.lock"
+    lock = control.folder / ".lock"
     lock.unlink()
     assert not control.run()["changed"] and not lock.exists()
     other = control.run(architecture="arm64")
@@ -181,6 +181,27 @@ def test_what_is_served_for_a_signature_and_is_none_does_not_stay(control: Contr
     assert not (control.folder / SIGNATURE).exists()
 
 
+def test_what_is_there_stays_where_something_else_is_served_for_it(
+    control: Control, releases: helper.Releases, gpg: helper.Gpg
+) -> None:
+    """A mistake in the pin, or a proxy that asks for a login, costs none of what a carried folder has."""
+    releases.publish("nomad-device-nvidia", "1.1.0", b"plugin ")
+    control.run()
+    control.run(product="nomad-device-nvidia", version="1.1.0")
+    before = {name: (control.folder / name).read_bytes() for name in control.names()}
+    other = gpg.new_key("of somebody else's")
+    assert control.run(key_fingerprints=[other])["msg"] == (
+        f"{platform.node()}: {releases.server.url}/key.txt holds {releases.signer}. Expected: a key with the "
+        f"fingerprint {other}. Next step: check key_url and key_fingerprints; a login page or an error page of a proxy "
+        "is a common cause."
+    )
+    assert {name: (control.folder / name).read_bytes() for name in control.names()} == before
+    (control.folder / KEY).write_bytes(b"damaged")
+    releases.server.files[f"/{SIGNATURE}"] = b"<html>please log in</html>"
+    assert "is no OpenPGP signature" in control.run()["msg"]
+    assert {name: (control.folder / name).read_bytes() for name in control.names()} == before
+
+
 def test_another_key_has_signed_all_that_is_there_anew(
     control: Control, releases: helper.Releases, gpg: helper.Gpg
 ) -> None:
@@ -229,7 +250,7 @@ def test_a_zip_that_the_list_does_not_vouch_for_does_not_stay(control: Control, 
         f"that {releases.server.url}/{SUMS} lists. Expected: the zip of this release. Next step: download again; if it "
         "stays so, the file on this server is damaged or was replaced."
     )
-    assert control.names() == {SUMS, SIGNATURE, "nomad/1.2.3/.lock"}
+    assert control.names() == {SUMS, SIGNATURE, KEY, ".lock"}
 
 
 def test_an_architecture_that_is_not_released(control: Control) -> None:
