@@ -43,6 +43,7 @@ ENDED_OTHERWISE = {
     "connection/wsl.py fetch_file process.communicate": "a file takes as long as it takes",
     "connection/wsl.py put_file process.communicate": "a file takes as long as it takes",
     "connection/wsl_windows.py exec_command process.communicate": "a command takes as long as it takes",
+    "connection/wsl_windows.py fetch_file process.wait": "it has printed its last",
     "connection/wsl_windows.py put_file process.communicate": "a file takes as long as it takes",
     "module_utils/commands.py start subprocess.Popen": "run_commands and lines_of end it in time",
     "module_utils/container_engines/cri.py call socket.socket": "each step of the call sets what is left of its time",
@@ -51,7 +52,7 @@ ENDED_OTHERWISE = {
     "modules/bundle_collect.py prefer self.module.run_command": "it unpacks a file of this host",
     "modules/bundle_collect.py run self.module.run_command": "apt leaves a server that is silent by itself",
     "modules/bundle_hand_on.py installed module.run_command": "dpkg-query reads a file of this host, and takes no lock",
-    "plugin_utils/interop.py started subprocess.Popen": "who starts it reads it to its end; answered does so in time",
+    "plugin_utils/interop.py _started subprocess.Popen": "running ends it with its user; answered reads it in time",
 }
 
 
