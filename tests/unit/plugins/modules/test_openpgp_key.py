@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import stat
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -300,6 +301,8 @@ def test_nothing_of_a_run_is_left_behind(node: Node, tmp_path: Path) -> None:
 def test_a_key_is_had_by_the_proxy_of_the_environment(
     node: Node, server: helper.Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Ansible leaves what it has opened with to all that follows in this process.
+    monkeypatch.setattr(urllib.request, "_opener", None)
     server.files["http://upstream.invalid/key"] = server.files["/key"]
     assert node.run(url="http://upstream.invalid/key").get("failed")
     monkeypatch.setenv("http_proxy", server.url)
