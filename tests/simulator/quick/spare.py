@@ -106,13 +106,13 @@ def ask(path: str, more: Any = None, begun: Any = None) -> int | None:
         begun(int(process))
     status = spare.recv(8)
     if not status:
-        said = ""
+        words = ""
         try:
             with open(f"{path}.said", errors="replace") as file:
-                said = file.read()[-4000:]
+                words = file.read()[-4000:]
         except OSError:
             pass
-        os.write(2, f"{path}: it or what it ran was killed. It said: {said or 'nothing'}\n".encode())
+        os.write(2, f"{path}: it or what it ran was killed. It said: {words or 'nothing'}\n".encode())
     return int(status or 256)
 
 
