@@ -52,18 +52,23 @@ def run(folder: Path, tasks: list[dict[str, Any]], hosts: Sequence[str] = ("gpu-
     return result.returncode, " ".join((result.stdout + result.stderr).split())
 
 
-def test_a_device_plugin_that_does_not_run_is_told_with_what_its_pods_wait_for(tmp_path: Path) -> None:
-    kubectl = tmp_path / "kubectl"
+def asked_by_kubectl(folder: Path, pods: str) -> dict[str, str]:
+    """Have a kubectl that tells of these pods, and return by what variables it is asked."""
+    kubectl = folder / "kubectl"
     kubectl.write_text(KUBECTL, encoding="utf-8")
     kubectl.chmod(0o755)
-    (tmp_path / "kubectl.pods").write_text(PODS, encoding="utf-8")
+    (folder / "kubectl.pods").write_text(pods, encoding="utf-8")
+    return {"kubernetes_kubectl": str(kubectl), "kubernetes_kubeconfig": "/etc/kubernetes/admin.conf"}
+
+
+def test_a_device_plugin_that_does_not_run_is_told_with_what_its_pods_wait_for(tmp_path: Path) -> None:
+    asked = asked_by_kubectl(tmp_path, PODS)
     (tmp_path / "kubectl.nodes").write_text(DEAD, encoding="utf-8")
     known = {"name": "gpufarm.core.kubernetes", "public": True, "tasks_from": "look.yml"}
     code, said = run(
         tmp_path,
         [{"ansible.builtin.include_role": each} for each in (known, WAIT, VERIFY)],
-        kubernetes_kubectl=str(kubectl),
-        kubernetes_kubeconfig="/etc/kubernetes/admin.conf",
+        **asked,
         kubernetes_device_plugin_timeout=7,
     )
     assert code == 2, said
@@ -92,10 +97,7 @@ def test_a_device_plugin_that_does_not_run_is_told_with_what_its_pods_wait_for(t
 )
 def test_a_batch_does_not_wait_for_other_nodes(tmp_path: Path, node: str, applied: bool, pods: str, told: str) -> None:
     """One of the cluster that is dead would keep those out of work that were drained."""
-    kubectl = tmp_path / "kubectl"
-    kubectl.write_text(KUBECTL, encoding="utf-8")
-    kubectl.chmod(0o755)
-    (tmp_path / "kubectl.pods").write_text(pods.replace("\n Pending", ""), encoding="utf-8")
+    asked = asked_by_kubectl(tmp_path, pods.replace("\n Pending", ""))
     (tmp_path / "kubectl.nodes").write_text(DEAD, encoding="utf-8")
     look = {"name": "gpufarm.core.kubernetes", "public": True, "tasks_from": "look.yml"}
     tasks = yaml.safe_load((ROOT / "roles/kubernetes_node/tasks/preflight.yml").read_text(encoding="utf-8"))
@@ -108,8 +110,7 @@ def test_a_batch_does_not_wait_for_other_nodes(tmp_path: Path, node: str, applie
             {"ansible.builtin.import_role": WAIT, "run_once": True},
             {"ansible.builtin.import_role": VERIFY},
         ],
-        kubernetes_kubectl=str(kubectl),
-        kubernetes_kubeconfig="/etc/kubernetes/admin.conf",
+        **asked,
         kubernetes_device_plugin_timeout=7,
         kubernetes_node_name=node,
         common_scope="kubernetes",
@@ -121,17 +122,13 @@ def test_a_batch_does_not_wait_for_other_nodes(tmp_path: Path, node: str, applie
 def test_an_api_that_does_not_answer_is_no_cluster_without_labels(tmp_path: Path) -> None:
     """The limit is a text where it comes by -e."""
     refused = "The connection to the server 10.0.0.1:6443 was refused - did you specify the right host or port?"
-    kubectl = tmp_path / "kubectl"
-    kubectl.write_text(KUBECTL, encoding="utf-8")
-    kubectl.chmod(0o755)
-    (tmp_path / "kubectl.pods").write_text("", encoding="utf-8")
+    asked = asked_by_kubectl(tmp_path, "")
     (tmp_path / "kubectl.refused").write_text(refused, encoding="utf-8")
     known = {"name": "gpufarm.core.kubernetes", "public": True, "tasks_from": "look.yml"}
     code, said = run(
         tmp_path,
         [{"ansible.builtin.include_role": each} for each in (known, WAIT, VERIFY)],
-        kubernetes_kubectl=str(kubectl),
-        kubernetes_kubeconfig="/etc/kubernetes/admin.conf",
+        **asked,
         kubernetes_device_plugin_timeout="7",
     )
     assert code == 2 and "(3 retries left)" in said, said
@@ -139,10 +136,7 @@ def test_an_api_that_does_not_answer_is_no_cluster_without_labels(tmp_path: Path
 
 
 def test_a_node_without_gpus_keeps_no_other_of_its_batch(tmp_path: Path) -> None:
-    kubectl = tmp_path / "kubectl"
-    kubectl.write_text(KUBECTL, encoding="utf-8")
-    kubectl.chmod(0o755)
-    (tmp_path / "kubectl.pods").write_text("gpu-7 Running\ngpu-8 Running\n", encoding="utf-8")
+    asked = asked_by_kubectl(tmp_path, "gpu-7 Running\ngpu-8 Running\n")
     (tmp_path / "kubectl.nodes").write_text(DEAD.replace("gpu-7", "gpu-9"), encoding="utf-8")
     node = yaml.safe_load((ROOT / "playbooks/tasks/kubernetes_node.yml").read_text(encoding="utf-8"))
     begin = [task["name"] for task in node].index("Have the device plugin")
@@ -153,8 +147,7 @@ def test_a_node_without_gpus_keeps_no_other_of_its_batch(tmp_path: Path) -> None
         [{"ansible.builtin.set_fact": facts}, *node[begin:-1], back],
         ["gpu-8", "gpu-9"],
         kubernetes_api_host="gpu-9",
-        kubernetes_kubectl=str(kubectl),
-        kubernetes_kubeconfig="/etc/kubernetes/admin.conf",
+        **asked,
         kubernetes_device_plugin_timeout=7,
         common_scope="kubernetes",
     )
