@@ -106,6 +106,15 @@ def telling_event(events: Iterable[Mapping[str, Any]]) -> str | None:
     return told
 
 
+def not_started(events: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether Docker had the image and all else of a container, and then did not start it.
+
+    On a machine that is busy this happens to one in thousands, whatever GPU it was given.
+    """
+    texts = (event.get("DisplayMessage") or "" for event in events if event.get("Type") == "Driver Failure")
+    return any(text.startswith("Failed to start container ") for text in texts)
+
+
 _FAILED_STEPS = (
     (
         re.compile(r"runtime .*not (found|allowed)|unknown.*runtime", re.IGNORECASE),

@@ -34,6 +34,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs.obstacles 
     explain_placement,
     failed_task,
     newest_failures,
+    not_started,
     telling_event,
 )
 from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs.records import (
@@ -45,8 +46,10 @@ from ansible_collections.gpufarm.core.plugins.module_utils.nomad_jobs.records im
 from ansible_collections.gpufarm.core.plugins.module_utils.problem import Finding, Problem, problem_of
 from ansible_collections.gpufarm.core.plugins.module_utils.text import one_line
 
-# Within a run only; what is still lost at its end has the code log_unreadable.
+# Within a run only: what says nothing of a GPU and is tried once more, and the code that it has where it is so again.
 LOG_LOST = "log_lost"
+NOT_STARTED = "not_started"
+TRIED_AGAIN = {LOG_LOST: "log_unreadable", NOT_STARTED: "task_failed"}
 
 
 # Seconds. The log comes to the disk of the node some time after the task has ended.
@@ -124,17 +127,14 @@ def prove(run: Run, work: Sequence[tuple[nomad.Node, Sequence[Pin]]]) -> dict[Pi
 
 
 def prove_node(run: Run, node: nomad.Node, pins: Sequence[Pin]) -> dict[Pin, JobResult]:
-    """One node's job from its registration to its end, and another one for logs that were lost."""
+    """One node's job from its registration to its end, and another one for what says nothing of a GPU."""
     results: dict[Pin, JobResult] = {}
     for attempt, linger in enumerate(LINGER_S, start=1):
-        again = [pin for pin in pins if pin not in results or results[pin].code == LOG_LOST]
+        again = [pin for pin in pins if pin not in results or results[pin].code in TRIED_AGAIN]
         if again and (not results or run.seconds_left() > linger):
             results.update(_prove_once(run, f"{PREFIX}{run.name}-{node['id']}-{attempt}", node, again, linger))
-    return {pin: _settled(result) for pin, result in results.items()}
-
-
-def _settled(result: JobResult) -> JobResult:
-    return dataclasses.replace(result, code="log_unreadable") if result.code == LOG_LOST else result
+    settled = {pin: TRIED_AGAIN.get(result.code or "", result.code) for pin, result in results.items()}
+    return {pin: dataclasses.replace(result, code=settled[pin]) for pin, result in results.items()}
 
 
 def _prove_once(run: Run, name: str, node: nomad.Node, pins: Sequence[Pin], linger: int) -> dict[Pin, JobResult]:
@@ -391,7 +391,10 @@ def _judge(run: Run, pin: Pin, name: str, last: bool) -> JobResult | None:
         found = f"a log of the task without its end, {LOG_WAIT_S:g} s after the task"
         finding = dataclasses.replace(_unreadable(None), code=LOG_LOST, found=found)
     else:
-        finding = failed_task(state.get("Events") or (), stderr, stopped)
+        events = state.get("Events") or ()
+        finding = failed_task(events, stderr, stopped)
+        if not stopped and not_started(events):
+            finding = dataclasses.replace(finding, code=NOT_STARTED)
     return result_of(
         pin, finding, allocation_id=name, assigned=assigned, seen=seen, isolated=isolated, benchmark=benchmark
     )

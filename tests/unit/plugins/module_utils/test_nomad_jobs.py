@@ -631,6 +631,20 @@ def test_an_image_that_cannot_be_pulled(nomad_server: FakeNomad) -> None:
     assert told.startswith(f"Node node00000, GPU {uuid}: found that the task failed (Failed to pull `gpufarm-none:1`: ")
     assert "Next step: check the image's name" in told
     assert [result.verdict for result in results.values()].count("ok") == 3
+    assert len(nomad_server.registered) == 2
+
+
+def test_a_container_that_does_not_start_is_tried_once_more(nomad_server: FakeNomad) -> None:
+    uuids = nomad_server.uuids()
+    nomad_server.fates[uuids[0]] = Fate(starts_from_job=2)
+    nomad_server.fates[uuids[1]] = Fate(starts_from_job=3)
+    results = proven(nomad_server)
+    assert (results[uuids[0]].verdict, results[uuids[0]].code) == ("ok", None)
+    assert (results[uuids[1]].verdict, results[uuids[1]].code) == ("failed", "task_failed")
+    assert "(Failed to start container 40fbd" in (results[uuids[1]].found or "")
+    assert CHECK_TOOLKIT in (results[uuids[1]].message or "")
+    again = [job for job in nomad_server.registered if job["ID"].endswith("-2")]
+    assert [len(job["TaskGroups"]) for job in again] == [2]
 
 
 def test_a_container_without_nvidia_smi(nomad_server: FakeNomad) -> None:
