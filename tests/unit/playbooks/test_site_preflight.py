@@ -95,22 +95,34 @@ def test_the_variable_at_fault_is_named(tmp_path: Path) -> None:
     assert "nomad_server_bootstrap_expect" in output
 
 
-TEXTS = {"nomad_client_servers": "10.0.0.5", "node_tuning_services": "docker"}
-BLANK = {"nomad_advertise_addr": None, "node_tuning_memlock": None}
+def options(**kind: str) -> dict[str, dict[str, Any]]:
+    """Return what the specifications of the roles of site.yml have of this kind."""
+    found: dict[str, dict[str, Any]] = {}
+    for path in sorted(ROOT.glob("roles/*/meta/argument_specs.yml")):
+        if path.parent.parent.name != "farm":
+            of_role = yaml.safe_load(path.read_text(encoding="utf-8"))["argument_specs"]["main"]["options"]
+            found |= {name: option for name, option in of_role.items() if kind.items() <= option.items()}
+    return {name: found[name] for name in sorted(found)}
+
+
+TEXTS = {name: option.get("choices", ["a"])[0] for name, option in options(type="list", elements="str").items()}
+# Ansible itself refuses nothing for all other types.
+BLANK = dict.fromkeys(name for name, option in options(type="str").items() if "choices" not in option)
+# GPUs are named by text as well.
+BY_TEXT = "nomad_device_nvidia_ignored_gpu_ids"
 TOLD_TEXTS = (
-    "node_tuning_services, nomad_client_servers is a text, as INI files and `-e name=value` give it. Expected: a list "
-    "such as [a, b]. Next step: write it so in a YAML file, or give it to -e as JSON."
+    f"{', '.join(name for name in TEXTS if name != BY_TEXT)} is a text, as INI files and `-e name=value` give it. "
+    "Expected: a list such as [a, b]. Next step: write it so in a YAML file, or give it to -e as JSON."
 )
 TOLD_BLANK = (
-    'node_tuning_memlock, nomad_advertise_addr is blank. Expected: a value, or "" or [] for none. Next step: give it '
-    "one, or take it out."
+    f'{", ".join(BLANK)} is blank. Expected: a value, or "" or [] for none. Next step: give it one, or take it out.'
 )
 
 
 def test_a_text_for_a_list_and_nothing_for_a_value_are_refused_before_a_node_is_asked(tmp_path: Path) -> None:
     """Ansible takes the first for a list, of whose letters each would be an address, and nothing for the text None."""
-    # GPUs are named by text as well, and a text that is empty is a value.
-    right = {"nomad_device_nvidia_ignored_gpu_ids": "GPU-1,GPU-2", "nomad_server_gossip_key": "", "cuda_packages": []}
+    # A text that is empty is a value.
+    right = {BY_TEXT: "GPU-1,GPU-2", "nomad_server_gossip_key": "", "cuda_packages": []}
     output, recap = run_site(tmp_path, {"texts": TEXTS, "blank": BLANK, "right": right})
     flat = " ".join(output.split())
     assert f"texts: {TOLD_TEXTS}" in flat and f"blank: {TOLD_BLANK}" in flat, output
