@@ -5,7 +5,7 @@
 
 A module that one run has packed is there for the next, as it is for the next task of the same run; so is the code
 into which a template was compiled. Plugins of templates, which each process of a task would load for itself, are
-loaded by its parent. What Ansible does without a module needs no process of its own. Nobody looks for garbage in a run
+loaded by its parent. What Ansible does without a module, and what it skips, needs no process of its own. Nobody looks for garbage in a run
 that ends soon.
 """
 
@@ -30,6 +30,7 @@ from ansible import constants
 from ansible._internal import _task as tasks
 from ansible._internal._templating import _jinja_bits as templating
 from ansible.executor.process import worker
+from ansible.playbook.task import Task
 from ansible.plugins.callback import CallbackBase
 from ansible.plugins.loader import filter_loader, test_loader
 from ansible.release import __version__
@@ -133,31 +134,64 @@ IN_ANSIBLE = frozenset(
 )
 
 
-def without_processes(process: Any) -> None:
-    """Have tasks of Ansible itself done by who would begin a process for each.
+class Begins(BaseException):
+    """A task is not skipped, and is one of those for which a process begins."""
+
+
+class Kept:
+    """Keeps what a task says until it is known that it is all, for who would have been told."""
+
+    def __init__(self) -> None:
+        self._said: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *values, **options: self._said.append((name, values, options))
+
+    def tell(self, whom: Any) -> None:
+        for name, values, options in self._said:
+            getattr(whom, name)(*values, **options)
+
+
+def without_processes(process: Any, task_class: Any) -> None:
+    """Have tasks of Ansible itself, and those that are skipped, done by who would begin a process for each.
 
     Such a process changes its own copies of the task and of the variables, so these are copied; its answer takes the
-    same way. The other generation's processes are others, and begin.
+    same way. Whether a task is skipped is known before the rest of it is looked at. The other generation's processes are
+    others, and begin.
     """
-    begin = process.start
+    begin, validate = process.start, task_class.post_validate
+    asked = False
+
+    def post_validate(of: Any, templar: Any) -> None:
+        if asked and (of.resolved_action not in IN_ANSIBLE or of.timeout or of.until):
+            raise Begins
+        validate(of, templar)
 
     def start(of: Any) -> None:
+        nonlocal asked
         task = of._task
-        if task.resolved_action not in IN_ANSIBLE or task.timeout or task.until:
-            begin(of)
-            return
         own = task.copy(exclude_parent=True)
         own._parent = task._parent
-        with tasks.TaskContext(own):
-            answer = worker.TaskExecutor(
-                of._host, own, dict(of._task_vars), of._play_context, of._loader, of._shared_loader_obj, of._final_q,
-                of._variable_manager,
-            ).run()  # fmt: skip
+        said = Kept()
+        asked = True
+        try:
+            with tasks.TaskContext(own):
+                answer = worker.TaskExecutor(
+                    of._host, own, dict(of._task_vars), of._play_context, of._loader, of._shared_loader_obj, said,
+                    of._variable_manager,
+                ).run()  # fmt: skip
+        except Begins:
+            asked = False
+            begin(of)
+            return
+        finally:
+            asked = False
+        said.tell(of._final_q)
         of._final_q.send_task_result(
             worker._RawTaskResult(host=of._host, task=own, return_data=answer, task_fields=own.dump_attrs())
         )
 
-    process.start = start
+    process.start, task_class.post_validate = start, post_validate
 
 
 class CallbackModule(CallbackBase):  # type: ignore[misc]
@@ -172,7 +206,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         self.read_plugins()
         Compiled().share(templating.AnsibleEnvironment)
         if hasattr(worker, "_RawTaskResult"):
-            without_processes(worker.WorkerProcess)
+            without_processes(worker.WorkerProcess, Task)
         of_this_run = Path(constants.DEFAULT_LOCAL_TMP) / "ansiballz_cache"
         if not of_this_run.exists():
             of_this_run.symlink_to(folder())
