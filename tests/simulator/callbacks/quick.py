@@ -5,8 +5,8 @@
 
 A module that one run has packed is there for the next, as it is for the next task of the same run; so is the code
 into which a template was compiled. Plugins of templates, which each process of a task would load for itself, are
-loaded by its parent. What Ansible does without a module, and what it skips, needs no process of its own. Nobody looks for garbage in a run
-that ends soon.
+loaded by its parent. What Ansible does without a module, and what it skips, needs no process of its own. Nobody looks
+for garbage in a run that ends soon.
 """
 
 from __future__ import annotations
@@ -156,8 +156,8 @@ def without_processes(process: Any, task_class: Any) -> None:
     """Have tasks of Ansible itself, and those that are skipped, done by who would begin a process for each.
 
     Such a process changes its own copies of the task and of the variables, so these are copied; its answer takes the
-    same way. Whether a task is skipped is known before the rest of it is looked at. The other generation's processes are
-    others, and begin.
+    same way. Whether a task is skipped is known before the rest of it is looked at. The other generation's processes
+    are others, and begin.
     """
     begin, validate = process.start, task_class.post_validate
     asked = False
