@@ -50,6 +50,22 @@ REQUIRED: list[tuple[str, str, dict[str, Any], str]] = [
         "role of the collection. Next step: use gpufarm.core.nomad_client, nomad_server, container_toolkit, "
         "nvidia_driver or cuda.",
     ),
+    ("farm/tasks/accept_before.yml", "Require a number of nodes", {"accept_max_closed": "20%"}, ""),
+    (
+        "farm/tasks/accept_before.yml",
+        "Require a number of nodes",
+        {"accept_max_closed": "2\n"},
+        "accept_max_closed is 2\n. Expected: a number of nodes such as 2, or a percentage such as 20%. Next step: set "
+        "it to one.",
+    ),
+    ("farm/tasks/report_options.yml", "Require a path of a page", {"report_path": "a.html"}, ""),
+    (
+        "farm/tasks/report_options.yml",
+        "Require a path of a page",
+        {"report_path": "a.html\n"},
+        "report_path is a.html\n. Expected: a path that ends in .html, because the same data is written beside it as "
+        ".json. Next step: set report_path to such a path, or leave it out.",
+    ),
     ("farm/tasks/bundle_wanted.yml", "Require a folder for the bundle", {"gpufarm_bundle": "/srv/bundle"}, ""),
     (
         "farm/tasks/bundle_wanted.yml",
@@ -140,7 +156,7 @@ REQUIRED: list[tuple[str, str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("path", "name", "given", "told"), REQUIRED)
 def test_what_a_task_requires(path: str, name: str, given: dict[str, Any], told: str) -> None:
-    host = "localhost" if "report" in path else "node1"
+    host = "localhost" if "report_folder" in path else "node1"
     assert told_by(path, name, **given) == (f"{host}: {told}" if told else "")
 
 
