@@ -129,8 +129,8 @@ notes:
     C(context_failed), C(hung), C(crashed), C(failed), C(memory_errors), C(wrong_results), C(slow_memory), C(slow_fp32)
     and C(slow_tensor). If there are several, the code is the worst's, and all are told. C(failed) is also a task of
     which something is told that cannot be judged."
-  - A task whose container Docker did not start, which happens on a busy machine whatever the GPU is, and one whose log
-    was lost, say nothing of a GPU. Each is tried once more, and has failed if it is so again.
+  - A task whose container Docker did not start for nothing that has to do with a GPU, as it happens on a busy machine,
+    and one whose log was lost, say nothing of a GPU. Each is tried once more, and has failed if it is so again.
   - The program comes with the job, once for each node and packed, in its meta. Each of its steps may take a fourth of
     O(timeout), 60 seconds at most.
   - "The codes of GPUs that are V(busy) are: C(gpu_busy), another allocation holds the GPU; C(node_full), the node has

@@ -51,6 +51,9 @@ LOG_LOST = "log_lost"
 NOT_STARTED = "not_started"
 TRIED_AGAIN = {LOG_LOST: "log_unreadable", NOT_STARTED: "task_failed"}
 
+# What a second attempt may say without a word on the task: who waits for a GPU has it as soon as the first has ended.
+NO_WORD = ("gpu_busy", "node_full", "not_begun", "not_placed", "timeout")
+
 
 # Seconds. The log comes to the disk of the node some time after the task has ended.
 LOG_WAIT_S = 10.0
@@ -132,7 +135,10 @@ def prove_node(run: Run, node: nomad.Node, pins: Sequence[Pin]) -> dict[Pin, Job
     for attempt, linger in enumerate(LINGER_S, start=1):
         again = [pin for pin in pins if pin not in results or results[pin].code in TRIED_AGAIN]
         if again and (not results or run.seconds_left() > linger):
-            results.update(_prove_once(run, f"{PREFIX}{run.name}-{node['id']}-{attempt}", node, again, linger))
+            found = _prove_once(run, f"{PREFIX}{run.name}-{node['id']}-{attempt}", node, again, linger)
+            for pin, result in found.items():
+                if pin not in results or results[pin].code != NOT_STARTED or result.code not in NO_WORD:
+                    results[pin] = result
     settled = {pin: TRIED_AGAIN.get(result.code or "", result.code) for pin, result in results.items()}
     return {pin: dataclasses.replace(result, code=settled[pin]) for pin, result in results.items()}
 

@@ -160,36 +160,43 @@ def without_processes(process: Any, task_class: Any) -> None:
     are others, and begin.
     """
     begin, validate = process.start, task_class.post_validate
-    asked = False
+    skipping = False
 
     def post_validate(of: Any, templar: Any) -> None:
-        if asked and (of.resolved_action not in IN_ANSIBLE or of.timeout or of.until):
+        if skipping:
             raise Begins
         validate(of, templar)
 
-    def start(of: Any) -> None:
-        nonlocal asked
-        task = of._task
-        own = task.copy(exclude_parent=True)
-        own._parent = task._parent
-        said = Kept()
-        asked = True
+    def answered(of: Any, whom: Any) -> bool:
+        nonlocal skipping
+        own = of._task.copy(exclude_parent=True)
+        own._parent = of._task._parent
+        skipping = whom is not of._final_q
         try:
             with tasks.TaskContext(own):
                 answer = worker.TaskExecutor(
-                    of._host, own, dict(of._task_vars), of._play_context, of._loader, of._shared_loader_obj, said,
+                    of._host, own, dict(of._task_vars), of._play_context, of._loader, of._shared_loader_obj, whom,
                     of._variable_manager,
                 ).run()  # fmt: skip
         except Begins:
-            asked = False
-            begin(of)
-            return
+            return False
         finally:
-            asked = False
-        said.tell(of._final_q)
-        of._final_q.send_task_result(
+            skipping = False
+        whom.send_task_result(
             worker._RawTaskResult(host=of._host, task=own, return_data=answer, task_fields=own.dump_attrs())
         )
+        return True
+
+    def start(of: Any) -> None:
+        task = of._task
+        if task.resolved_action in IN_ANSIBLE and not (task.timeout or task.until):
+            answered(of, of._final_q)
+            return
+        said = Kept()
+        if answered(of, said):
+            said.tell(of._final_q)
+        else:
+            begin(of)
 
     process.start, task_class.post_validate = start, post_validate
 

@@ -121,8 +121,14 @@ TOLD_BLANK = (
 
 def test_a_text_for_a_list_and_nothing_for_a_value_are_refused_before_a_node_is_asked(tmp_path: Path) -> None:
     """Ansible takes the first for a list, of whose letters each would be an address, and nothing for the text None."""
-    # A text that is empty is a value.
-    right = {BY_TEXT: "GPU-1,GPU-2", "nomad_server_gossip_key": "", "cuda_packages": []}
+    # A text that is empty is a value, and what the hosts of Windows have is nothing of a node's.
+    right = {
+        BY_TEXT: "GPU-1,GPU-2",
+        "wsl_ports": "22",
+        "wsl_version_min": None,
+        "nomad_server_gossip_key": "",
+        "cuda_packages": [],
+    }
     output, recap = run_site(tmp_path, {"texts": TEXTS, "blank": BLANK, "right": right})
     flat = " ".join(output.split())
     assert f"texts: {TOLD_TEXTS}" in flat and f"blank: {TOLD_BLANK}" in flat, output

@@ -343,6 +343,8 @@ def test_what_cannot_be_done_is_refused_with_what_to_do() -> None:
         (case(minikube_release_url="http://robot:1/s3cret@h/m"), "minikube_release_url is no address. Expected: one"),
         (case(minikube_release_url="http://robot:s3/cret@h/m"), "minikube_release_url is no address. Expected: one"),
         (case(minikube_release_url="http://robot:s3cret@[::1]:80/m"), ""),
+        (case(minikube_release_url="http://mirror/m\n"), "minikube_release_url is no address. Expected: one"),
+        (case(minikube_release_url="http://mirror\n/m"), "minikube_release_url is no address. Expected: one"),
         (case(minikube_checksum="abc"), 'the checksum of minikube 1.38.1 is "abc". Expected'),
         (case(_common_bundle="/srv/bundle"), "gpufarm_bundle is set, and minikube_path is empty. Expected"),
         (case(_common_bundle="/srv/bundle", minikube_path="/srv/minikube"), ""),

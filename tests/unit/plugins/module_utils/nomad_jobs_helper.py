@@ -93,6 +93,8 @@ class Fate:
     unplaced: str | None = None
     """Name of recorded evaluations of a job that was not placed."""
     unplaced_for_s: float = math.inf
+    unplaced_from_job: int = 1
+    """Which of the jobs on this GPU is the first that is not placed."""
     fails: bool = False
     """The image cannot be pulled."""
     starts_from_job: int = 1
@@ -111,7 +113,9 @@ class Fate:
 
     def waits(self, job: dict[str, Any]) -> bool:
         """Whether Nomad has not placed the task yet."""
-        return self.unplaced is not None and time.monotonic() - job["began"] < self.unplaced_for_s
+        if self.unplaced is None or int(job["ID"].rpartition("-")[2]) < self.unplaced_from_job:
+            return False
+        return time.monotonic() - job["began"] < self.unplaced_for_s
 
 
 class FakeNomad:

@@ -647,6 +647,26 @@ def test_a_container_that_does_not_start_is_tried_once_more(nomad_server: FakeNo
     assert [len(job["TaskGroups"]) for job in again] == [2]
 
 
+def test_a_gpu_that_another_has_meanwhile_has_not_become_a_busy_one(nomad_server: FakeNomad) -> None:
+    """Who waits for a GPU has it as soon as the job whose container did not start is purged."""
+    uuid = nomad_server.uuids()[0]
+    nomad_server.fates[uuid] = Fate(starts_from_job=9, unplaced="gpu", unplaced_from_job=2)
+    result = proven(nomad_server)[uuid]
+    assert (result.verdict, result.code) == ("failed", "task_failed")
+    assert "(Failed to start container 40fbd" in (result.found or "")
+
+
+def test_a_container_that_does_not_start_for_its_gpu_is_not_tried_again() -> None:
+    said = "Failed to start container 1: Error response from daemon: OCI runtime create failed: "
+    for cause in (
+        "nvidia-container-cli: device error: GPU-1: unknown device",
+        "unresolvable CDI devices nvidia.com/gpu",
+    ):
+        assert not obstacles.not_started([event(said + cause)])
+    assert obstacles.not_started([event(said + "read init-p: connection reset by peer")])
+    assert not obstacles.not_started([{"Type": "Terminated", "DisplayMessage": said}])
+
+
 def test_a_container_without_nvidia_smi(nomad_server: FakeNomad) -> None:
     uuid = nomad_server.uuids()[0]
     nomad_server.fates[uuid] = Fate(
