@@ -150,7 +150,7 @@ gpus:
       elements: str
       sample: [enable MIG, "create 1g.10gb at 0"]
     processes:
-      description: Processes on instances that go, or on a GPU whose MIG mode changes.
+      description: Processes on instances that go, or on a GPU whose MIG mode changes, or that they are unknown.
       type: list
       elements: str
       sample: ["1234 (python)"]
@@ -288,6 +288,8 @@ class Target:
     def in_the_way(self, steps: Plan) -> list[str]:
         """Processes that what is to be done would end."""
         going = {instance.id for instance in steps.destroy}
+        if self.gpu["processes"] is None and (going or not self.mode_fits):
+            return ["unknown ones, as nvidia-smi lists none"]
         return [
             f"{process['pid']} ({process['name']})"
             for process in self.gpu["processes"] or []

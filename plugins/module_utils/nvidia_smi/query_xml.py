@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import Any, NoReturn, cast
 
@@ -22,7 +23,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.facts impo
     TemperatureLimits,
     empty_gpu,
 )
-from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.failures import damaged
+from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.failures import NvidiaSmiError, damaged
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.values import (
     GPU_STATES,
     bare,
@@ -416,11 +417,8 @@ def _gpu_of_xml(element: _Node, index: int) -> Gpu:
     return gpu
 
 
-def parse_query_xml(text: str) -> Answer:
-    """C(nvidia-smi -q -x) as driver_version, cuda_version, attached_gpus and gpus; NvidiaSmiError when damaged."""
-    if len(text) > MAX_OUTPUT_BYTES:
-        raise damaged(f"nvidia-smi printed more than {MAX_OUTPUT_BYTES} bytes of XML; it was not read.")
-    root = _read_tree(_mend_process_names(text))
+def _answer_of(text: str) -> Answer:
+    root = _read_tree(text)
     if root.name != "nvidia_smi_log":
         raise damaged(f"The output is XML, but its root is <{root.name}> where nvidia-smi writes <nvidia_smi_log>.")
     elements = [child for child in root.children if child.name == "gpu"]
@@ -430,6 +428,45 @@ def parse_query_xml(text: str) -> Answer:
         "attached_gpus": int_of(root.value("attached_gpus")),
         "gpus": [_gpu_of_xml(element, index) for index, element in enumerate(elements)],
     }
+
+
+_GPU = re.compile(r"\n[ \t]+<gpu id=")
+
+
+_ATTACHED = re.compile(r"<attached_gpus>([0-9]{1,4})</attached_gpus>")
+
+
+def _without_processes(text: str) -> str:
+    start, closing = text.find("<processes>"), "</processes>"
+    end = text.rfind(closing)
+    return text[:start] + text[end + len(closing) :] if 0 <= start < end else text
+
+
+def parse_query_xml(text: str) -> Answer:
+    """C(nvidia-smi -q -x) as driver_version, cuda_version, attached_gpus and gpus; NvidiaSmiError when damaged.
+
+    A name that is not escaped can be more than one: it ends its process, adds elements or a GPU, or hides one. Whatever
+    leaves the list of processes needs a second end of it. Then what the lists hold is unknown, and nothing else.
+    """
+    if len(text) > MAX_OUTPUT_BYTES:
+        raise damaged(f"nvidia-smi printed more than {MAX_OUTPUT_BYTES} bytes of XML; it was not read.")
+    text = _mend_process_names(text)
+    # Both are before the first name.
+    border, told = _GPU.search(text), _ATTACHED.search(text)
+    parts = text.split(border.group()) if border else [text]
+    count, attached = len(parts) - 1, int(told.group(1)) if told else None
+    honest = all(part.count("</processes>") <= 1 for part in parts)
+    # Fewer are told where one alone is asked for.
+    if honest and (attached is None or count <= attached):
+        with contextlib.suppress(NvidiaSmiError):
+            answer = _answer_of(text)
+            if not border or len(answer["gpus"]) == count:
+                return answer
+    if attached == 1:
+        return _answer_of(_without_processes(text))
+    if attached is not None and count > attached:
+        raise damaged(f"The XML has {count} GPUs where {attached} are attached; the name of a process may hold one.")
+    return _answer_of((border.group() if border else "").join(map(_without_processes, parts)))
 
 
 def split_xml(output: str) -> tuple[str, str]:

@@ -617,6 +617,70 @@ def test_process_names_are_not_escaped_by_older_drivers(name: str) -> None:
     ]
 
 
+LOST = INJECTED.replace("<uuid>GPU-1</uuid>", "<uuid>GPU is lost</uuid>")
+SPACED = LOST.replace("><used", "> <used")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(LOST.replace("><used", f">{blank}<used") for blank in (" ", "\n", "\n\t\t\t\t")),
+        "x</process_name> <used_memory>",
+        # Another one that looks like the driver's own, and one that is half there.
+        SPACED.replace("<gpu", "\n    <gpu"),
+        "x</process_name> <used_memory></processes></gpu>\n    <gpu id=",
+        # Without another GPU.
+        SPACED.replace('</gpu><gpu id="0">', ""),
+        SPACED.replace("</processes></gpu>", "</processes><gpu_recovery_action>Reset</gpu_recovery_action></gpu>"),
+        "x</process_name> <used_memory><!--",
+    ],
+)
+def test_a_process_name_says_nothing_of_a_gpu(name: str) -> None:
+    """What such a name hides is unknown: the processes, and no more."""
+    honest = nvidia_smi.parse_query_xml(with_process_named("python"))
+    honest["gpus"][0]["processes"] = None
+    assert nvidia_smi.parse_query_xml(with_process_named(name)) == honest
+
+
+def with_names(*names: str) -> str:
+    """A document of two GPUs, each with one process."""
+    document = (CORPUS / "590.44.01-2x-rtx-a5000.xml").read_text(encoding="utf-8")
+    start, *ends = re.split(r"(?<=<processes>).*?(?=</processes>)", document, flags=re.DOTALL)
+    assert len(ends) == len(names) == 2
+    return start + "".join(
+        f"<process_info><process_name>{name}</process_name>\n<used_memory>1 MiB</used_memory></process_info>{end}"
+        for name, end in zip(names, ends, strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        (SPACED, "b"),
+        ("a", SPACED),
+        # One takes the place of another GPU, of which a comment makes nothing.
+        (f"{SPACED}</process_name> <used_memory><!--", "x</process_name> <used_memory>--><used_memory>"),
+    ],
+)
+def test_a_process_name_says_nothing_of_a_neighbour(names: tuple[str, str]) -> None:
+    honest = nvidia_smi.parse_query_xml(with_names("a", "b"))
+    for gpu in honest["gpus"]:
+        assert len(gpu["processes"]) == 1
+        gpu["processes"] = None
+    assert nvidia_smi.parse_query_xml(with_names(*names)) == honest
+
+
+def test_no_gpu_is_taken_from_a_name_that_looks_like_the_drivers_own() -> None:
+    told = refused(nvidia_smi.parse_query_xml, with_names(SPACED.replace("<gpu", "\n\t<gpu"), "b"))
+    assert told.startswith("The XML has 3 GPUs where 2 are attached")
+
+
+def test_one_gpu_alone_keeps_its_processes() -> None:
+    """Asked for with -i: what is attached is told of all."""
+    document = with_process_named("python").replace("attached_gpus>1<", "attached_gpus>8<")
+    assert [each["pid"] for each in nvidia_smi.parse_query_xml(document)["gpus"][0]["processes"]] == [675, 5762]
+
+
 @pytest.mark.parametrize(
     ("written", "name"),
     [

@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 import yaml
 from ansible_collections.gpufarm.core.plugins.module_utils.commands import Command
-from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi import gathering
+from ansible_collections.gpufarm.core.plugins.module_utils.mig.listings import Instance
+from ansible_collections.gpufarm.core.plugins.module_utils.mig.planning import Plan
+from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi import empty_gpu, gathering
 from ansible_collections.gpufarm.core.plugins.modules import nvidia_mig
 from ansible_collections.gpufarm.core.tests.unit.plugins.modules import release_helper as helper
 
@@ -182,6 +184,16 @@ def test_a_process_in_the_way_is_named_and_nothing_is_done(machine: Callable[[st
     assert made.node.csv("mig.mode.pending")[0] == ["Disabled"]
     announced = made.run(check=True, gpus=[{"index": 0, "layout": SEVEN}])
     assert announced["gpus"][0]["processes"] == ["4242 (python)"]
+
+
+def test_where_nobody_knows_who_computes_all_of_it_is_in_the_way() -> None:
+    gpu = {**empty_gpu(), "mig_mode": "Enabled", "processes": None}
+    instance = Instance(1, "1g.10gb", 0, 1, ("1g.10gb",))
+    target = nvidia_mig.Target(gpu, SEVEN, [], [instance])
+    unknown = ["unknown ones, as nvidia-smi lists none"]
+    assert target.in_the_way(Plan((instance,), ())) == unknown
+    assert target.in_the_way(Plan((), ())) == []
+    assert dataclasses.replace(target, layout={}).in_the_way(Plan((), ())) == unknown
 
 
 def test_an_ampere_that_nobody_holds_needs_no_reset(machine: Callable[[str], Machine]) -> None:
