@@ -305,7 +305,9 @@ gpus:
       type: int
       sample: 0
     xids:
-      description: Xids that the kernel logged of the GPU meanwhile.
+      description:
+        - Xids that the kernel logged of the GPU meanwhile. For a MIG device those are left out that say nothing of the
+          GPU, as of a job that failed, which may be of another MIG device.
       type: list
       elements: str
       sample: []
@@ -443,6 +445,7 @@ from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi import (
 from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi.facts import EccCounts
 from ansible_collections.gpufarm.core.plugins.module_utils.pci import normal_bus_id
 from ansible_collections.gpufarm.core.plugins.module_utils.problem import Finding, FoundError, problem_of
+from ansible_collections.gpufarm.core.plugins.module_utils.xid import IGNORE, lookup
 from ansible_collections.gpufarm.core.plugins.module_utils.xid_events import Event
 
 ROOT = "/"
@@ -551,12 +554,16 @@ def _more(before: Gpu | None, after: Gpu | None, kind: str) -> int | None:
     return None if ecc[0] is None or ecc[1] is None else max(ecc[1] - ecc[0], 0)
 
 
-def xids_of(events: Iterable[Event], gpu: Gpu | None) -> list[str]:
-    address = normal_bus_id(gpu["pci_bus_id"]) if gpu else None
+def xids_of(events: Iterable[Event], device: Device) -> list[str]:
+    address = normal_bus_id(device.gpu["pci_bus_id"]) if device.gpu else None
+    # A MIG device has its address in common with others, whose jobs fail by themselves.
+    shared = device.uuid.startswith("MIG-")
     return [
         f"{event.code}: {event.text}"
         for event in events
-        if address is not None and normal_bus_id(event.pci_bus_id) == address
+        if address is not None
+        and normal_bus_id(event.pci_bus_id) == address
+        and not (shared and lookup(event.number, event.text, event.fatal).severity == IGNORE)
     ]
 
 
@@ -638,7 +645,7 @@ def benchmark(params: Mapping[str, Any], root: str) -> dict[str, Any]:
     for each in devices:
         last = later.get(each.gpu["uuid"]) if each.gpu else None
         load = load_of(answer["samples"], each.gpu["uuid"] if each.gpu else None)
-        xids = xids_of(events, each.gpu)
+        xids = xids_of(events, each)
         card = card_of(each.gpu, last, load, xids)
         device = measured.get(each.uuid) or gpu_benchmark.empty_device(each.uuid)
         findings = gpu_benchmark.judge_device(device, card, thresholds, level)

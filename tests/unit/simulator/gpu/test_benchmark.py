@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 from ansible_collections.gpufarm.core.plugins.module_utils import gpu_benchmark
 from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark import measuring
+from ansible_collections.gpufarm.core.plugins.module_utils.gpu_benchmark.devices import Device
+from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi import empty_gpu
+from ansible_collections.gpufarm.core.plugins.module_utils.xid_events import read_events
 from ansible_collections.gpufarm.core.plugins.modules import nvidia_gpu_benchmark
 from ansible_collections.gpufarm.core.tests.unit.patience import wait_for
 from ansible_collections.gpufarm.core.tests.unit.plugins.modules import release_helper as helper
@@ -296,6 +299,22 @@ def test_mig_devices_are_judged_by_what_they_are(machine: Callable[[str], Machin
     by_kind = {gpu["uuid"].startswith("MIG-"): gpu for gpu in outcome["gpus"]}
     assert by_kind[True]["sm_count"] < 108 and by_kind[True]["percent"]["fp32"] > 90
     assert by_kind[True]["limits"]["memory_gb_per_s"] < 2039 / 2
+
+
+@pytest.mark.parametrize(
+    ("uuid", "number", "told"),
+    [("MIG-1", 31, False), ("MIG-1", 94, True), ("MIG-1", 79, True), ("GPU-1", 31, True), ("GPU-1", 79, True)],
+)
+def test_a_fault_of_a_job_is_not_laid_on_its_neighbours(uuid: str, number: int, told: bool) -> None:
+    """The Xid names the address of the GPU, which all its MIG devices share."""
+    (event,) = read_events([(1.0, f"NVRM: Xid (PCI:0000:3b:00 GPU-I:07): {number}, pid=1, name=a, words")])
+    device = Device(uuid, {**empty_gpu(), "pci_bus_id": "00000000:3B:00.0"})
+    found = nvidia_gpu_benchmark.xids_of([event], device)
+    assert found == ([f"xid_{number}: pid=1, name=a, words"] if told else [])
+    measured = {**gpu_benchmark.empty_device(uuid), "error": None}
+    judged = gpu_benchmark.judge_device(measured, gpu_benchmark.Card(xids=found), gpu_benchmark.Thresholds(), "quick")
+    assert [finding.code for finding in judged] == (["xid"] if told else [])
+    assert nvidia_gpu_benchmark.xids_of([event], Device(uuid, None)) == []
 
 
 def test_only_those_that_were_named(machine: Callable[[str], Machine]) -> None:
