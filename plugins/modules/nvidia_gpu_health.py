@@ -190,7 +190,8 @@ notes:
     O(infiniband_ports) and O(roce_ports) say;
     C(gpu_init_failed), the driver could not start it; C(compute_prohibited), its compute mode lets no job in;
     C(mig_empty), its MIG mode is on and it has no MIG device, so that it can run nothing;
-    C(recovery_action), the driver wants it reset, drained or the node rebooted; C(ecc_uncorrected), more errors than
+    C(recovery_action), the driver wants it reset, drained or the node rebooted, or, as a warning, its IMEX domain
+    recovered; C(ecc_uncorrected), more errors than
     O(ecc_uncorrected_max); C(sram_threshold_exceeded), the card should be replaced; C(row_remap_pending) and
     C(retired_pages_pending), memory waits for a reset to be replaced; C(row_remap_failed), memory could not be
     replaced; C(unrepairable_memory), memory is beyond repair; C(channel_repair_pending) and C(tpc_repair_pending),

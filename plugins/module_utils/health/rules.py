@@ -47,7 +47,11 @@ def _gpu_status(gpu: Gpu, _options: HealthOptions) -> Iterator[Finding]:
     if action is not None and action != "None":
         wanted = action.lower()
         step = "reboot" if "reboot" in wanted else "reset_gpu" if wanted == "reset" else None
-        yield Finding("recovery_action", f"the recovery action {action}", action=step)
+        found, severity = f"the recovery action {action}", None
+        if "imex" in wanted:
+            found += " (IMEX serves NVLink between nodes only)"
+            severity, step = WARNING, "check_configuration"
+        yield Finding("recovery_action", found, severity=severity, action=step)
 
 
 def _gpu_memory(gpu: Gpu, options: HealthOptions) -> Iterator[Finding]:

@@ -341,7 +341,15 @@ def test_every_event_as_recorded() -> None:
     ],
 )
 def test_what_the_driver_wants_is_the_action(wanted: str, action: str) -> None:
-    assert verdict_of(facts_of(recovery_action=wanted))["problems"][0]["action"] == action
+    (problem,) = verdict_of(facts_of(recovery_action=wanted))["problems"]
+    assert (problem["action"], problem["severity"]) == (action, "critical")
+
+
+@pytest.mark.parametrize("wanted", ["Recover IMEX Domain", "imex"])
+def test_a_broken_imex_domain_closes_no_node(wanted: str) -> None:
+    (problem,) = verdict_of(facts_of(recovery_action=wanted))["problems"]
+    assert (problem["action"], problem["severity"]) == ("check_configuration", "warning")
+    assert problem["found"] == f"the recovery action {wanted} (IMEX serves NVLink between nodes only)"
 
 
 def test_persistence_is_windows_business_under_wsl() -> None:
