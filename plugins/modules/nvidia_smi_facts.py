@@ -297,7 +297,9 @@ ansible_facts:
                   type: int
                   sample: 18
             nvlinks:
-              description: The NVLinks. V(null) while MIG is on, when they cannot be asked for. From subset V(nvlink).
+              description: >-
+                The NVLinks. V(null) while MIG is on, when they cannot be asked for, and where one is neither up nor
+                down. From subset V(nvlink).
               type: list
               elements: dict
               contains:

@@ -94,6 +94,10 @@ _NVLINK_GPU = re.compile(r"^GPU [0-9]{1,4}: .+ \(UUID: ([^()\s]+)\)$")
 _NVLINK_LINE = re.compile(r"^Link ([0-9]{1,3}): (?:([0-9]{1,6}(?:\.[0-9]{1,9})?) GB/s|<inactive>)$")
 
 
+# One that sleeps, or what comes after: neither up nor down.
+_NVLINK_OTHER = re.compile(r"^Link [0-9]{1,3}: <[A-Za-z][A-Za-z _-]*>$")
+
+
 # Cards since Blackwell count other things, in other words, among them C(Total link recovery events).
 _NVLINK_ERRORS = re.compile(r"^Link ([0-9]{1,3}): (Replay|Recovery|CRC) Errors: (.*)$")
 
@@ -102,11 +106,12 @@ _NVLINK_COUNTER = re.compile(r"^Link [0-9]{1,3}: [A-Za-z][A-Za-z .()/-]*(?: - [0
 
 
 def parse_nvlink_status(text: str) -> dict[str, list[NvLink] | None]:
-    """C(nvidia-smi nvlink -s -e): the links of each GPU by its UUID, None for one in MIG mode, which is not told.
+    """C(nvidia-smi nvlink -s -e): the links of each GPU by its UUID, None where they are not told, as in MIG mode.
 
     Without C(-e) the counters of errors are None.
     """
     links: dict[str, list[NvLink] | None] = {}
+    unknown: dict[str, list[NvLink] | None] = {}
     uuid = None
     for raw in text.splitlines():
         line = raw.strip()
@@ -124,11 +129,13 @@ def parse_nvlink_status(text: str) -> dict[str, list[NvLink] | None]:
             links[uuid] = [
                 cast(NvLink, {**state, **counted}) if state["link"] == of else state for state in links[uuid] or []
             ]
+        elif _NVLINK_OTHER.match(line):
+            unknown[uuid] = None
         elif "not supported" in line.lower():
             links[uuid] = None
         elif line.startswith("Link") and not _NVLINK_COUNTER.match(line):
             raise damaged(f"nvidia-smi nvlink -s -e printed a line that is no link's state: {line[:200]!r}.")
-    return links
+    return {**links, **unknown}
 
 
 def _nvlink(number: int, speed: str | None) -> NvLink:

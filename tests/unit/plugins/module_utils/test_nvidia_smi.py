@@ -1077,6 +1077,17 @@ def test_cards_that_count_other_errors_have_their_links() -> None:
     assert links == [{"link": 0, "active": True, "speed_gb_per_s": 50.0} | dict.fromkeys(NVLINK_ERRORS)]
 
 
+def test_the_links_of_a_gpu_with_one_in_another_state_are_unknown() -> None:
+    """As one that sleeps, which is neither up nor down; how many are up decides whether some are missing."""
+    text = "GPU 0: X (UUID: GPU-1)\n\t Link 0: {}\n\t Link 1: 25 GB/s\nGPU 1: X (UUID: GPU-2)\n\t Link 0: 25 GB/s\n"
+    for state in ("<sleep>", "<Low Power>"):
+        links = nvidia_smi.parse_nvlink_status(text.format(state))
+        assert links["GPU-1"] is None
+        assert [link["active"] for link in links["GPU-2"] or []] == [True]
+    for damage in ("<>", "<1>", "sleep", "<sleep"):
+        assert refused(nvidia_smi.parse_nvlink_status, text.format(damage))
+
+
 def test_inactive_nvlink() -> None:
     text = "GPU 0: X (UUID: GPU-1)\n\t Link 0: <inactive>\n"
     assert nvidia_smi.parse_nvlink_status(text) == {

@@ -16,7 +16,7 @@ import yaml
 from ansible_collections.gpufarm.core.plugins.module_utils.commands import Command
 from ansible_collections.gpufarm.core.plugins.module_utils.mig.listings import Instance
 from ansible_collections.gpufarm.core.plugins.module_utils.mig.planning import Plan
-from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi import empty_gpu, gathering
+from ansible_collections.gpufarm.core.plugins.module_utils.nvidia_smi import Gpu, empty_gpu, gathering
 from ansible_collections.gpufarm.core.plugins.modules import nvidia_mig
 from ansible_collections.gpufarm.core.tests.unit.plugins.modules import release_helper as helper
 
@@ -187,7 +187,7 @@ def test_a_process_in_the_way_is_named_and_nothing_is_done(machine: Callable[[st
 
 
 def test_where_nobody_knows_who_computes_all_of_it_is_in_the_way() -> None:
-    gpu = {**empty_gpu(), "mig_mode": "Enabled", "processes": None}
+    gpu: Gpu = {**empty_gpu(), "mig_mode": "Enabled", "processes": None}
     instance = Instance(1, "1g.10gb", 0, 1, ("1g.10gb",))
     target = nvidia_mig.Target(gpu, SEVEN, [], [instance])
     unknown = ["unknown ones, as nvidia-smi lists none"]
