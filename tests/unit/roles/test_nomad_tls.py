@@ -235,6 +235,32 @@ def test_a_renewal_that_was_cut_is_gone_on_with(tmp_path: Path) -> None:
     assert role_helper.values("__nomad_authority_due", ["nomad", "_common"], [node(folder)]) == [False]
 
 
+def test_a_new_ca_signs_anew_whom_a_former_one_has_signed(tmp_path: Path) -> None:
+    """The owner has moved a leaked one away, or has brought another in its place, and left what people ask with."""
+    folder = tmp_path / "secrets"
+    folder.mkdir()
+    run_authority(folder)
+    assert role_helper.values("__nomad_authority_due", ["nomad", "_common"], [node(folder)]) == [False]
+    for name in ("nomad-ca.pem", "nomad-ca-key.pem"):
+        (folder / name).unlink()
+    moved = role_helper.values("__nomad_authority_due", ["nomad", "_common"], [node(folder)])
+    run_authority(folder)
+    people, ours = (x509.load_pem_x509_certificate(bytes_of(folder)[f"nomad-{name}.pem"]) for name in ("cli", "ca"))
+    people.verify_directly_issued_by(ours)
+    key = ec.generate_private_key(ec.SECP256R1())
+    authority(folder, key)
+    (folder / "nomad-ca-key.pem").write_bytes(pem(key))
+    before = bytes_of(folder)
+    brought = role_helper.values("__nomad_authority_due", ["nomad", "_common"], [node(folder)])
+    assert (moved, brought) == ([True], [True])
+    run_authority(folder)
+    now = bytes_of(folder)
+    assert {name for name in before if now[name] != before[name]} == {"nomad-cli.pem"}
+    people = x509.load_pem_x509_certificate(now["nomad-cli.pem"])
+    people.verify_directly_issued_by(x509.load_pem_x509_certificate(now["nomad-ca.pem"]))
+    assert role_helper.values("__nomad_authority_due", ["nomad", "_common"], [node(folder)]) == [False]
+
+
 def test_a_ca_that_holds_longer_than_any_certificate_is_left(tmp_path: Path) -> None:
     folder = tmp_path / "secrets"
     aged(folder, 396)
