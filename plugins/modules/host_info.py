@@ -211,6 +211,11 @@ certificate_names:
   type: dict
   returned: success
   sample: {/etc/nomad.d/tls/agent.pem: [client.global.nomad, localhost]}
+agent_acl:
+  description: By path, whether each of O(agent_files) has a block C(acl); null where it is not there or cannot be read.
+  type: dict
+  returned: success
+  sample: {/etc/nomad.d/nomad.hcl: true}
 agent_tls:
   description: By path, whether each of O(agent_files) has a block C(tls); null where it is not there or cannot be read.
   type: dict
@@ -331,7 +336,6 @@ MANAGED = re.compile(rb"# Ansible managed(?:\n(?![\r\n#])|\Z)")
 DATA_DIR = re.compile(rb'^data_dir *= *"([^"\\]+)"$', re.M)
 # By which a node is known, and what a server knows.
 NOMAD_STATE = ("client/client-id", "server")
-TLS = re.compile(rb"^tls\s*\{", re.MULTILINE)
 # What holds a lock of packages, or systemd, may never let go.
 ANSWER_S = 120
 
@@ -401,9 +405,9 @@ def told_of(certificate: str | None, tell: Callable[[bytes], Any]) -> Any:
         return None
 
 
-def has_tls(path: str) -> bool | None:
+def has_block(path: str, name: bytes) -> bool | None:
     content = content_of(path)
-    return None if content is None else TLS.search(content) is not None
+    return None if content is None else re.search(rb"^" + name + rb"\s*\{", content, re.MULTILINE) is not None
 
 
 def errors_of(paths: list[str], read: Callable[[str], Any]) -> dict[str, str]:
@@ -512,7 +516,8 @@ def main() -> None:
         certificates=held,
         certificate_ends={path: told_of(text, certificates.end_of) for path, text in held.items()},
         certificate_names={path: told_of(text, certificates.names_of) or [] for path, text in held.items()},
-        agent_tls={path: has_tls(path) for path in params["agent_files"]},
+        agent_acl={path: has_block(path, b"acl") for path in params["agent_files"]},
+        agent_tls={path: has_block(path, b"tls") for path in params["agent_files"]},
         json_errors=errors_of(params["json_files"], json.loads),
         toml_errors=errors_of(params["toml_files"], tomllib.loads) if tomllib else {},
         keyrings={path: keys_of(path) for path in params["keyrings"]},

@@ -1006,6 +1006,41 @@ def test_what_is_refused_of_regions(tmp_path: Path, given: dict[str, Any], said:
     assert not said or found.count("Next step: ") == 1
 
 
+def test_a_farm_with_acls_gets_no_other_first_token(tmp_path: Path) -> None:
+    """Nomad would not take it, and the servers of other regions would fetch no ACLs with it."""
+    asked, west = ["_common", "nomad", "nomad_server"], {"nomad_server_replication_token": "given"}
+
+    def seen(host: str, *names: str, acl: bool | None = True, **given: Any) -> dict[str, Any]:
+        paths = [f"/etc/nomad.d/{name}.hcl" for name in names]
+        looked = {"_common_host": role_helper.host(*paths, agent_acl={"/etc/nomad.d/nomad.hcl": acl})}
+        hosts = {**REGIONS, "e1": {**REGIONS["e1"], **looked}}
+        return region_server(host, tmp_path, hostvars=hosts, nomad_server_gossip_key="", **given)
+
+    cases = [
+        seen("e1", "nomad", "server"),
+        # Who fetches the ACLs would be configured with the other token.
+        seen("w1", "nomad", "server"),
+        seen("e1", "nomad", "server", ansible_play_hosts=["e1"], **west),
+        seen("w1", "nomad", "server", **west),
+        seen("e1", "nomad", "server", nomad_token="own"),
+        seen("e1", "nomad", "server", nomad_acl_enabled=False),
+        # A new server, one that a run was cut at before it made the token, and an open farm that gets ACLs.
+        seen("e1", acl=None),
+        seen("e1", "nomad"),
+        seen("e1", "nomad", "server", acl=False),
+        region_server("e1", tmp_path, hostvars={**REGIONS, "e1": {}}, nomad_server_gossip_key=""),
+    ]
+    found = role_helper.values("__nomad_server_refusal", asked, cases)
+    path = f"{tmp_path}/nomad-management-token.txt"
+    for text in found[:3]:
+        assert text.startswith(f"found ACLs on the servers e1, and no {path} on the control machine. Expected: ")
+        assert text.count("Next step: ") == 1
+    assert found[3:] == [""] * 7
+    # A run that was cut before it gave the token to Nomad is gone on with.
+    Path(path).write_text("made", encoding="ascii")
+    assert role_helper.values("__nomad_server_refusal", asked, cases[:2]) == ["", ""]
+
+
 def test_configuration_of_a_server() -> None:
     given = {"nomad_server_options": {"server": {"node_gc_threshold": "72h"}}, "nomad_server_join": ["192.0.2.2"]}
     assert config("nomad_server", **given) == [

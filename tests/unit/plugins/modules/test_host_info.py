@@ -225,19 +225,20 @@ def test_when_certificates_end_and_for_whom_they_are(host: Host, tmp_path: Path)
     ]
 
 
-def test_whether_an_agent_speaks_tls_by_its_file(host: Host, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["tls", "acl"])
+def test_whether_an_agent_speaks_tls_or_has_acls_by_its_file(host: Host, tmp_path: Path, name: str) -> None:
     cases = {
-        'name = "t4"\n\ntls {\n  http = true\n}\n': True,
-        "tls{\n}\n": True,
+        f'name = "t4"\n\n{name} {{\n  http = true\n}}\n': True,
+        f"{name}{{\n}}\n": True,
         "": False,
-        "# tls {\n": False,
-        "vault {\n  tls {\n  }\n}\n": False,
-        "tls_like {\n}\n": False,
+        f"# {name} {{\n": False,
+        f"vault {{\n  {name} {{\n  }}\n}}\n": False,
+        f"{name}_like {{\n}}\n": False,
     }
     paths = [tmp_path / f"{number}.hcl" for number in range(len(cases))]
     for path, text in zip(paths, cases):  # Python 3.9 has no strict
         path.write_text(text, encoding="utf-8")
-    found = host.look(agent_files=[*map(str, paths), f"{tmp_path}/none.hcl", str(tmp_path)])["agent_tls"]
+    found = host.look(agent_files=[*map(str, paths), f"{tmp_path}/none.hcl", str(tmp_path)])[f"agent_{name}"]
     assert list(found.values()) == [*cases.values(), None, None]
 
 
