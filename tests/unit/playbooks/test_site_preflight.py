@@ -200,4 +200,4 @@ def test_gossip_keys(length: int) -> None:
     assert not re.match(pattern, "A" * (length - 1) + end)
     assert not re.match(pattern, "A" * (length + 1) + end)
     assert not re.match(pattern, "A" * (length - 1) + "-" + end)
-    assert re.match(pattern, "")
+    assert not re.match(pattern, "")

@@ -702,9 +702,27 @@ def test_the_run_that_makes_the_gossips_key_has_all_servers(secrets: Path) -> No
         f"this run has not seen s3, and there is no {secrets}/nomad-gossip-key.txt on the control machine. Expected: "
     )
     assert told.count("Next step: ") == 1 and rest == [""] * 7
-    (secrets / "nomad-gossip-key.txt").write_text("made", encoding="ascii")
+    (secrets / "nomad-gossip-key.txt").write_text("A" * 32, encoding="ascii")
     again = role_helper.values("__nomad_server_refusal", ["nomad", "_common", "nomad_server"], cases[:1])
     assert again == [""]
+
+
+def test_a_gossip_key_that_was_kept_is_a_key(tmp_path: Path) -> None:
+    """Servers that run take no notice of another text, and none starts with it."""
+    texts = {"A" * 43 + "=\n": "", "A" * 43: "43", "not a key, but as long as a!": "28", "generate": "8", "\n": "0"}
+    cases = []
+    for number, text in enumerate(texts):
+        folder = tmp_path / f"farm{number}"
+        folder.mkdir()
+        (folder / "nomad-gossip-key.txt").write_text(text, encoding="ascii")
+        cases.append(node(folder))
+    cases += [{**cases[1], "nomad_tls": "off"}, {**cases[1], "nomad_server_gossip_key": "A" * 32}]
+    found = role_helper.values("__nomad_server_refusal", ["nomad", "_common", "nomad_server"], cases)
+    for told, length, case in zip(found, texts.values(), cases, strict=False):
+        path = f"{case['nomad_secrets_dir']}/nomad-gossip-key.txt"
+        assert told.startswith(f"{path} on the control machine has {length} characters") if length else told == ""
+        assert told.count("Next step: ") == bool(length) and "as long as" not in told and "AAA" not in told
+    assert found[len(texts) :] == ["", ""]
 
 
 def test_an_agent_is_asked_without_tls_only_where_it_is_known_to_have_no_certificate(secrets: Path) -> None:
