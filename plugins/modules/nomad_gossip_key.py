@@ -14,8 +14,9 @@ version_added: 1.0.0
 author:
   - gpufarm contributors (@gpufarm)
 description:
-  - Rotates the key of running servers. All servers get the key, then use it, then forget all others; each step is
-    agreed upon by all of them before the next begins, so none is cut off and none restarts.
+  - Rotates the key of running servers. Those that Nomad has as alive get the key, then use it, then forget all others;
+    each step is agreed upon by all of them before the next begins, so none of them is cut off and none restarts. Who is
+    away then is cut off until this module runs on it.
   - A server takes the key of its configuration only when it has no keyring yet; this module reads the keyring of the
     server that it runs on and asks Nomad only where that holds another key.
 extends_documentation_fragment:

@@ -707,6 +707,30 @@ def test_the_run_that_makes_the_gossips_key_has_all_servers(secrets: Path) -> No
     assert again == [""]
 
 
+def test_a_gossip_key_goes_only_with_every_server_seen(secrets: Path) -> None:
+    """Who is away then knows no other, and its messages are understood by nobody."""
+
+    def server(text: str | None, *unseen: str, **given: Any) -> dict[str, Any]:
+        looked = role_helper.host("/etc/nomad.d/server.hcl", *["/etc/nomad.d/gossip.hcl"] * (text is not None))
+        looked["files"][-1]["checksum"] = hashlib.sha1((text or "").encode()).hexdigest()  # noqa: S324 # as find tells it
+        hosts = {"t4": {"_common_host": looked}, "s2": {"_common_host": looked}, **{name: {} for name in unseen}}
+        own = node(secrets, groups={"nomad_servers": [*hosts]}, hostvars=hosts, _common_host=looked)
+        return {**own, "nomad_server_gossip_key": "A" * 32, "nomad_acl_enabled": False, **given}
+
+    held = f'# Ansible managed\nserver {{\n  encrypt = "{"A" * 32}"\n}}\n'
+    cases = [
+        server(held.replace("A" * 32, "B" * 32), "s3"),
+        server(held.replace("A" * 32, "B" * 32)),
+        server(held, "s3"),
+        server(None, "s3"),
+        # A key that is not known here is kept.
+        server(held.replace("A" * 32, "B" * 32), "s3", nomad_server_gossip_key="generate"),
+    ]
+    told, *rest = role_helper.values("__nomad_server_refusal", ["nomad", "_common", "nomad_server"], cases)
+    assert told.startswith("the key of the gossip changes, and this run has not seen s3. Expected: every server"), told
+    assert told.count("Next step: ") == 1 and "AAA" not in told and rest == [""] * 4
+
+
 def test_a_gossip_key_that_was_kept_is_a_key(tmp_path: Path) -> None:
     """Servers that run take no notice of another text, and none starts with it."""
     texts = {"A" * 43 + "=\n": "", "A" * 43: "43", "not a key, but as long as a!": "28", "generate": "8", "\n": "0"}
