@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.gpufarm.core.tests.unit.playbooks.playbook_helper import LOCAL, of_its_own, run_playbook
+from ansible_collections.gpufarm.core.tests.unit.plugins.modules import release_helper
 from ansible_collections.gpufarm.core.tests.unit.roles import role_helper
 
 from tests.simulator.cache import ROOT
 
+gpg = release_helper.gpg
 NOBODYS = "gpufarm-that-nobody-has"
 UNITS = {"docker.service": {"enabled": "disabled", "active": "inactive"}}
 
@@ -202,7 +204,7 @@ def test_a_password_of_dnfs_is_roots_alone_before_it_is_there(
     """The module writes first, and sets the mode then."""
     tasks = [
         task for task in role_helper.tasks_of("_common/tasks/dnf_repository.yml")
-        if "/etc/yum.repos.d" in str(task) or "ansible.builtin.yum_repository" in task
+        if "block" not in task and ("/etc/yum.repos.d" in str(task) or "ansible.builtin.yum_repository" in task)
     ]  # fmt: skip
     assert "ansible.builtin.yum_repository" in tasks[-1]
     look = f"stat --format='%a %U' /etc/yum.repos.d/mine.repo >{tmp_path}/before || true"
@@ -229,3 +231,72 @@ def test_a_password_of_dnfs_is_roots_alone_before_it_is_there(
     again = run_playbook(tmp_path, inventory, str(tmp_path / "play.yml"), under=under)
     # The look.
     assert re.search(r"changed=1 .*failed=0", again.stdout), again.stdout
+
+
+# Asks as dnf does: by the entry that there is, and for the first file of a repository.
+DNF_READS = """#!{python}
+import configparser, sys, urllib.request
+given = "--assumeyes --refresh --disablerepo=* --enablerepo=mine makecache".split()
+if sys.argv[1:] != given:
+    sys.exit(f"dnf: no answer to {sys.argv[1:]}")
+entries = configparser.ConfigParser(interpolation=None)
+entries.read("/etc/yum.repos.d/mine.repo")
+if not entries.has_section("mine"):
+    sys.exit("Error: Unknown repo: 'mine'")
+try:
+    urllib.request.urlopen(entries["mine"]["baseurl"] + "/repodata/repomd.xml")
+except OSError:
+    sys.exit("Errors during downloading metadata for repository 'mine':\\nError: Failed to download metadata for repo")
+"""
+
+
+@pytest.mark.controller
+@pytest.mark.skipif(os.geteuid() != 0 or not release_helper.HAS_GPG, reason="root alone has an /etc of its own")
+def test_a_repository_that_dnf_cannot_read_is_as_it_was(tmp_path: Path, gpg: release_helper.Gpg) -> None:
+    """RHEL's dnf does nothing any more where one repository does not answer."""
+    mirror, keys = release_helper.Server(), [gpg.new_key("former"), gpg.new_key("other")]
+    mirror.files = {"/rpm/repodata/repomd.xml": b"<repomd/>", "/0": gpg.export(keys[0]), "/1": gpg.export(keys[1])}
+    under = of_its_own(tmp_path)
+    for folder in ("etc/yum.repos.d", "etc/pki/rpm-gpg", "bin"):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+    for name, program in (("dnf", DNF_READS), ("rpm", RPM)):
+        text = program.replace("{python}", sys.executable).replace("{folder}", str(tmp_path))
+        (tmp_path / "bin" / name).write_text(text, encoding="ascii")
+        (tmp_path / "bin" / name).chmod(0o755)
+    entry = {"name": "gpufarm.core._common", "tasks_from": "dnf_repository.yml", "rolespec_validate": False}
+    play = {
+        "hosts": "all", "gather_facts": False, "tasks": [{"ansible.builtin.include_role": entry}],
+        "environment": {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"},
+    }  # fmt: skip
+    (tmp_path / "play.yml").write_text(json.dumps([play]), encoding="utf-8")
+
+    def have(path: str, key: int = 0) -> tuple[str, dict[str, tuple[int, bytes]]]:
+        url = mirror.url.replace("://", "://robot:s3cret@") + path
+        wanted = {"name": "mine", "url": url, "key_url": f"{mirror.url}/{key}", "fingerprints": [keys[key]]}
+        given = {"_common_family": {"packages": "dnf"}, "_common_host": role_helper.host(), "common_repository": wanted}
+        options = ("--extra-vars", json.dumps(given))
+        ran = run_playbook(
+            tmp_path, {"all": {"hosts": {"node1": LOCAL}}}, str(tmp_path / "play.yml"), *options, under=under
+        )
+        places = [tmp_path / "etc/yum.repos.d", tmp_path / "etc/pki/rpm-gpg", *(tmp_path / "run").glob("gpufarm-*")]
+        files = [path for place in places for path in place.rglob("*") if path.is_file()]
+        return " ".join((ran.stdout + ran.stderr).split()), {
+            path.name: (path.stat().st_mode & 0o777, path.read_bytes()) for path in files
+        }
+
+    try:
+        said, found = have("/nowhere")
+        assert "failed=1" in said and not found, said
+        said, former = have("/rpm")
+        assert "failed=0" in said and sorted(former) == ["mine.asc", "mine.repo"], said
+        said, found = have("/nowhere", key=1)
+        assert "failed=1" in said and found == former, said
+        assert "(Error: Failed to download metadata for repo)" in said and "s3cret" not in said
+        assert f"Expected: {mirror.url}/nowhere to answer as a repository" in said
+        # A mirror that is away stops nobody where it is the one that there was.
+        mirror.files.clear()
+        mirror.files["/0"] = gpg.export(keys[0])
+        said, found = have("/rpm")
+        assert "failed=0" in said and found == former, said
+    finally:
+        mirror.close()
