@@ -177,8 +177,9 @@ cuda-nvcc-12-8
 )
 def test_what_the_repository_has_instead_is_told(packages: list[str], version: str, named: str, has: str) -> None:
     asks, refuses = role_helper.tasks_of("cuda/tasks/install.yml")[-3:-1]
-    known = {**role_helper.variables("cuda"), "cuda_version": version, "cuda_packages": packages}
-    known |= {"inventory_hostname": "gpu1", "_common_bundle": "", "__cuda_installed": {"msg": "no such"}}
+    known = {**role_helper.variables("_common", "cuda"), "cuda_version": version, "cuda_packages": packages}
+    known |= {"inventory_hostname": "gpu1", "_common_bundle": ""}
+    known |= {"ansible_failed_result": {"msg": "Some failed", "failures": ["No package cuda-x available."]}}
     known |= {"__cuda_packages": {"stdout": named}}
     known |= {"refusal": trust_as_template(refuses["ansible.builtin.fail"]["msg"])}
     known |= {"_common_family": role_helper.variables("_common")["_common_families"]["Debian"]}
@@ -186,10 +187,9 @@ def test_what_the_repository_has_instead_is_told(packages: list[str], version: s
     assert role_helper.value("asked", known).split() == ["apt-cache", "pkgnames", *["cuda-toolkit-"] * (not packages)]
     told = role_helper.value("refusal", known)
     wanted = ", ".join(role_helper.value("__cuda_wanted", known))
-    assert told.startswith(f"gpu1: {wanted} could not be installed (no such). Found in its repository for this ")
-    assert (
-        f"distribution: {has}. Expected: {version} among them{', and all of cuda_packages' * bool(packages)}. " in told
-    )
+    assert told.startswith(f"gpu1: {wanted} could not be installed (Some failed: No package cuda-x available). ")
+    parts = ", and all of cuda_packages" * bool(packages)
+    assert f"Found in its repository for this distribution: {has}. Expected: {version} among them{parts}. " in told
     step = "and cuda_packages to what it has" if packages else "to a version that it has"
     assert told.endswith(f"bring that repository up to date, or set cuda_version {step}.")
 

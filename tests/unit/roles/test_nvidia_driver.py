@@ -1371,7 +1371,7 @@ def test_a_check_tells_that_the_node_stays_out_of_work() -> None:
         ({"msg": "non-zero return code", "stderr": "Error: Failed to download metadata\n"},
          "Error: Failed to download metadata"),
         ({"msg": "Failed to install some of the specified packages", "failures": ["No package nvidia-open available."]},
-         "Failed to install some of the specified packages: No package nvidia-open available."),
+         "Failed to install some of the specified packages: No package nvidia-open available"),
         ({}, "no reason given"),
     ],
 )  # fmt: skip

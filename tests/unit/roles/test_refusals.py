@@ -15,6 +15,10 @@ from ansible.template import Templar, trust_as_template
 from ansible_collections.gpufarm.core.tests.unit.roles import role_helper
 
 DEBIAN = "Debian: Debian 12.11"
+# As dnf's module tells what no repository has.
+UNKNOWN = {
+    "msg": "Failed to install some of the specified packages", "failures": ["No package docker-ce available."],
+}  # fmt: skip
 BOOTED = role_helper.host("/run/systemd/system")
 
 
@@ -131,12 +135,32 @@ REQUIRED: list[tuple[str, str, dict[str, Any], str]] = [
         {
             "ansible_facts": role_helper.facts("RedHat: Rocky 10.1", "6.12.0-124.el10_1.x86_64"),
             "_common_host": {**BOOTED, "packages": ["installed docker-ce=29.1-1", "installed docker-ce-cli=29.1-1"]},
-            "ansible_failed_result": {"msg": "Failed to install some of the specified packages"},
+            "ansible_failed_result": UNKNOWN,
         },
-        "Docker's packages could not be installed (Failed to install some of the specified packages). Expected: "
-        "docker-ce, docker-ce-cli, containerd.io, kernel-modules-extra-6.12.0-124.el10_1.x86_64. Next step: boot the "
-        "newest kernel first, or set docker_packages if this one has xt_addrtype; else mend what the package manager "
-        "names, and run this again.",
+        "Docker's packages could not be installed (Failed to install some of the specified packages: No package "
+        "docker-ce available). Expected: docker-ce, docker-ce-cli, containerd.io, "
+        "kernel-modules-extra-6.12.0-124.el10_1.x86_64. Next step: boot the newest kernel first, or set "
+        "docker_packages if this one has xt_addrtype; else add Docker's own repository to this host where it has "
+        "none; else mend what the package manager names, and run this again.",
+    ),
+    (
+        "docker/tasks/install.yml",
+        "Require Docker's packages",
+        {
+            "ansible_facts": role_helper.facts(DEBIAN),
+            "_common_host": BOOTED,
+            "ansible_failed_result": {"msg": "'apt-get' failed: E: x", "stderr": "E: No space left on device.\n"},
+        },
+        "Docker's packages could not be installed (E: No space left on device). Expected: docker.io, iptables. Next "
+        "step: mend what the package manager names, and run this again.",
+    ),
+    (
+        "container_toolkit/tasks/engines.yml",
+        "Require engines that can be had",
+        {"__container_toolkit_engine_packages": ["cri-o"], "_common_bundle": "", "ansible_failed_result": UNKNOWN},
+        "cri-o could not be installed (Failed to install some of the specified packages: No package docker-ce "
+        "available). Expected: packages that this host's repositories have. Next step: add the repository of its "
+        "makers, install the engine yourself, or leave it out of container_toolkit_engines.",
     ),
     # A part whose upstream asks for the driver.
     (
