@@ -177,6 +177,41 @@ def test_look_at_a_folder(tmp_path: Path) -> None:
     assert "export /srv/data 192.0.2.0/24(sync,ro)" in said
 
 
+@pytest.mark.controller
+def test_a_folder_that_is_made_is_for_everybody_to_read(tmp_path: Path) -> None:
+    """Hardened hosts have a umask of 077; of a folder that is there somebody has chosen the permissions."""
+    names = ("Have the folder of the data", "Have the mount point")
+    tasks = [
+        task for path in ("server", "mount") for task in role_helper.tasks_of(f"shared_data/tasks/{path}.yml")
+        if task["name"] in names
+    ]  # fmt: skip
+    play = {"hosts": "all", "gather_facts": False, "tasks": tasks}
+    (tmp_path / "play.yml").write_text(yaml.safe_dump([play]), encoding="utf-8")
+    paths = {name: str(tmp_path / place) for name, place in (
+        ("__shared_data_exported", "srv/data"), ("shared_data_path", "mnt/the data"),
+    )}  # fmt: skip
+    given = {**playbook_helper.LOCAL, **paths, "__shared_data_has_export": False, "__shared_data_has_mount": False}
+
+    def enter(*options: str) -> str:
+        ran = playbook_helper.run_playbook(
+            tmp_path, {"all": {"hosts": {"node": given}}}, str(tmp_path / "play.yml"), *options
+        )
+        return re.findall(r"node +: ok=\d+ +changed=(\d+) .*failed=0", ran.stdout)[0]
+
+    before = os.umask(0o077)
+    try:
+        assert enter("--check") == "2" and not Path(paths["shared_data_path"]).exists()
+        assert enter() == "2"
+        modes = [Path(path).stat().st_mode & 0o777 for path in (*paths.values(), tmp_path / "srv")]
+        assert modes == [0o755] * 3
+        for path in paths.values():
+            Path(path).chmod(0o750)
+        assert enter() == "0"
+        assert [Path(path).stat().st_mode & 0o777 for path in paths.values()] == [0o750] * 2
+    finally:
+        os.umask(before)
+
+
 def test_units_that_a_cut_run_has_left_unread_are_read(tmp_path: Path) -> None:
     """Its handler never came, and the next run finds their files as they should be."""
     (task,) = [
