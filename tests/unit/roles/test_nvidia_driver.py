@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import fnmatch
 import hashlib
 import json
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -141,14 +143,35 @@ def test_no_node_is_emptied_for_what_apt_refuses(
         "__nvidia_driver_dpkg": {"rc": 0, "stdout_lines": lines}, "__nvidia_driver_missing": missing,
         "__nvidia_driver_pinnings_of_others": [], "inventory_hostname": "gpu1", **given,
     }  # fmt: skip
-    # As Ansible asks: a hold fails at once, and what another apt is at is waited for.
+    # As Ansible asks: what is found fails at once, but what another apt is at is waited for.
     for name in ("failed_when", "until"):
         known[name] = trust_as_template("{{ " + tasks[asked][name] + " }}")
-    assert (fabric_value("failed_when", **known), fabric_value("until", **known)) == (
-        "unhold" in told, "half done" not in told,
-    )  # fmt: skip
+    for more, until in (([], True), (["locked"], "half done" not in told)):
+        known["__nvidia_driver_dpkg"] = {"rc": 0, "stdout_lines": [*more, *lines]}
+        assert (fabric_value("failed_when", **known), fabric_value("until", **known)) == (told != "", until)
     known["said"] = trust_as_template(tasks[wanted[-1]]["ansible.builtin.fail"]["msg"])
     assert not told or told in fabric_value("said", **known)
+
+
+def test_whether_another_apt_is_at_work(tmp_path: Path) -> None:
+    tasks = {task["name"]: task for task in role_helper.tasks_of("nvidia_driver/tasks/branch-pinning.yml")}
+    asked = tasks["Ask dpkg for what keeps apt from the exchange"]["ansible.builtin.shell"]
+    assert "/var/lib/dpkg/lock-frontend" in asked
+    lock = tmp_path / "lock-frontend"
+    (tmp_path / "dpkg-query").write_text("#!/bin/sh\necho 'iHRfoo=1'\n", encoding="ascii")
+    (tmp_path / "dpkg-query").chmod(0o755)
+
+    def said() -> list[str]:
+        command = ["sh", "-c", asked.replace("/var/lib/dpkg/lock-frontend", str(lock))]
+        environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
+
+    assert said() == ["iHRfoo=1"]
+    # As dpkg locks.
+    with lock.open("w") as file:
+        assert said() == ["iHRfoo=1"]
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        assert said() == ["locked", "iHRfoo=1"]
 
 
 def test_what_pins_other_branches() -> None:
