@@ -751,7 +751,8 @@ def test_when_nothing_can_be_listed_the_failure_stays(tmp_path: Path) -> None:
 def test_a_lost_gpu_with_an_element_of_its_own_is_named(tmp_path: Path, subsets: frozenset[str]) -> None:
     lost = re.sub(r"<(gpu_temp|total|product_name)>[^<]*<", r"<\1>GPU is lost<", H100)
     gpus = H100[H100.index("<gpu ") : H100.index("</nvidia_smi_log>")]
-    both = lost.replace("</nvidia_smi_log>", gpus.replace("00:06.0", "00:07.0") + "</nvidia_smi_log>")
+    both = lost.replace("</nvidia_smi_log>", "\t" + gpus.replace("00:06.0", "00:07.0") + "</nvidia_smi_log>")
+    both = both.replace("<attached_gpus>1<", "<attached_gpus>2<")
     first = row(0, "00").replace("81559, 0", "[GPU is lost], [GPU is lost]")
     run = Recorder({FULL: (0, both), QUERY: (0, first + row(1, "01"))})
     facts = collect(subsets, run=run, root=str(tmp_path))
