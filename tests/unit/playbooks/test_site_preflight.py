@@ -179,11 +179,14 @@ def test_a_distribution_that_did_not_answer_the_inventory_is_refused_alone(tmp_p
     """A task in it would have no end, and all hosts would wait for it."""
     late = {"wsl_host": "pc", "wsl_distribution": "Debian", "wsl_error": "it did not answer in time"}
     hung = {**late, "ansible_connection": "gpufarm.core.wsl"}
-    # By SSH a task needs no wsl.exe.
-    output, recap = run_site(tmp_path, {"server": {}, "hung": hung, "node": {**late, "wsl_host": "other"}})
+    # Of another machine, by SSH to its Windows.
+    far = {**late, "wsl_host": "far", "ansible_connection": "community.general.wsl"}
+    # By its own SSH server a task needs no wsl.exe.
+    output, recap = run_site(tmp_path, {"server": {}, "hung": hung, "far": far, "node": {**late, "wsl_host": "other"}})
     assert {host: (counts["failed"], counts["unreachable"]) for host, counts in recap.items()} == {
-        "server": (0, 1), "hung": (1, 0), "node": (0, 1)
+        "server": (0, 1), "hung": (1, 0), "far": (1, 0), "node": (0, 1)
     }, output  # fmt: skip
+    assert "far: the inventory had no answer of Debian" in " ".join(output.split())
     assert (
         "hung: the inventory had no answer of Debian: it did not answer in time. Expected: one, because a task in what "
         "hangs there has no end. Next step: run `wsl.exe -d Debian` in Windows, end it by `wsl.exe --terminate Debian` "
