@@ -216,28 +216,30 @@ have_inventory() {
         [ $tried = 0 ] || die "none of the servers answers" "a connection to port 4647 of a Nomad server" \
             "correct the address, or have firewalls let it through; nothing was installed for Nomad"
     fi
-    have_secrets
     if [ -n "$region" ]; then
         security="nomad_region: \"$region\"
     nomad_tls: files
     nomad_tls_ca_file: \"$secrets/nomad-ca.pem\"
     nomad_tls_cert_file: \"$secrets/$region-client-nomad.pem\"
     nomad_tls_key_file: \"$secrets/$region-client-nomad-key.pem\""
-        [ -f "$secrets/nomad-farm-token.txt" ] || security="$security
+        [ -f "$asked/nomad-farm-token.txt" ] || security="$security
     nomad_acl_enabled: false"
     else
         security="nomad_tls: \"off\"
     nomad_acl_enabled: false"
     fi
-    [ $# = 0 ] || have_file "$inventory/servers.yml" <<END ||
+    [ $# = 0 ] || have_file "$inventory/servers.yml" <<END || {
 # The Nomad servers that this machine joins; others run them.
 all:
   vars:
     nomad_client_servers: [$(printf '"%s", ' "$@" | sed 's/, $//')]
     $security
 END
+        rm -rf "$secrets.new"
         die "$inventory/servers.yml names other servers than $*, and nobody has said yes" "the same ones, or a yes" \
             "name no server, change the file, or answer at a terminal"
+    }
+    have_secrets
     name=$(uname -n | tr '[:upper:]' '[:lower:]' | sed 's/\..*//; s/[^a-z0-9]/-/g; s/^-*//; s/-*$//')
     have_file "$inventory/windows.wsl.yml" <<END || echo "setup.sh: $inventory/windows.wsl.yml stays as it is"
 # This Windows machine, and the distribution in which Ansible runs.

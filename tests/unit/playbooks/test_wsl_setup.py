@@ -240,6 +240,25 @@ def test_what_does_not_fit_a_closed_farm_is_refused(home: Path, tarball: str, se
     shutil.rmtree(home / "gpufarm-secrets")
 
 
+def test_another_farm_takes_the_place_of_the_first_only_by_a_yes(home: Path, tarball: str) -> None:
+    """The agent that runs has the certificates of the first in these files."""
+    farm, other = Farm(home / "farm"), Farm(home / "other")
+    secrets, given = home / "gpufarm-secrets", other.given()
+    with farm.server() as server, other.server() as another:
+        good(run(home, "--secrets", farm.given(), server, "--", "--list-hosts", collections=tarball))
+        kept = {path.name: path.read_bytes() for path in secrets.iterdir()}
+        for typed in ("", "no\n"):
+            done = run(home, "--secrets", given, another, "--", "--list-hosts", typed=typed)
+            assert f"servers.yml names other servers than {another}, and nobody has said yes" in done.stderr
+            assert {path.name: path.read_bytes() for path in secrets.iterdir()} == kept
+            assert list(home.glob("gpufarm-secrets?*")) == []
+        good(run(home, "--secrets", given, another, "--", "--list-hosts", typed="yes\n"))
+        assert {path.name: path.read_bytes() for path in secrets.iterdir()} == {
+            path.name: path.read_bytes() for path in given.iterdir()
+        }
+    shutil.rmtree(secrets)
+
+
 def nobody() -> str:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         return f"127.0.0.1:{listening.getsockname()[1]}"
