@@ -84,6 +84,18 @@ def test_a_reboot_and_another_driver_end_what_computes_without_a_scheduler() -> 
         )
 
 
+def test_a_reboot_of_others_can_ask_for_the_same_and_the_example_does() -> None:
+    example = role_helper.ROLES.parent / "examples/playbooks/node_maintenance.yml"
+    (play,) = yaml.safe_load(example.read_text(encoding="utf-8"))
+    assert any("ansible.builtin.reboot" in task for task in play["tasks"])
+    (out,) = [task for task in play["tasks"] if "take_out.yml" in role_helper.included(task)]
+    assert out["vars"]["node_maintenance_ends_gpu_work"] is True
+    known = role_helper.variables("node_maintenance")
+    assert role_helper.value("__node_maintenance_ends_gpu_work", known) is False
+    for given in (True, "true"):
+        assert role_helper.value("__node_maintenance_ends_gpu_work", known | {"node_maintenance_ends_gpu_work": given})
+
+
 def test_no_other_file_restarts_an_engine() -> None:
     names = {
         str(path.relative_to(role_helper.ROLES))
