@@ -394,6 +394,32 @@ def test_docker_has_what_loads_its_profile_where_the_kernel_confines(
     assert ("apparmor" in value("__docker_looks_at", **given)["packages"]) is on_apt
 
 
+@pytest.mark.parametrize(
+    ("there", "marked", "updates"),
+    [
+        ((), (), True),
+        # A Docker that somebody has installed without what its packages recommend, where lists may be old or empty.
+        (("docker.io=1", "iptables=1"), (), True),
+        (("docker.io=1", "iptables=1", "apparmor=1"), (), False),
+        # What is there is only to be marked as wanted.
+        (("docker.io=1", "iptables=1", "apparmor=1"), ("iptables",), False),
+    ],
+)
+def test_lists_are_read_where_a_package_of_docker_is_to_come(
+    there: tuple[str, ...], marked: tuple[str, ...], updates: bool
+) -> None:
+    packages = tuple(f"installed {package}" for package in there)
+    programs = {"dockerd": "docker.io" if there else ""}
+    known = role_helper.host(packages=packages, packages_auto=list(marked), programs=programs)
+    confined = {"path": "/sys/module/apparmor/parameters/enabled", "checksum": hashlib.sha1(b"Y\n").hexdigest()}  # noqa: S324
+    known["files"].append(confined)
+    tasks = role_helper.tasks_of("docker/tasks/install.yml", templates=True)
+    (task,) = [each for each in tasks if each["name"] == "Have Docker"]
+    given = {"_common_host": known, "ansible_facts": role_helper.facts("Debian: Debian 12.11"), **task["vars"]}
+    assert value("common_packages_update", **given) is updates
+    assert value("common_packages_update", **given, _common_bundle="/bundle") is True
+
+
 SNAP = "/var/snap/docker/current"
 AS_A_SNAP = "Docker came as a snap (/var/snap/docker/current). Expected: "
 DESKTOP = {"/usr/bin/docker": "/mnt/wsl/docker-desktop/cli-tools/usr/bin/docker"}
