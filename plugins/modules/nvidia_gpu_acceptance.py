@@ -42,7 +42,7 @@ options:
     required: true
   level:
     description:
-      - The level of the benchmark.
+      - The level of the benchmark where its result does not tell it, as that of a host which gave none.
     type: str
     choices: [start, quick, full]
     default: quick
@@ -454,6 +454,12 @@ def gpus_of(node: Mapping[str, Any]) -> list[Entry]:
     ]
 
 
+def level_of(node: Mapping[str, Any], otherwise: str) -> str:
+    """The level that a node was measured at."""
+    level: str = (node.get("benchmark") or {}).get("level") or otherwise
+    return level
+
+
 def judge(
     nodes: Sequence[Mapping[str, Any]],
     others: Sequence[Mapping[str, Any]],
@@ -465,8 +471,12 @@ def judge(
 ) -> list[Entry]:
     """The records of these nodes."""
     gpus = {node["host"]: gpus_of(node) for node in nodes}
-    run = [gpu for each in gpus.values() for gpu in each] + [gpu for node in others for gpu in gpus_of(node)]
-    by_siblings = comparing.judge_siblings([(gpu, level) for gpu in run], allowed)
+    # Groups of the inventory may have each their own.
+    levels = {node["host"]: level_of(node, level) for node in nodes}
+    at = [(gpu, levels[node["host"]]) for node in nodes for gpu in gpus[node["host"]]]
+    at += [(gpu, level_of(node, level)) for node in others for gpu in gpus_of(node)]
+    run = [gpu for gpu, _level in at]
+    by_siblings = comparing.judge_siblings(at, allowed)
     before = comparing.accepted_before(past, run)
     # Where the probe told no GPUs, that is told and not each of their links.
     probed = [node for node in nodes if facts_of(node).get("gpus")]
@@ -477,7 +487,9 @@ def judge(
         problems = [*own_problems(node), *missing_from(node, past)]
         for gpu in gpus[node["host"]]:
             gpu["siblings"], slow = by_siblings[gpu["uuid"]]
-            gpu["accepted_before"], slower = comparing.judge_past(gpu, level, before, allowed, node=node["node"])
+            gpu["accepted_before"], slower = comparing.judge_past(
+                gpu, levels[node["host"]], before, allowed, node=node["node"]
+            )
             # The probe may have told the same of it.
             told_of = {(problem["code"], problem["uuid"]) for problem in problems}
             links = None if ("nvlink_down", gpu["uuid"]) in told_of else lost.get(gpu["uuid"])
@@ -491,7 +503,7 @@ def judge(
                 "node": node["node"],
                 "host": node["host"],
                 "verdict": "failed" if problems else "accepted",
-                "level": level,
+                "level": levels[node["host"]],
                 "driver_version": facts_of(node).get("driver_version"),
                 "collection_version": records.COLLECTION_VERSION,
                 "gpus": gpus[node["host"]],

@@ -268,6 +268,24 @@ def test_siblings_are_those_of_the_node_of_the_batch_and_of_earlier_ones(run: Ru
         assert part in found["message"]
 
 
+def test_a_node_is_judged_at_the_level_that_it_was_measured_at(run: Run) -> None:
+    """A variable of the inventory, which groups may have each their own."""
+
+    def at(level: str, name: str, rate: float) -> dict[str, Any]:
+        gpus = [measured(f"GPU-{name}", memory_read_gb_per_s=rate)]
+        return node(name, *gpus, benchmark={"level": level, "gpus": gpus, "problems": []})
+
+    mixed = [at("full", "a", 3140.0), at("quick", "b", 3140.0), at("quick", "c", 2000.0)]
+    outcome = run(*mixed, level="full", siblings_min=1, siblings=[at("full", "d", 3139.0)])
+    assert [(each["level"], each["gpus"][0]["siblings"]) for each in outcome["nodes"]] == [
+        ("full", 1), ("quick", 1), ("quick", 1),
+    ]  # fmt: skip
+    assert [each["verdict"] for each in outcome["nodes"]] == ["accepted", "accepted", "failed"]
+    # Nor is it what the same GPU did at another level that counts.
+    assert judged(run(at("full", "b", 2000.0), level="quick")) == [("accepted", [])]
+    assert judged(run(at("quick", "b", 2000.0), level="full")) == [("failed", [("slower_than_before", "GPU-b")])]
+
+
 def test_the_last_acceptance_counts_and_a_failed_run_does_not(run: Run) -> None:
     run(node("gpu01", measured("GPU-a", fp32_tflop_per_s=64.0)))
     slow = node("gpu01", measured("GPU-a", fp32_tflop_per_s=50.0))
