@@ -259,9 +259,9 @@ def apply(module: AnsibleModule) -> dict[str, Any]:
         if there / KEY in found:
             former = keys_of(there / KEY)
             fetch(there / KEY, params["key_url"], lambda path: require_key(path, params["key_url"], pinned))
-            # Another key has signed those of other releases, which are fetched anew when they are wanted.
-            for other in set(there.glob("*/*/*_SHA256SUMS.sig")) - {signature} if former else ():
-                other.unlink(missing_ok=True)
+            # Another key has signed what there is of all releases. It comes anew, by a later run where this one ends.
+            for signed in there.glob("*/*/*_SHA256SUMS*") if former else ():
+                signed.unlink(missing_ok=True)
         if signature in found:
             fetch(signature, found[signature], lambda path: require_signature(path, upstream.signature_url))
             fetch(sums, found[sums])
