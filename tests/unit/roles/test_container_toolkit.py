@@ -296,6 +296,13 @@ def test_what_is_no_version_is_refused(version: Any) -> None:
     assert value("__container_toolkit_refusal", **given, container_toolkit_version=version, common_scope="remove") == ""
 
 
+@pytest.mark.parametrize("manager", ["apt", "dnf"])
+def test_a_toolkit_that_does_not_come_is_told_by_the_role(manager: str) -> None:
+    path = role_helper.ROLES / f"container_toolkit/tasks/install-{manager}.yml"
+    names, failed = role_helper.begun(yaml.safe_load(path.read_text(encoding="utf-8")), "Have the toolkit")
+    assert failed and names[-1] == "Require the version to exist"
+
+
 SETTINGS = {"docker": {"changed": False, "known": True}}
 THERE = {
     "__container_toolkit_written": {"engines": SETTINGS},

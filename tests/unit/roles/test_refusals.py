@@ -162,6 +162,20 @@ REQUIRED: list[tuple[str, str, dict[str, Any], str]] = [
         "available). Expected: packages that this host's repositories have. Next step: add the repository of its "
         "makers, install the engine yourself, or leave it out of container_toolkit_engines.",
     ),
+    (
+        "container_toolkit/tasks/install-dnf.yml",
+        "Require the version to exist",
+        {
+            "ansible_facts": role_helper.facts("RedHat: Rocky 9.5"),
+            "common_repository": {"name": "nvidia-container-toolkit", "url": "https://me:s3cret@h/rpm/x86_64"},
+            "ansible_failed_result": {**UNKNOWN, "failures": ["No package nvidia-container-toolkit-1.20.1 available."]},
+        },
+        "version 1.20.1 of the container toolkit could not be installed (Failed to install some of the specified "
+        "packages: No package nvidia-container-toolkit-1.20.1 available). Expected: it in the repository "
+        "nvidia-container-toolkit (https://h/rpm/x86_64), and what it needs in this host's others. Next step: mend "
+        "what dnf names, or set container_toolkit_version to one that `dnf list --showduplicates "
+        "nvidia-container-toolkit` has on this host, and run this again.",
+    ),
     # A part whose upstream asks for the driver.
     (
         "cuda/tasks/install.yml",
