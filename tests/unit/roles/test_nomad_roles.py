@@ -1115,3 +1115,25 @@ def test_an_older_nomad_knows_all_that_is_written(version: str) -> None:
             part = (whole.get(block) or {}) if block else whole
             written = {key for key, value in part.items() if value is not None}
             assert written <= set(known.split()), (role, block)
+
+
+@pytest.mark.parametrize(
+    ("told", "comes"),
+    [
+        ("/opt/cni/bin/bridge\n/opt/cni/bin/loopback\n/usr/sbin/iptables", []),
+        ("/opt/cni/bin/bridge\n/opt/cni/bin/loopback\nmissing iptables", ["iptables"]),
+        ("missing bridge\nmissing loopback\n/usr/sbin/iptables", ["containernetworking-plugins"]),
+        ("/opt/cni/bin/bridge\nmissing loopback\nmissing iptables", ["containernetworking-plugins", "iptables"]),
+    ],
+)
+def test_of_what_networks_of_groups_need_what_is_missing_comes(told: str, comes: list[str]) -> None:
+    known = {**role_helper.variables("nomad_client"), "__nomad_client_cni": {"stdout": told}}
+    assert role_helper.value("__nomad_client_cni_missing", known) == comes
+
+
+def test_networks_of_groups_that_cannot_be_had_are_told_by_the_role() -> None:
+    path = role_helper.ROLES / "nomad_client/tasks/bridge.yml"
+    names, failed = role_helper.begun(
+        yaml.safe_load(path.read_text(encoding="utf-8")), "Have the distribution's CNI plugins"
+    )
+    assert failed and names[-1] == "Require what networks of groups need"

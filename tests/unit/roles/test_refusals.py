@@ -176,6 +176,31 @@ REQUIRED: list[tuple[str, str, dict[str, Any], str]] = [
         "what dnf names, or set container_toolkit_version to one that `dnf list --showduplicates "
         "nvidia-container-toolkit` has on this host, and run this again.",
     ),
+    # RHEL 10 has none.
+    (
+        "nomad_client/tasks/bridge.yml",
+        "Require what networks of groups need",
+        {
+            "ansible_facts": role_helper.facts("RedHat: Rocky 10.1"), "_common_host": BOOTED,
+            "ansible_failed_result": {**UNKNOWN, "failures": ["No package containernetworking-plugins available."]},
+            "__nomad_client_cni": {"stdout": "missing bridge\nmissing portmap\n/usr/sbin/iptables"},
+        },
+        "containernetworking-plugins could not be installed (Failed to install some of the specified packages: No "
+        "package containernetworking-plugins available). Expected: what nomad_client_bridge needs. Next step: unpack "
+        "a release of containernetworking/plugins into /opt/cni/bin on this host, where its distribution has none; "
+        "else mend what the package manager names, and run this again; or set nomad_client_bridge to false.",
+    ),
+    (
+        "nomad_client/tasks/bridge.yml",
+        "Require what networks of groups need",
+        {
+            "ansible_facts": role_helper.facts(DEBIAN), "_common_host": BOOTED, "_common_bundle": "",
+            "ansible_failed_result": {"msg": "'apt-get' failed: E: x", "stderr": "E: No space left on device.\n"},
+            "__nomad_client_cni": {"stdout": "/opt/cni/bin/bridge\nmissing iptables"},
+        },
+        "iptables could not be installed (E: No space left on device). Expected: what nomad_client_bridge needs. Next "
+        "step: mend what the package manager names, and run this again; or set nomad_client_bridge to false.",
+    ),
     # A part whose upstream asks for the driver.
     (
         "cuda/tasks/install.yml",
