@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import stat
@@ -254,6 +256,26 @@ def test_containerd_is_left_alone_where_it_would_lose_something(
 def test_one_engine_s_error_leaves_the_others_as_they_are(host: Host) -> None:
     host.after = BEFORE
     assert host.run("docker", "containerd")["failed"] and not host.docker.exists()
+
+
+def test_no_room_leaves_no_empty_settings(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By which an older Docker does not start, and which the next run would refuse."""
+
+    def full(*_given: Any, **_more: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "rename", full)
+        # Ansible's own words, by its version as an answer of the module or as an exception.
+        with contextlib.suppress(Exception):
+            assert host.run("docker")["failed"]
+    assert not host.docker.exists()
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_text", full)
+        told = host.run("docker")["msg"]
+    assert "found that the settings cannot be written ([Errno 28] No space left on device). Expected: " in told, told
+    assert not host.docker.exists()
+    assert host.run("docker")["changed"] and host.docker.exists()
 
 
 def test_what_a_program_says_is_told(host: Host) -> None:
