@@ -36,7 +36,10 @@ from ansible_collections.gpufarm.core.plugins.module_utils.problem import senten
 PROGRAM = "gpu-feature-discovery"
 # To standard output, once; the time would be another label with every look.
 ASK = (PROGRAM, "--oneshot", "--no-timestamp", "--output-file=")
-_LINE = re.compile(r"^(nvidia\.com/[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)=([A-Za-z0-9_.-]{0,63})$")
+_NAME = r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
+_LINE = re.compile(rf"(nvidia\.com/{_NAME})=(\S*)")
+# Not that of a board which calls itself "To Be Filled By O.E.M.", nor a long model with its MIG profile.
+_VALUE = re.compile(f"(?:{_NAME})?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,22 +52,27 @@ class Labelled:
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
-def parse_features(text: str) -> dict[str, str]:
+def parse_features(text: str) -> tuple[dict[str, str], list[str]]:
     """The labels that GPU feature discovery prints, one C(name=value) a line; a KubernetesError for anything else.
 
-    A node without GPUs has none. C(text) is its standard output alone, for its log goes to standard error.
+    Those whose value Kubernetes does not take are named apart: with one of them it would take none. A node without GPUs
+    has none. C(text) is its standard output alone, for its log goes to standard error.
     """
     found: dict[str, str] = {}
+    refused: list[str] = []
     for line in filter(None, map(str.strip, text.splitlines())):
-        match = _LINE.match(line)
+        match = _LINE.fullmatch(line)
         if match is None:
             raise KubernetesError(
                 f"{PROGRAM} printed '{line[:80]}'",
                 "labels of nvidia.com, one a line",
                 f"try '{' '.join(ASK)}' in the pod of the device plugin",
             )
-        found[match[1]] = match[2]
-    return found
+        if _VALUE.fullmatch(match[2]):
+            found[match[1]] = match[2]
+        else:
+            refused.append(line)
+    return found, refused
 
 
 def patch_to(node: Node, wanted: Mapping[str, str]) -> dict[str, Any] | None:
@@ -160,12 +168,14 @@ def _label(
         try:
             if isinstance(answer, KubernetesError):
                 raise _refused(answer)
-            wanted = parse_features(answer)
+            wanted, refused = parse_features(answer)
             changed = _apply(client, nodes[name], wanted, check_mode)
         except KubernetesError as error:
             yield Labelled(name, "failed", str(error))
         else:
             message = f"{len(wanted)} labels" if wanted else f"{PROGRAM} finds no GPU"
+            if refused:
+                message = f"{len(wanted)} labels, without {', '.join(refused)}, which Kubernetes does not take"
             yield Labelled(name, "labelled" if changed else "none", message, wanted)
 
 

@@ -106,7 +106,7 @@ nodes:
       type: str
       sample: labelled
     message:
-      description: What was found, or what went wrong.
+      description: What was found, with labels that Kubernetes does not take and that are left out, or what went wrong.
       type: str
       sample: 18 labels
     labels:

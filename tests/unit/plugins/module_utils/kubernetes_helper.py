@@ -14,6 +14,7 @@ import dataclasses
 import http.server
 import json
 import os
+import re
 import runpy
 import threading
 import urllib.parse
@@ -29,6 +30,8 @@ MODEL = "NVIDIA H100 80GB HBM3"
 PRODUCT = "NVIDIA-H100-80GB-HBM3"
 KUBECTL = os.environ.get("GPUFARM_KUBECTL") or str(FIXTURES / "kubectl")
 PLUGIN = "nvidia-device-plugin"
+# The value of a label.
+LABEL = re.compile("[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 # Longer than any request may take.
 HANGS_S = 60
 
@@ -275,6 +278,12 @@ class Cluster:
             words = f'Operation cannot be fulfilled on nodes "{node["metadata"]["name"]}": the object has been modified'
             request.refuse(409, "Conflict", f"{words}; please apply your changes to the latest version and try again")
             return
+        labels = patch.get("metadata", {}).get("labels", {})
+        for value in filter(None, labels.values()):
+            if not LABEL.fullmatch(value):
+                words = f'metadata.labels: Invalid value: "{value}"'
+                request.refuse(422, "Invalid", f'Node "{node["metadata"]["name"]}" is invalid: {words}')
+                return
         merge(node, patch)
         node["metadata"]["resourceVersion"] = str(int(node["metadata"]["resourceVersion"]) + 1)
         request.reply(200, node)

@@ -206,6 +206,26 @@ def test_a_node_that_cannot_be_asked_is_named_and_the_others_are_labelled(
     assert labels.actions(outcome) == ["failed", "labelled"] and outcome["changed"]
 
 
+@pytest.mark.parametrize(
+    "refused",
+    [
+        # What many boards call themselves, as plugin 0.18.0 prints it, and QEMU as older ones do.
+        "nvidia.com/gpu.machine=To-Be-Filled-By-O.E.M.",
+        "nvidia.com/gpu.machine=Standard-PC-(Q35-+-ICH9,-2009)",
+        "nvidia.com/mig.product=NVIDIA-RTX-PRO-6000-Blackwell-Max-Q-Workstation-Edition-MIG-1g.24gb",
+    ],
+)
+def test_a_label_that_kubernetes_does_not_take_keeps_no_other_from_the_node(labels: Labels, refused: str) -> None:
+    labels.says["nvidia-device-plugin-node00000"] = Command((), 0, f"{SAYS}{refused}\nnvidia.com/empty=\n")
+    outcome = labels.run()
+    assert labels.actions(outcome) == ["labelled", "labelled"] and not outcome.get("failed")
+    given = {**LABELS, "nvidia.com/empty": ""}
+    assert labels.metadata()["labels"] == {"nvidia.com/gpu.present": "true", **given}
+    assert outcome["nodes"][0]["labels"] == given
+    assert outcome["nodes"][0]["message"] == f"4 labels, without {refused}, which Kubernetes does not take"
+    assert labels.actions(labels.run()) == ["none", "none"]
+
+
 def test_a_node_without_gpus_has_none(labels: Labels) -> None:
     labels.says["nvidia-device-plugin-node00000"] = Command((), 0, "")
     outcome = labels.run()
