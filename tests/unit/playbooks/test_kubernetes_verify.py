@@ -23,7 +23,8 @@ KUBECTL = """#!/bin/sh
 [ "$3" = --request-timeout=30s ] || sleep 600
 case "$*" in
     *' get nodes --output=name') cut -d' ' -f1 "$0.nodes" ;;
-    *' get daemonsets --all-namespaces --output=jsonpath='*) ;;
+    *' get daemonsets --all-namespaces --output=jsonpath='*) [ ! -e "$0.daemonsets" ] || cat "$0.daemonsets" ;;
+    *' get node/'*' runtimeclass/nvidia --ignore-not-found --output=json') ;;
     *' apply --filename=-') cat >"$0.applied"; echo 'daemonset.apps/nvidia-device-plugin-daemonset created' ;;
     *' rollout status daemonset/nvidia-device-plugin-daemonset --namespace=kube-system --timeout=7s')
         echo 'Waiting for daemon set "nvidia-device-plugin-daemonset" rollout to finish: 1 of 3 updated pods are ...'
@@ -203,6 +204,55 @@ def test_the_nodes_are_labelled_before_they_are_compared_with_their_labels() -> 
     ]
     batches = [number for number, play in enumerate(plays) if "kubernetes_node.yml" in str(play.get("tasks"))]
     assert max(batches) < labels < verify
+
+
+@pytest.mark.parametrize(
+    ("other", "given", "told", "changed"),
+    [
+        ("", {}, "", ["gpu-7", "gpu-8"]),
+        ("x/nvdp nvidia-device-plugin-ctr=x.example/k8s-device-plugin:v1", {}, "another device plugin of NVIDIA's", []),
+        ("", {"kubernetes_device_plugin_version": "0.15.0"}, "the version asked for is 0.15.0. Expected: 0.16.0", []),
+        (
+            "",
+            {"kubernetes_node_name": "{{ 'gone' if inventory_hostname == 'gpu-8' else inventory_hostname }}"},
+            "gpu-8: the cluster has the nodes gpu-7, gpu-8. Expected: gone among them.",
+            ["gpu-7"],
+        ),
+    ],
+)
+def test_what_is_refused_is_refused_before_a_node_is_changed(
+    tmp_path: Path, other: str, given: dict[str, str], told: str, changed: list[str]
+) -> None:
+    """A batch may have been drained, and what it was drained for is done, when the roles come to it."""
+    asked = asked_by_kubectl(tmp_path, "")
+    (tmp_path / "kubectl.nodes").write_text(DEAD, encoding="utf-8")
+    (tmp_path / "kubectl.daemonsets").write_text(other, encoding="utf-8")
+    plays = yaml.safe_load((ROOT / "playbooks/kubernetes.yml").read_text(encoding="utf-8"))
+    checked = {"_common_checked": "kubernetes"}
+    change = {"ansible.builtin.debug": {"msg": "{{ inventory_hostname }} is changed."}}
+    begun = [number for number, play in enumerate(plays) if "kubernetes_node.yml" in str(play.get("tasks"))]
+    kept = [play for play in plays[: min(begun)] if "hosts" in play]
+    (tmp_path / "parts.yml").write_text(
+        yaml.safe_dump([
+            {"hosts": "all", "gather_facts": False, "tasks": [{"ansible.builtin.set_fact": checked}]}, *kept,
+            {"hosts": "all", "gather_facts": False, "tasks": [change]},
+        ]), encoding="utf-8",
+    )  # fmt: skip
+    known = {
+        **playbook_helper.LOCAL,
+        **asked,
+        "kubernetes_api_host": "gpu-7",
+        "kubernetes_node_distribution": "kubeadm",
+        "kubernetes_node_name": "{{ inventory_hostname }}",
+        "ansible_become": False,
+        **given,
+    }
+    hosts: dict[str, Any] = dict.fromkeys(("gpu-7", "gpu-8"))
+    inventory = {"all": {"vars": known, "children": {"kubernetes_nodes": {"hosts": hosts}}}}
+    ran = playbook_helper.run_playbook(tmp_path, inventory, str(tmp_path / "parts.yml"))
+    said = " ".join((ran.stdout + ran.stderr).split())
+    assert ran.returncode == (2 if told else 0) and told in said, said
+    assert [host for host in hosts if f"{host} is changed." in said] == changed, said
 
 
 # What kubectl says of a pod that ends while it is asked.
