@@ -14,7 +14,7 @@ description:
   - Makes an entry of O(gpufarm.core.kubernetes_gpu_verify#module:expected) from what M(gpufarm.core.nvidia_smi_facts)
     found on the node.
   - Of a GPU with MIG on, its MIG devices are expected, each profile as often as it is there.
-positional: node
+positional: node, misses_empty
 options:
   _input:
     description: C(ansible_facts.nvidia_smi) of the node, with the default subsets or more.
@@ -24,6 +24,12 @@ options:
     description: Name of the node in Kubernetes.
     type: str
     required: true
+  misses_empty:
+    description:
+      - Whether a GPU whose MIG mode is on and that has no MIG device is missing. With V(false) it is meant to be so,
+        and is in C(mig_unknown).
+    type: bool
+    default: true
 """
 
 EXAMPLES = r"""
@@ -38,8 +44,8 @@ RETURN = r"""
 _value:
   description: >-
     C(node), C(uuids), C(driver_version) and C(models); C(mig_profiles) too, where a GPU can be divided,
-    C(mig_unknown), where nobody tells its MIG devices, and C(count), where a GPU is so sick that its UUID is not known.
-    C(node) alone, where the driver does not answer.
+    C(mig_unknown), where nobody tells its MIG devices or it is to have none, and C(count), where a GPU is so sick that
+    its UUID is not known. C(node) alone, where the driver does not answer.
   type: dict
   sample:
     node: gpu01
@@ -54,12 +60,12 @@ from typing import Any
 from ansible.errors import AnsibleFilterError
 
 
-def kubernetes_expected(facts: Mapping[str, Any], node: str) -> dict[str, Any]:
+def kubernetes_expected(facts: Mapping[str, Any], node: str, misses_empty: bool = True) -> dict[str, Any]:
     # Not where the filter is loaded: design.md.
     from ansible_collections.gpufarm.core.plugins.module_utils import kubernetes
 
     try:
-        return kubernetes.expected_of_facts(facts, node)
+        return kubernetes.expected_of_facts(facts, node, misses_empty)
     except (KeyError, TypeError) as error:
         raise AnsibleFilterError(
             f"{node}: the facts of its GPUs lack {error}. Expected: ansible_facts.nvidia_smi as the module "

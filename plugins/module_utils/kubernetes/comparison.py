@@ -36,12 +36,15 @@ from ansible_collections.gpufarm.core.plugins.module_utils.nomad import expected
 from ansible_collections.gpufarm.core.plugins.module_utils.problem import Problem, problem_of
 
 
-def expected_of_facts(facts: Mapping[str, Any], node: str) -> dict[str, Any]:
+def expected_of_facts(facts: Mapping[str, Any], node: str, misses_empty: bool = True) -> dict[str, Any]:
     """What Kubernetes must have of a node with these C(nvidia_smi) facts, as an entry of C(expected).
 
     It is what Nomad must have, and the profiles of MIG devices, which are resources of their own; the model of a GPU is
-    known with MIG too.
+    known with MIG too. A divided GPU without devices may be there where it is not missed: with the strategy C(none) it
+    is handed out as a whole one, with C(mixed) it is not.
     """
+    if facts["available"] and not misses_empty:
+        facts = {**facts, "gpus": [{**gpu, "mig_devices": gpu["mig_devices"] or None} for gpu in facts["gpus"]]}
     expected = nomad_expected_of_facts(facts, node)
     if "uuids" not in expected:
         return expected

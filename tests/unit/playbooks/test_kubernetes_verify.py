@@ -194,6 +194,48 @@ def test_a_gpu_that_kubernetes_has_not_fails_the_verification(tmp_path: Path, ro
     assert well == 0 and "node00000" in table and "failed=0" in table, table
 
 
+@pytest.mark.parametrize("whole", [1, 2])
+def test_a_gpu_that_is_to_have_no_mig_device_is_not_missed(tmp_path: Path, whole: int) -> None:
+    """The plugin hands it out with the strategy none, and not with mixed, by which it hands out the others."""
+    cluster = farm.Cluster(tmp_path)
+    cluster.nodes = [farm.make_node(0, whole)]
+    gpus = [
+        {"uuid": farm.uuid_of(0, number), "name": farm.MODEL, "mig_mode": mode, "mig_devices": devices}
+        for number, (mode, devices) in enumerate((("Disabled", None), ("Enabled", [])))
+    ]
+    facts = {"available": True, "reason": "ok", "message": "", "driver_version": farm.DRIVER, "gpus": gpus}
+    verify = {"name": "gpufarm.core.farm", "tasks_from": "kubernetes_verify.yml", "rolespec_validate": False}
+    noted, back = (
+        yaml.safe_load((ROOT / "roles" / path).read_text(encoding="utf-8"))[-1]
+        for path in ("farm/tasks/kubernetes_node.yml", "node_maintenance/tasks/kubernetes_back.yml")
+    )
+    alike = [
+        "__farm_kubernetes_expected == __farm_kubernetes_wanted",
+        "__kubernetes_wanted == [__farm_kubernetes_wanted]",
+    ]
+    tasks = [
+        {"ansible.builtin.set_fact": {"nvidia_smi": facts, "cacheable": True}},
+        {"ansible.builtin.import_role": verify},
+        noted,
+        {"ansible.builtin.assert": {"that": alike}, "vars": back["vars"]},
+    ]
+    given = {**playbook_helper.asked_of(cluster, tmp_path), "kubernetes_node_name": "node00000", "verify_timeout": 0}
+    given |= {
+        "__farm_health_probe": {"nvidia_smi": facts},
+        "__node_maintenance_probe": {"nvidia_smi": facts},
+        "__farm_kubernetes_listed": {"nodes": []},
+        "__farm_kubernetes_uptime": {},
+    }
+    meant = {"gpu_health_options": {"severities": {"mig_empty": "ignore"}}}
+    try:
+        missed, said = run(tmp_path, tasks, **given)
+        well, table = run(tmp_path, tasks, **given, **meant)
+    finally:
+        cluster.close()
+    assert missed == (2 if whole == 1 else 0) and ("count_mismatch" in said) is (whole == 1), said
+    assert well == 0, table
+
+
 def test_the_nodes_are_labelled_before_they_are_compared_with_their_labels() -> None:
     plays = yaml.safe_load((ROOT / "playbooks/kubernetes.yml").read_text(encoding="utf-8"))
     (labels,) = [number for number, play in enumerate(plays) if "labels.yml" in str(play.get("tasks"))]

@@ -22,6 +22,20 @@ def test_an_entry_of_expected() -> None:
     }
 
 
+def test_a_gpu_that_is_to_have_no_mig_device_may_be_there() -> None:
+    gpus = [
+        {"uuid": f"GPU-{number}", "name": "NVIDIA H200", "mig_mode": mode, "mig_devices": devices}
+        for number, (mode, devices) in enumerate(
+            (("Disabled", None), ("Enabled", []), ("Enabled", [{"uuid": "MIG-1", "profile": "7g.141gb"}]))
+        )
+    ]
+    facts = {"available": True, "driver_version": "580.159.04", "gpus": gpus}
+    told = {"node": "gpu01", "driver_version": "580.159.04", "models": ["NVIDIA H200"], "mig_profiles": {"7g.141gb": 1}}
+    assert expected(facts, "gpu01") == {**told, "uuids": ["GPU-0", "GPU-1", "MIG-1"]}
+    assert expected(facts, "gpu01", False) == {**told, "uuids": ["GPU-0", "MIG-1"], "mig_unknown": ["GPU-1"]}
+    assert expected({"available": False}, "gpu01", False) == {"node": "gpu01"}
+
+
 @pytest.mark.parametrize(("facts", "lacks"), [({}, "'available'"), (None, "subscriptable")])
 def test_what_are_no_facts(facts: object, lacks: str) -> None:
     with pytest.raises(AnsibleFilterError, match=lacks) as caught:
