@@ -528,7 +528,10 @@ def _add_kubernetes(nodes: list[Node], answers: Sequence[Mapping[str, Any]], clu
         if known is None and node["state"] != "answered":
             continue
         facts = (answer["health"].get("nvidia_smi") or {}) if node["state"] == "answered" else {}
-        wanted = kubernetes.expected_of_facts(facts, name) if facts.get("available") else {"node": name}
+        told = answer["health"].get("problems") or ()
+        # One that is meant to be so is told as a warning, or not at all.
+        misses_empty = any((each["code"], each["severity"]) == ("mig_empty", "critical") for each in told)
+        wanted = kubernetes.expected_of_facts(facts, name, misses_empty) if facts.get("available") else {"node": name}
         options = {**dict.fromkeys(gpu_verdicts.EXPECTED["options"]), **wanted}
         (verdict,) = kubernetes.compare(gpu_verdicts.read_expected([options]), [known] if known else [])
         for found in verdict.problems:

@@ -209,6 +209,19 @@ def test_a_lost_gpu_is_no_reason_to_start_the_plugin_again() -> None:
     assert [found["code"] for found in data["nodes"][0]["problems"]] == ["gpu_unhealthy"]
 
 
+@pytest.mark.parametrize(
+    ("severity", "codes"),
+    [(None, []), ("warning", ["mig_empty"]), ("critical", ["mig_empty", "count_mismatch"])],
+)
+def test_kubernetes_lacks_no_gpu_that_is_to_have_no_mig_device(severity: str | None, codes: list[str]) -> None:
+    smi = helper.facts(helper.H100, 1, 2)
+    smi["gpus"][1].update(mig_mode="Enabled", mig_devices=[])
+    found = [helper.problem(smi["gpus"][1], "mig_empty", severity)] if severity else []
+    answer = {**helper.answer("k1", helper.health(smi, found)), "kubernetes_name": "k1"}
+    data = helper.document(of(answer, kubernetes=helper.cluster([helper.kubernetes_node("k1", 1)], "k1")))
+    assert sorted(found["code"] for found in data["nodes"][0]["problems"]) == sorted(codes)
+
+
 def test_of_a_silent_host_nobody_says_that_kubernetes_lacks_it() -> None:
     silent = {**helper.answer("k1", {"unreachable": True, "msg": "no route"}), "kubernetes_name": "k1"}
     nodes = [helper.kubernetes_node("k1.example", 2, pods={"a": 2})]
