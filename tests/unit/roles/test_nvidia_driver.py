@@ -1351,6 +1351,67 @@ def test_dkms_brings_no_newer_kernel(kernel: str, there: str, matched: list[str]
     assert install["ansible.builtin.dnf"]["name"] == "{{ __nvidia_driver_headers }}"
 
 
+NEXT = "5.14.0-611.5.1.el9_7"
+
+
+@pytest.mark.parametrize(
+    ("default", "there", "repository", "did", "told"),
+    [
+        (f"/boot/vmlinuz-{NEXT}.x86_64", "", "kernel-devel", ["dnf", "dkms"], ""),
+        (f"/boot/vmlinuz-{NEXT}.x86_64+rt", "", "kernel-rt-devel", ["dnf", "dkms"], ""),
+        (f"/boot/vmlinuz-{NEXT}.x86_64", "nvidia", "kernel-devel", [], ""),
+        (f"/boot/vmlinuz-{NEXT}.x86_64", "", "nothing", ["dnf", "dkms"], "has no headers"),
+        ("/boot/vmlinuz-5.14.0-570.el9.x86_64", "", "kernel-devel", [], ""),
+        ("/boot/vmlinuz-0-rescue-0123456789abcdef", "", "kernel-devel", [], ""),
+        # Without a boot loader, as in a container.
+        ("", "", "kernel-devel", [], ""),
+    ],
+)
+def test_a_kernel_that_the_next_boot_takes_gets_its_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, default: str, there: str, repository: str, did: list[str],
+    told: str,
+) -> None:  # fmt: skip
+    kernel = default.rpartition("vmlinuz-")[2]
+    headers, module = tmp_path / "headers", tmp_path / "module"
+    module.write_text(there, encoding="utf-8")
+    doubles = {
+        "grubby": f'[ "$*" = --default-kernel ] && [ -n "{default}" ] && echo {default}',
+        "modinfo": f'[ "$*" = "-k {kernel} nvidia" ] && grep -q nvidia {module}',
+        "dnf": f'echo dnf >>{tmp_path}/log; [ "$*" = "install {repository}-{NEXT}.x86_64" ] && touch {headers}',
+        "dkms": f'echo dkms >>{tmp_path}/log; [ "$*" = "autoinstall -k {kernel}" ] || exit 2\n'
+        f"[ -e {headers} ] || {{ echo {kernel} has no headers >&2; exit 21; }}\necho nvidia >{module}",
+    }
+    (tmp_path / "bin").mkdir()
+    for name, text in doubles.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
+        (tmp_path / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    tasks = tasks_of("next_kernel.yml")
+    for task in tasks[-1]["block"]:
+        if "ansible.builtin.dnf" in task:
+            package = task.pop("ansible.builtin.dnf")
+            task["ansible.builtin.command"] = {"argv": ["dnf", "install", package["name"]]}
+    roles = role_helper.variables("_common", "nvidia_driver")
+    names = ("_common_kernel_package", "__nvidia_driver_next_kernel", "__nvidia_driver_next_headers")
+    known = {**{name: roles[name] for name in names}, "_common_kernel": "5.14.0-570.el9.x86_64"}
+    play = {"hosts": "localhost", "gather_facts": False, "tasks": tasks,
+            "vars": {**LOCAL, **known, "nvidia_driver_kernel_headers": True}}  # fmt: skip
+    (tmp_path / "play.yml").write_text(json.dumps([play]), encoding="utf-8")
+    ran = run_playbook(tmp_path, "localhost,", str(tmp_path / "play.yml"))
+    log = tmp_path / "log"
+    assert ran.returncode == 0 and (log.read_text("utf-8").split() if log.exists() else []) == did, ran.stdout
+    said = " ".join(ran.stdout.split())
+    assert (f"found no module of the driver for {kernel}, the kernel of the next boot" in said) is bool(told)
+    assert told in said
+    again = run_playbook(tmp_path, "localhost,", str(tmp_path / "play.yml"))
+    assert told or "changed=0" in again.stdout, again.stdout
+
+
+def test_dnf_is_asked_for_the_next_kernels_module_when_the_driver_is_there() -> None:
+    begun, _failed = role_helper.begun(tasks_of("install-dnf.yml"))
+    assert begun.index("Have the driver") < begun.index("Have the driver at the next boot, too")
+
+
 def test_a_driver_that_answers_no_more_hides_no_failure() -> None:
     begun, failed = role_helper.begun(tasks_of("exchange_back.yml"), "Let the node work again whose GPUs are well")
     assert begun[-1] == "Note why it stays out of work" and not failed
