@@ -1211,6 +1211,47 @@ def test_what_the_driver_leaves_aside_is_told_and_refuses_nothing(
     assert value("__nvidia_driver_refusal", **known) == ""
 
 
+OWN = "nvidia-driver-580-open=580.126.09-0ubuntu0.24.04.1"
+
+
+@pytest.mark.parametrize(
+    ("packages", "given", "named"),
+    [
+        (["installed " + OWN, "installed libnvidia-compute-580=580.126.09-0ubuntu0.24.04.1"], {}, [OWN]),
+        (["installed nvidia-headless-580-server=580.126.09-0ubuntu0.24.04.1"], {},
+         ["nvidia-headless-580-server=580.126.09-0ubuntu0.24.04.1"]),
+        # NVIDIA's, which have these names beneath those that are asked for.
+        (["installed " + OWN, "installed nvidia-open=580.159.04-1ubuntu1"], {}, []),
+        (["installed " + OWN, "installed cuda-drivers=580.159.04-1ubuntu1"], {}, []),
+        # Another branch is asked for, and one that stays.
+        (["installed nvidia-driver-535=535.288.01-0ubuntu0.24.04.1"], {}, []),
+        (["config-files " + OWN], {}, []),
+        (["installed " + OWN], {"nvidia_driver_packages": ["nvidia-driver-580-open"]}, []),
+        (["installed " + OWN], {"nvidia_driver_managed": False}, []),
+        (["installed " + OWN], {"platform": "Debian: Debian 13.1"}, []),
+        (["installed " + OWN], {"platform": "Debian: Ubuntu 20.04"}, [OWN]),
+    ],
+)  # fmt: skip
+def test_ubuntus_own_driver_is_named_that_makes_way(
+    packages: list[str], given: dict[str, Any], named: list[str]
+) -> None:
+    known = {
+        "platform": "Debian: Ubuntu 24.04", "_common_host": {**on_the_bus(H100), "packages": packages},
+        "__nvidia_repository_refusal": "", "inventory_hostname": "gpu1", **given,
+    }  # fmt: skip
+    (task,) = [
+        task for task in role_helper.tasks_of("nvidia_driver/tasks/preflight.yml")
+        if task["name"] == "Say which driver makes way for NVIDIA's packages"
+    ]  # fmt: skip
+    due = value("due", due=trust_as_template("{{ " + task["when"] + " }}"), **known)
+    assert due is bool(named)
+    assert not due or value("__nvidia_driver_speaks", **known) is True
+    told = value("said", said=trust_as_template(task["ansible.builtin.debug"]["msg"]), **known)
+    for package in named:
+        assert told.startswith(f"gpu1: found {package}, Ubuntu's own driver of branch 580, which NVIDIA's takes the")
+        assert told.endswith(f"`nvidia_driver_packages: [{package.partition('=')[0]}]`.")
+
+
 def test_one_version_of_a_branch() -> None:
     """As apt has it, of Fabric Manager too; a driver of another version is exchanged, as it is told."""
     given = {"nvidia_driver_version": "580.95.05", "_common_host": role_helper.host(pci_devices=[NVSWITCH])}
