@@ -707,6 +707,49 @@ def test_the_run_that_makes_the_gossips_key_has_all_servers(secrets: Path) -> No
     assert again == [""]
 
 
+def test_a_server_without_the_key_comes_to_none_that_encrypt(secrets: Path) -> None:
+    """It would start in clear, and they would not hear it."""
+    gossip, keyring = "/etc/nomad.d/gossip.hcl", "/opt/nomad/data/server/serf.keyring"
+
+    def server(*paths: str, gossip_text: str = "# Ansible managed\n", **given: Any) -> dict[str, Any]:
+        runs = role_helper.host("/etc/nomad.d/server.hcl", keyring)
+        own = role_helper.host(*paths)
+        for file in own["files"]:
+            text = gossip_text.encode()
+            file |= {"mode": "0640", "checksum": hashlib.sha1(text).hexdigest()}  # noqa: S324 # as find tells it
+        hosts = {"s1": {"_common_host": runs}, "s2": {"_common_host": runs}, "t4": {"_common_host": own}}
+        known = node(secrets, groups={"nomad_servers": [*hosts]}, hostvars=hosts, _common_host=own)
+        return {**known, "_common_paths": list(paths), "nomad_acl_enabled": False, **given}
+
+    clear = role_helper.host("/etc/nomad.d/server.hcl")
+    in_clear = {name: {"_common_host": clear} for name in ("s1", "s2")}
+    cases = [
+        server(),
+        # An earlier run has left it so.
+        server("/etc/nomad.d/server.hcl", gossip),
+        server(nomad_tls="off"),
+        # One of theirs, that runs, or has its key, which is not known here.
+        server("/etc/nomad.d/server.hcl", keyring),
+        server("/etc/nomad.d/server.hcl", gossip, gossip_text="server { encrypt }"),
+        server(hostvars={**server()["hostvars"], **in_clear}),
+        server(nomad_server_gossip_key="A" * 32),
+        server(nomad_server_gossip_key=""),
+        server(nomad_server_options={"server": {"encrypt": "A" * 32}}),
+    ]
+    roles = ["nomad", "_common", "nomad_server"]
+    *told, off = role_helper.values("__nomad_server_refusal", roles, cases)[:3]
+    path = f"{secrets}/nomad-gossip-key.txt"
+    assert told == 2 * [
+        "found the gossip of s1, s2 encrypted, and no key of it on the control machine. Expected: their key, without "
+        f"which this server cannot join them. Next step: bring {path} from the control machine that has made the farm, "
+        f"or set nomad_server_gossip_key to the key that is in {keyring} of s1."
+    ]
+    assert off.endswith(f"Next step: set nomad_server_gossip_key to the key that is in {keyring} of s1.")
+    assert role_helper.values("__nomad_server_refusal", roles, cases[3:]) == [""] * 6
+    (secrets / "nomad-gossip-key.txt").write_text("A" * 32, encoding="ascii")
+    assert role_helper.values("__nomad_server_refusal", roles, cases[:1]) == [""]
+
+
 def test_a_gossip_key_goes_only_with_every_server_seen(secrets: Path) -> None:
     """Who is away then knows no other, and its messages are understood by nobody."""
 
