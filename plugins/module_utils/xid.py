@@ -140,9 +140,8 @@ CATALOGUE: dict[int, Xid] = {
 
 # What Xid 154 names by number, from NVML's recovery actions.
 _RECOVERY = {0: "none", 1: "reset_gpu", 2: "reboot", 3: "drain_and_reset", 4: "drain_and_reset"}
-# IMEX serves NVLink between nodes only. An earlier list has a reset of the bus by the same number.
-_RECOVER_IMEX = re.compile(r" to 0x0*5(?: \([^)]*imex|(?! \())\b", re.IGNORECASE)
-_RECOVERY_TEXT = re.compile(r" to 0x([0-9a-fA-F]{1,8})\b")
+# What comes last in the message: before it may stand a process, whose name may be anything.
+_RECOVERY_TEXT = re.compile(r".* from 0x[0-9a-fA-F]+(?: \([^)]*\))? to 0x([0-9a-fA-F]{1,8})\b(.*)")
 
 
 def lookup(number: int, text: str = "", fatal: bool | None = None) -> Xid:
@@ -153,10 +152,12 @@ def lookup(number: int, text: str = "", fatal: bool | None = None) -> Xid:
     if not row.by_text:
         return row
     if number == 154:
-        if _RECOVER_IMEX.search(text):
+        match = _RECOVERY_TEXT.match(text)
+        wanted, said = (int(match.group(1), 16), match.group(2)) if match else (None, "")
+        # IMEX serves NVLink between nodes only. An earlier list has a reset of the bus by the same number.
+        if wanted == 5 and (not said.startswith(" (") or "imex" in said.lower()):
             return replace(row, action="check_configuration", severity=WARNING)
-        match = _RECOVERY_TEXT.search(text)
-        action = _RECOVERY.get(int(match.group(1), 16), "reset_gpu") if match else "reset_gpu"
+        action = _RECOVERY.get(wanted, "reset_gpu") if wanted is not None else "reset_gpu"
         return replace(row, action=action, severity=IGNORE if action == "none" else CRITICAL)
     # Only what says that it is harmless counts as such.
     return replace(row, action="watch", severity=WARNING) if fatal is False else row

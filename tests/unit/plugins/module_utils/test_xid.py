@@ -131,6 +131,9 @@ def test_an_unknown_number_is_a_warning() -> None:
     assert (lookup(999).number, lookup(999).severity, lookup(999).action) == (999, "warning", "watch")
 
 
+RECOVERY = "GPU recovery action changed from"
+
+
 @pytest.mark.parametrize(
     ("text", "severity", "action"),
     [
@@ -145,6 +148,11 @@ def test_an_unknown_number_is_a_warning() -> None:
         ("GPU recovery action changed from 0x5 (Recover IMEX Domain) to 0x1 (Reset)", "critical", "reset_gpu"),
         ("GPU recovery action changed from 0x0 (None) to 0x9 (Something New)", "critical", "reset_gpu"),
         ("said otherwise", "critical", "reset_gpu"),
+        # A process has the name that somebody gave it.
+        (f"pid=7, name=up to 0x0, {RECOVERY} 0x0 (None) to 0x1 (GPU Reset Required)", "critical", "reset_gpu"),
+        (f"pid=7, name=up to 0x5, {RECOVERY} 0x0 (None) to 0x2 (Node Reboot Required)", "critical", "reboot"),
+        (f"pid=7, name=up to 0x2, {RECOVERY} 0x1 (GPU Reset Required) to 0x0 (None)", "ignore", "none"),
+        ("pid=7, name=up to 0x0, said otherwise", "critical", "reset_gpu"),
     ],
 )
 def test_xid_154_means_what_its_message_says(text: str, severity: str, action: str) -> None:
