@@ -402,6 +402,13 @@ class Node:
         uuid = str(target.gpu["uuid"])
         going = target.plan() if target.known else Plan((), ())
         holders = target.in_the_way(going)
+        if holders and target.gpu["processes"] is None:
+            raise MigError(
+                found=f"nvidia-smi does not list the processes on {target.name}{held(target.gpu['minor_number'])}",
+                expected="a list, because what computes there would be ended",
+                next_step="see what `nvidia-smi -q -d PIDS` says of them on this host; where nobody uses that GPU, "
+                f"{', '.join(told(target)['changes'])} by nvidia-smi yourself, and run this again",
+            )
         if holders:
             raise MigError(
                 found=f"on {target.name} are processes, {', '.join(holders)}",

@@ -193,7 +193,17 @@ def test_where_nobody_knows_who_computes_all_of_it_is_in_the_way() -> None:
     unknown = ["unknown ones, as nvidia-smi lists none"]
     assert target.in_the_way(Plan((instance,), ())) == unknown
     assert target.in_the_way(Plan((), ())) == []
-    assert dataclasses.replace(target, layout={}).in_the_way(Plan((), ())) == unknown
+    whole = dataclasses.replace(target, layout={})
+    assert whole.in_the_way(Plan((), ())) == unknown
+    # Nobody can end them, and out of work they are as unknown.
+    with pytest.raises(nvidia_mig.MigError) as refused:
+        nvidia_mig.Node({"path": None, "timeout": 1, "reset": False}).bring_about(whole)
+    said = str(refused.value)
+    assert said.startswith("nvidia-smi does not list the processes on GPU None. Expected: a list, because what ")
+    assert said.endswith(
+        "Next step: see what `nvidia-smi -q -d PIDS` says of them on this host; where nobody uses that GPU, destroy "
+        "1g.10gb at 0, disable MIG by nvidia-smi yourself, and run this again."
+    )
 
 
 def test_an_ampere_that_nobody_holds_needs_no_reset(machine: Callable[[str], Machine]) -> None:
