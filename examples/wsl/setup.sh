@@ -228,6 +228,8 @@ have_inventory() {
         security="nomad_tls: \"off\"
     nomad_acl_enabled: false"
     fi
+    # Newer ones of the same farm fit whatever servers.yml has.
+    ! cmp -s "$asked/nomad-ca.pem" "$secrets/nomad-ca.pem" || have_secrets
     [ $# = 0 ] || have_file "$inventory/servers.yml" <<END || {
 # The Nomad servers that this machine joins; others run them.
 all:
@@ -237,7 +239,7 @@ all:
 END
         rm -rf "$secrets.new"
         die "$inventory/servers.yml names other servers than $*, and nobody has said yes" "the same ones, or a yes" \
-            "name no server, change the file, or answer at a terminal"
+            "leave out servers and --secrets, change the file, or answer at a terminal"
     }
     have_secrets
     name=$(uname -n | tr '[:upper:]' '[:lower:]' | sed 's/\..*//; s/[^a-z0-9]/-/g; s/^-*//; s/-*$//')

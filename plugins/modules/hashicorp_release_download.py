@@ -132,7 +132,7 @@ import functools
 import platform
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -203,6 +203,13 @@ def require_key(path: Path, url: str, pinned: list[str]) -> None:
         )
 
 
+def require_another_key(path: Path, url: str, pinned: list[str], signed: Iterable[Path]) -> None:
+    """Take away what the former key has signed, of all releases; it comes anew, by a later run where this one ends."""
+    require_key(path, url, pinned)
+    for each in signed:
+        each.unlink(missing_ok=True)
+
+
 @functools.lru_cache(maxsize=1024)
 def sum_of(archive: Path, _inode: int, _size: int, _changed: int) -> str:
     """The SHA-256 of a file, which is read again only where it has become another."""
@@ -258,10 +265,12 @@ def apply(module: AnsibleModule) -> dict[str, Any]:
         found = missing()
         if there / KEY in found:
             former = keys_of(there / KEY)
-            fetch(there / KEY, params["key_url"], lambda path: require_key(path, params["key_url"], pinned))
-            # Another key has signed what there is of all releases. It comes anew, by a later run where this one ends.
-            for signed in there.glob("*/*/*_SHA256SUMS*") if former else ():
-                signed.unlink(missing_ok=True)
+            fetch(
+                there / KEY, params["key_url"],
+                lambda path: require_another_key(
+                    path, params["key_url"], pinned, there.glob("*/*/*_SHA256SUMS*") if former else ()
+                ),
+            )  # fmt: skip
         if signature in found:
             fetch(signature, found[signature], lambda path: require_signature(path, upstream.signature_url))
             fetch(sums, found[sums])

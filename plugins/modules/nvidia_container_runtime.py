@@ -309,19 +309,19 @@ def write(module: AnsibleModule, path: Path, text: str | None, like: Path | None
     staged = Path(module.tmpdir) / "settings"
     staged.write_text(text, encoding="utf-8")
     new = not real.exists()
-    if new:
-        state = like.stat() if like else None
-        # Before there is anything to read in it.
-        real.touch(0o600, exist_ok=False)
-        os.chown(real, state.st_uid if state else 0, state.st_gid if state else 0)
-        real.chmod(state.st_mode & 0o777 if state else 0o644)
     try:
+        if new:
+            state = like.stat() if like else None
+            # Before there is anything to read in it.
+            real.touch(0o600, exist_ok=False)
+            os.chown(real, state.st_uid if state else 0, state.st_gid if state else 0)
+            real.chmod(state.st_mode & 0o777 if state else 0o644)
         module.atomic_move(str(staged), str(real), keep_dest_attrs=True)
     # By its version it raises, or ends the module.
     except BaseException:
         if new:
             # Empty settings are none to an older Docker, nor to the next run.
-            real.unlink()
+            real.unlink(missing_ok=True)
         raise
 
 
@@ -383,11 +383,6 @@ def main() -> None:
         module.exit_json(**apply(module))
     except FoundError as error:
         module.fail_json(msg=f"{platform.node()}: {error}")
-    except OSError as error:
-        module.fail_json(
-            msg=f"{platform.node()}: found that the settings cannot be written ({error}). Expected: room for them in "
-            "/etc and in the temporary folder of Ansible. Next step: check the free space, and run this again."
-        )
 
 
 if __name__ == "__main__":

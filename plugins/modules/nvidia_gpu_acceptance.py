@@ -42,7 +42,7 @@ options:
     required: true
   level:
     description:
-      - The level of the benchmark where its result does not tell it, as that of a host which gave none.
+      - The level of the benchmark where neither its result nor the node tells it.
     type: str
     choices: [start, quick, full]
     default: quick
@@ -53,6 +53,7 @@ options:
         M(gpufarm.core.nvidia_gpu_health) (C(probe)) and of M(gpufarm.core.nvidia_gpu_benchmark) (C(benchmark)), which
         may be those of a failed or unreachable host. Its own C(close_on) is the lowest verdict of a problem of the
         probe with which it fails, V(critical) or V(warning).
+      - Its own C(level) is that at which it was to be measured, O(level) where it has none.
       - GPUs whose UUIDs are in its C(ignored), which Nomad has no use for, are not judged by the benchmark,
         nor are pairs with one. With C(gpus_expected) set, a number that the probe holds it to, none is missed that it
         had at its last acceptance. With a C(dcgm_diag_level) it fails where DCGM's diagnosis has run no test.
@@ -455,8 +456,8 @@ def gpus_of(node: Mapping[str, Any]) -> list[Entry]:
 
 
 def level_of(node: Mapping[str, Any], otherwise: str) -> str:
-    """The level that a node was measured at."""
-    level: str = (node.get("benchmark") or {}).get("level") or otherwise
+    """The level that a node was, or was to be, measured at."""
+    level: str = (node.get("benchmark") or {}).get("level") or node.get("level") or otherwise
     return level
 
 

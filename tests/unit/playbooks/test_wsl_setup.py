@@ -259,6 +259,24 @@ def test_another_farm_takes_the_place_of_the_first_only_by_a_yes(home: Path, tar
     shutil.rmtree(secrets)
 
 
+def test_newer_certificates_of_the_same_farm_come_beside_servers_that_were_edited(home: Path, tarball: str) -> None:
+    """They end after a year."""
+    farm, secrets = Farm(home / "farm"), home / "gpufarm-secrets"
+    with farm.server() as server:
+        good(run(home, "--secrets", farm.given(), server, "--", "--list-hosts", collections=tarball))
+        edited = (home / SERVERS).read_text() + "    nomad_node_class: gaming\n"
+        (home / SERVERS).write_text(edited)
+        shutil.rmtree(farm.folder / "given")
+        given = farm.given()
+        run(home, "--secrets", given, server, "--", "--list-hosts", typed="no\n")
+        assert {path.name: path.read_bytes() for path in secrets.iterdir()} == {
+            path.name: path.read_bytes() for path in given.iterdir()
+        }
+        assert (home / SERVERS).read_text() == edited
+        good(run(home, "--", "--list-hosts"))
+    shutil.rmtree(secrets)
+
+
 def nobody() -> str:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         return f"127.0.0.1:{listening.getsockname()[1]}"

@@ -1223,6 +1223,7 @@ OWN = "nvidia-driver-580-open=580.126.09-0ubuntu0.24.04.1"
         # NVIDIA's, which have these names beneath those that are asked for.
         (["installed " + OWN, "installed nvidia-open=580.159.04-1ubuntu1"], {}, []),
         (["installed " + OWN, "installed cuda-drivers=580.159.04-1ubuntu1"], {}, []),
+        (["installed nvidia-driver-580-open=580.159.04-1ubuntu1"], {}, []),
         # Another branch is asked for, and one that stays.
         (["installed nvidia-driver-535=535.288.01-0ubuntu0.24.04.1"], {}, []),
         (["config-files " + OWN], {}, []),

@@ -93,7 +93,10 @@ def test_a_reboot_of_others_can_ask_for_the_same_and_the_example_does() -> None:
     known = role_helper.variables("node_maintenance")
     assert role_helper.value("__node_maintenance_ends_gpu_work", known) is False
     for given in (True, "true"):
-        assert role_helper.value("__node_maintenance_ends_gpu_work", known | {"node_maintenance_ends_gpu_work": given})
+        known["node_maintenance_ends_gpu_work"] = given
+        for owner, ends in (("", True), ("firmware", True), ("gpufarm.core", False), ("gpufarm.core.accept", False)):
+            known["node_maintenance_owner"] = owner
+            assert role_helper.value("__node_maintenance_ends_gpu_work", known) is ends
 
 
 def test_no_other_file_restarts_an_engine() -> None:

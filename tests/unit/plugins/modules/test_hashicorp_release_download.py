@@ -225,18 +225,28 @@ def test_another_key_has_signed_all_that_is_there_anew(
     assert control.asked() == []
 
 
-@pytest.mark.parametrize("name", [SIGNATURE, SUMS])
-def test_a_run_that_ends_after_another_key_came_is_made_good_by_the_next(
-    control: Control, releases: helper.Releases, gpg: helper.Gpg, name: str
+def ended(*_given: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("name", [KEY, SIGNATURE, SUMS])
+def test_a_run_that_ends_when_another_key_came_is_made_good_by_the_next(
+    control: Control, releases: helper.Releases, gpg: helper.Gpg, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     control.run()
     releases.signer = gpg.new_key("another after that")
     releases.server.files["/key.txt"] = gpg.export(releases.signer)
     releases.list_sums("nomad", "1.2.3", releases.server.files[f"/{SUMS}"] + b"\n")
     again = {"key_fingerprints": [releases.signer]}
-    there = releases.server.files.pop(f"/{name}")
-    assert f"{name} does not exist" in control.run(**again)["msg"]
-    releases.server.files[f"/{name}"] = there
+    if name == KEY:
+        # Between the key and what the former one has signed.
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(Path, "glob", ended)
+            control.run(**again)
+    else:
+        there = releases.server.files.pop(f"/{name}")
+        assert f"{name} does not exist" in control.run(**again)["msg"]
+        releases.server.files[f"/{name}"] = there
     assert control.run(**again)["changed"]
     for each in (SIGNATURE, SUMS, KEY):
         wanted = releases.server.files["/key.txt" if each == KEY else f"/{each}"]

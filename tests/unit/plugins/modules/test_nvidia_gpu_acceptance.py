@@ -281,6 +281,10 @@ def test_a_node_is_judged_at_the_level_that_it_was_measured_at(run: Run) -> None
         ("full", 1), ("quick", 1), ("quick", 1),
     ]  # fmt: skip
     assert [each["verdict"] for each in outcome["nodes"]] == ["accepted", "accepted", "failed"]
+    # What it was to be measured at tells where no result does.
+    failed = {**node("e"), "benchmark": {"failed": True, "msg": "no"}, "level": "quick"}
+    (record,) = run(failed, level="full")["nodes"]
+    assert (record["level"], record["verdict"]) == ("quick", "failed")
     # Nor is it what the same GPU did at another level that counts.
     assert judged(run(at("full", "b", 2000.0), level="quick")) == [("accepted", [])]
     assert judged(run(at("quick", "b", 2000.0), level="full")) == [("failed", [("slower_than_before", "GPU-b")])]
