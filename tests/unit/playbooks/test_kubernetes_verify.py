@@ -270,7 +270,7 @@ def test_what_is_refused_is_refused_before_a_node_is_changed(
     (tmp_path / "kubectl.nodes").write_text(DEAD, encoding="utf-8")
     (tmp_path / "kubectl.daemonsets").write_text(other, encoding="utf-8")
     plays = yaml.safe_load((ROOT / "playbooks/kubernetes.yml").read_text(encoding="utf-8"))
-    checked = {"_common_checked": "kubernetes"}
+    checked = {"_common_checked": "kubernetes_refusals"}
     change = {"ansible.builtin.debug": {"msg": "{{ inventory_hostname }} is changed."}}
     begun = [number for number, play in enumerate(plays) if "kubernetes_node.yml" in str(play.get("tasks"))]
     kept = [play for play in plays[: min(begun)] if "hosts" in play]
@@ -295,6 +295,9 @@ def test_what_is_refused_is_refused_before_a_node_is_changed(
     said = " ".join((ran.stdout + ran.stderr).split())
     assert ran.returncode == (2 if told else 0) and told in said, said
     assert [host for host in hosts if f"{host} is changed." in said] == changed, said
+    # What other roles look at is unknown there, so the plays behind it look for themselves.
+    scopes = {play["vars"]["common_scope"] for play in plays if "kubernetes_node.yml" in str(play.get("tasks"))}
+    assert scopes == {"kubernetes"} and kept[-1]["vars"]["common_scope"] not in scopes
 
 
 # What kubectl says of a pod that ends while it is asked.
